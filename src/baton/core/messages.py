@@ -1,7 +1,8 @@
-"""Everything that is said between the coordinator, the host pools and the workers. Plain data: logged, replayed, sent.
+"""Messages between the coordinator, the host pools and the workers: plain data that is logged, replayed and sent.
 
-An *event* reports what happened, a *command* tells what to do. All that speaks of work carries (request_id, attempt),
-by which outdated events are recognized. Frozen data has no cycles: frequent messages skip the collector (`gc=False`).
+An *event* reports what happened, a *command* tells what to do. Messages about a request carry (request_id, attempt), so
+that late events of an abandoned attempt are recognized. Frequent messages are not tracked by Python's garbage collector
+(`gc=False`): frozen data has no cycles.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ from baton.core.types import (
 Outcome = Literal["finished", "rejected", "failed", "cancelled"]
 RejectReason = Literal["queue_full", "no_worker", "too_long", "slo", "share", "shutdown"]
 
-# ---- into the coordinator ----------------------------------------------------------------------------------------
+# ---- events of the coordinator -----------------------------------------------------------------------------------
 
 
 class RequestArrived(Struct, frozen=True, tag=True, gc=False):
     request: Request
     tier_hits: dict[HostId, tuple[TierHit, ...]] = {}
-    """See `ClusterView.tier_hits`."""
+    """As `ClusterView.tier_hits`, at the arrival."""
 
 
 class RequestCancelled(Struct, frozen=True, tag=True):
-    """The client is gone, or has what it needs (a stop string was met)."""
+    """The client has disconnected, or needs no further text (a stop string was found)."""
 
     request_id: RequestId
 
@@ -53,14 +54,14 @@ class WorkerJoined(Struct, frozen=True, tag=True):
 
 
 class WorkerLost(Struct, frozen=True, tag=True):
-    """A worker is certainly dead, or was asked for and will not come: it touches no block. Its pool is told too."""
+    """A worker is dead, or a requested worker will not start: it touches no block. Its pool gets the event too."""
 
     worker: WorkerId
     reason: str
 
 
 class HostLost(Struct, frozen=True, tag=True):
-    """A host is gone, with its KV and all its workers. Nothing that it held can be read any more."""
+    """A host is lost, with all its workers. Its KV cannot be read any more."""
 
     host: HostId
     reason: str
@@ -76,17 +77,20 @@ class RoleSet(Struct, frozen=True, tag=True):
 
 
 class PrefillFinished(Struct, frozen=True, tag=True, gc=False):
-    """The first token is out, or left to another worker, and this one no longer touches the request's blocks."""
+    """The worker has finished its part of the prompt and no longer touches the request's blocks.
+
+    It has sent the first token, or the decode worker will sample it.
+    """
 
     request_id: RequestId
     attempt: int
     worker: WorkerId
     computed_tokens: int
-    """Leading tokens whose KV lies in the request's blocks: the next worker starts there."""
+    """Leading tokens whose KV is in the request's blocks. The next worker starts after them."""
 
 
 class DecodeBegun(Struct, frozen=True, tag=True, gc=False):
-    """The first token is out, and the worker goes on with the request: from now on it is one that may move."""
+    """The worker has sent the first token and decodes the request. From now on policies may move it."""
 
     request_id: RequestId
     attempt: int
@@ -94,18 +98,18 @@ class DecodeBegun(Struct, frozen=True, tag=True, gc=False):
 
 
 class RequestFinished(Struct, frozen=True, tag=True, gc=False):
-    """The last token is out and the worker no longer touches the request's blocks."""
+    """The worker has sent the last token and no longer touches the request's blocks."""
 
     request_id: RequestId
     attempt: int
     worker: WorkerId
     reason: FinishReason
     output_tokens: int = 0
-    """How long the answer is, prompt not counted: what predictions of lengths learn from."""
+    """Length of the answer. Predictions of output lengths learn from it."""
 
 
 class RequestFailed(Struct, frozen=True, tag=True):
-    """The engine cannot compute this request, though it can compute others. The worker no longer touches its blocks."""
+    """The engine cannot compute this request, but can compute others. The worker no longer touches its blocks."""
 
     request_id: RequestId
     attempt: int
@@ -114,46 +118,46 @@ class RequestFailed(Struct, frozen=True, tag=True):
 
 
 class AheadEnded(Struct, frozen=True, tag=True):
-    """The sealed blocks of a running request are where `SendAhead` wanted them, or will not get there."""
+    """A `SendAhead` has ended: the request's sealed blocks are at the target host, or were given up."""
 
     request_id: RequestId
     attempt: int
     landed: bool
-    """False: the wire failed, or there was no room."""
+    """False: a copy failed, or the target had no room."""
 
 
-# ---- out of the coordinator --------------------------------------------------------------------------------------
+# ---- commands of the coordinator ---------------------------------------------------------------------------------
 
 
 class StartPrefill(Struct, frozen=True, tag=True, gc=False):
-    """Compute the prompt on this worker: all but its last token, up to the first token, or (mixed) to the end."""
+    """Start the request on this worker with its prompt. `until`: how far the worker runs it."""
 
     request: Request
     attempt: int
     worker: WorkerId
     until: Until
     fetch: HostId | None = None
-    """Host whose longer prefix is pulled first."""
+    """Host with a longer prefix hit, whose blocks are copied before the start. None: no copy."""
     read_tokens: int = 0
-    """Leading tokens that shall be in the arena first, read from the tiers of the worker's host. 0: read nothing."""
+    """Leading tokens to have in the arena before the start, read from the tiers of the worker's host. 0: no read."""
     layer_groups: int = 1
-    """Groups of layers in which the last chunk's KV is sent ahead while it is computed. 1: not before it is."""
+    """Groups of layers in which the last chunk's KV is sent ahead during its step. 1: it is sent after the step."""
 
 
 class StartDecode(Struct, frozen=True, tag=True, gc=False):
-    """Go on with the request on this worker, from the blocks and tokens that exist. Also after a worker's death."""
+    """Continue the request on this worker with its existing blocks and tokens, also after the death of a worker."""
 
     request: Request
     attempt: int
     worker: WorkerId
     source: HostId | None = None
-    """Another host, which holds the request's KV: it has to come over first. None: it is here, or nowhere."""
+    """Host from which the request's KV is copied first. None: the KV is on the worker's host, or no host has it."""
 
 
 class SendAhead(Struct, frozen=True, tag=True):
-    """Bring the request's sealed blocks to this worker's host while it runs where it is: it will probably go on there.
+    """Copy the sealed blocks of a running request to the host of the worker that will probably continue it.
 
-    A wish: where the wire fails or there is no room, the rest comes over when the request does. Ends with its attempt.
+    It is best effort: after a failure or without room, the handoff copies the rest. It ends with the attempt.
     """
 
     request: Request
@@ -161,13 +165,13 @@ class SendAhead(Struct, frozen=True, tag=True):
     source: HostId
     worker: WorkerId
     run_tokens: int = 1
-    """Shortest run that is sent: less waits for more."""
+    """Minimum length of a run to send. Shorter runs wait for further tokens."""
     report: bool = False
-    """Answer AheadEnded when no more than a little is missing, and send nothing more then."""
+    """Stop sending and report AheadEnded once little KV is missing at the target."""
 
 
 class StopRequest(Struct, frozen=True, tag=True):
-    """Tell the worker to drop the request between two steps. It answers RequestDropped."""
+    """Drop the request between two steps. The worker answers RequestDropped."""
 
     request_id: RequestId
     attempt: int
@@ -175,13 +179,13 @@ class StopRequest(Struct, frozen=True, tag=True):
 
 
 class ReleaseBlocks(Struct, frozen=True, tag=True, gc=False):
-    """This request is over here: the pool frees its blocks as soon as no worker can touch them."""
+    """The request needs its blocks on this host no more: the pool frees them once no worker can touch them."""
 
     request_id: RequestId
 
 
 class CloseRequest(Struct, frozen=True, tag=True, gc=False):
-    """The request is over. Exactly one per request, whatever happened to it (INV-1)."""
+    """The request has ended. There is exactly one for every request (INV-1)."""
 
     request_id: RequestId
     outcome: Outcome
@@ -191,21 +195,21 @@ class CloseRequest(Struct, frozen=True, tag=True, gc=False):
 
 
 class SetRole(Struct, frozen=True, tag=True):
-    """The coordinator has given the worker another role: from the next request on."""
+    """The worker has another role, from the next request on."""
 
     worker: WorkerId
     role: Role
 
 
 class StartWorker(Struct, frozen=True, tag=True):
-    """Start one more worker under this name, which no other has had. Answered by WorkerJoined or WorkerLost."""
+    """Start another worker under a new, unique name. WorkerJoined or WorkerLost answers."""
 
     worker: WorkerId
     role: Role
 
 
 class RetireWorker(Struct, frozen=True, tag=True):
-    """End this worker: it has no request any more and is given none. Its loss is then no death."""
+    """End this idle worker, which gets no further requests. Its loss does not count as a death."""
 
     worker: WorkerId
 
@@ -226,9 +230,9 @@ CoordinatorCommand = (
 
 
 class BlocksWanted(Struct, frozen=True, tag=True, gc=False):
-    """The batcher asks for a request's first blocks (with the prefix that the host holds) or for more of them.
+    """A batcher asks for a request's first blocks, with a prefix hit, or for further ones.
 
-    `blocks` is how long the request's block table shall be in all; asking twice for the same length is harmless.
+    `blocks` is the total length of the block table. Repeating a request for the same length is harmless.
     """
 
     request_id: RequestId
@@ -236,7 +240,7 @@ class BlocksWanted(Struct, frozen=True, tag=True, gc=False):
     worker: WorkerId
     blocks: int
     prefix: tuple[BlockHash, ...] = ()
-    """Hashes that may be taken as a prefix hit. Only looked at while the request holds no block."""
+    """Hashes that may be used as a prefix hit. Ignored if the request holds blocks already."""
 
 
 class BlocksGranted(Struct, frozen=True, tag=True, gc=False):
@@ -249,7 +253,7 @@ class BlocksGranted(Struct, frozen=True, tag=True, gc=False):
 
 
 class BlocksSealed(Struct, frozen=True, tag=True, gc=False):
-    """The KV of blocks `first` .. of the request's table is complete and now immutable; their hashes in order."""
+    """The blocks of the table from index `first` on are full and immutable now. `hashes`: theirs, in order."""
 
     request_id: RequestId
     attempt: int
@@ -259,19 +263,19 @@ class BlocksSealed(Struct, frozen=True, tag=True, gc=False):
 
 
 class RequestDropped(Struct, frozen=True, tag=True, gc=False):
-    """The worker no longer touches the request's blocks: it was told to stop, or (preempted) gave them back."""
+    """The worker no longer touches the request's blocks, after a stop or a preemption."""
 
     request_id: RequestId
     attempt: int
     worker: WorkerId
     preempted: bool
-    """True: the request goes on later, from whatever prefix is then still cached."""
+    """True: the worker has queued the request again. It continues from the prefix that is still cached then."""
     computed_tokens: int = 0
-    """Not preempted: leading tokens whose KV the worker vouches for, the unsealed tail included."""
+    """After a stop: leading tokens whose KV is valid, including the unsealed tail."""
 
 
 class PreemptRequest(Struct, frozen=True, tag=True):
-    """The pool is short of blocks: the batcher shall drop this request's blocks and queue it again."""
+    """Give back this request's blocks and queue it again, because the pool is short of blocks."""
 
     request_id: RequestId
     attempt: int
@@ -318,7 +322,7 @@ PoolEvent = (
 
 
 class ToWorker(Struct, frozen=True, tag=True, gc=False):
-    """A command with its address. A dead worker gets none: its loss is an event of its own."""
+    """A command for a worker. It is dropped if the worker is dead: WorkerLost reports that separately."""
 
     worker: WorkerId
     command: BlocksGranted | PreemptRequest | StopRequest
@@ -330,22 +334,22 @@ PoolCommand = ToWorker | BlocksStored | BlocksRemoved | LandingGranted | Landing
 
 
 class StartRequest(Struct, frozen=True, tag=True, gc=False):
-    """StartPrefill or StartDecode as a worker sees it: with the tokens, and the block table where one exists."""
+    """StartPrefill or StartDecode in the form that the worker gets: with the tokens, and the block table if any."""
 
     request: Request
     attempt: int
     tokens: TokenBytes
-    """Prompt and the output so far."""
+    """Prompt and output so far."""
     until: Until
     block_table: tuple[BlockId, ...] = ()
-    """Blocks that the request already holds on this host: the handoff itself. Empty: ask the pool."""
+    """Blocks that the request holds on this host, for a handoff. Empty: the worker asks the pool for blocks."""
     computed_tokens: int = 0
-    """Leading tokens whose KV lies in the block table."""
+    """Leading tokens whose KV is in the block table."""
     layer_groups: int = 1
 
 
 class Shutdown(Struct, frozen=True, tag=True):
-    """End after this step."""
+    """End the process after the current step."""
 
 
 WorkerCommand = StartRequest | StopRequest | BlocksGranted | PreemptRequest | Shutdown
@@ -353,7 +357,7 @@ BatcherEvent = BlocksWanted | BlocksSealed | RequestDropped | PrefillFinished | 
 
 
 class StepReport(Struct, frozen=True, tag=True, gc=False):
-    """All that a worker has to say after a step (or between two, with no tokens): one message."""
+    """The report of a worker after a step, or between two steps (then without tokens)."""
 
     worker: WorkerId
     tokens: tuple[OutputToken, ...]
@@ -361,16 +365,16 @@ class StepReport(Struct, frozen=True, tag=True, gc=False):
     """In the order in which they happened."""
     view: WorkerView
     step_s: float = 0.0
-    """How long the forward pass took. 0 where there was none."""
+    """Duration of the forward pass. 0: there was none."""
     started: tuple[RequestId, ...] = ()
-    """Requests without a token of which this step computed the first slice on this worker: when it began, their queue
-    time ended."""
+    """Requests without output whose first slice on this worker was in this step. Their queue time ended with its
+    beginning."""
     drafted_tokens: int = 0
-    """Guesses that the step verified."""
+    """Draft tokens that the step verified."""
     accepted_tokens: int = 0
-    """Those that came true: tokens without a step of their own."""
+    """Draft tokens that were accepted: output tokens without a step of their own."""
     is_load_new: bool = True
-    """False: since the last report every request only decoded on. The coordinator foresees that, and is not told."""
+    """False: every request has only decoded since the last report. The coordinator predicts that load itself."""
 
 
 class WorkerReady(Struct, frozen=True, tag=True):
@@ -388,7 +392,7 @@ class WorkerProgress(Struct, frozen=True, tag=True):
 
 
 class WorkerFailed(Struct, frozen=True, tag=True):
-    """The worker cannot go on; it ends after this message."""
+    """The worker has failed; it ends after this message."""
 
     worker: WorkerId
     reason: str

@@ -1,4 +1,4 @@
-"""Calls the policies, which may be user-defined: an error of theirs fails one request, and the cluster goes on."""
+"""Calls of the policies, which may be user-defined: an exception in one fails a single request, never the cluster."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PolicyFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policies:
-    """The choices that a coordinator asks for, one policy per family."""
+    """The policies of a coordinator, one per family. Every method returns a valid choice or a failure."""
 
     admission: AdmissionPolicy
     routing: RoutingPolicy
@@ -59,7 +59,7 @@ class Policies:
 
     @property
     def is_restless(self) -> bool:
-        """Some policy may change the fleet or move requests, so it has to be asked at ticks."""
+        """A policy may change the fleet or move requests, so ticks are needed."""
         still = (
             isinstance(self.roles, StaticRoles)
             and isinstance(self.scaling, FixedFleet)
@@ -68,7 +68,7 @@ class Policies:
         return not still
 
     def admit(self, request: Request, cluster: ClusterView, now_s: float) -> tuple[float, ...] | CloseRequest:
-        """Ask whether to take the request. Returns its place among the waiting, or how it closes."""
+        """Return the request's sort key among waiting requests if it is admitted, else the command that closes it."""
         try:
             rejected = self.admission.admit(request, cluster, self.cost, now_s)
             if rejected is None:
@@ -79,7 +79,7 @@ class Policies:
             return CloseRequest(request.id, "failed", f"the policy {names} failed: {type(error).__name__}: {error}")
 
     def route(self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView) -> Route | PolicyFailure:
-        """Ask which worker computes the prompt."""
+        """Choose the worker that computes the prompt."""
         try:
             choice = self.routing.route(request, candidates, cluster, self.cost)
         except Exception as error:  # noqa: BLE001  see `admit`
@@ -90,7 +90,7 @@ class Policies:
     def place(
         self, request: Request, source: HostId | None, candidates: Sequence[WorkerView], cluster: ClusterView
     ) -> WorkerId | PolicyFailure:
-        """Ask which worker decodes."""
+        """Choose the worker that decodes the request."""
         try:
             worker = self.placement.place(request, source, candidates, cluster, self.cost)
         except Exception as error:  # noqa: BLE001  see `admit`
@@ -98,34 +98,38 @@ class Policies:
         return _unknown(self.placement, worker, candidates, cluster) or worker
 
     def run_tokens(self, request: Request) -> int:
-        """Ask in what runs the prompt's KV is sent ahead; 0, not at all, where the policy fails."""
+        """Return the length of the runs in which the prompt's KV is sent ahead. 0: not at all, or the policy failed."""
         try:
             return int(self.streaming.run_tokens(request, self.cost))
         except Exception:  # noqa: BLE001  see `admit`
             return 0
 
     def layer_groups(self, request: Request, worker: WorkerView) -> int:
-        """Ask in how many groups of layers the last chunk is sent ahead; 1 if the policy fails."""
+        """Return the number of layer groups in which the last chunk is sent ahead; 1 if the policy fails."""
         step_tokens = worker.step_tokens_max or request.prompt_tokens
-        chunk_tokens = (request.prompt_tokens - 1) % step_tokens + 1  # where the worker has nothing else to do
+        chunk_tokens = (request.prompt_tokens - 1) % step_tokens + 1  # if the worker has no other prompt
         try:
             return max(1, int(self.streaming.layer_groups(request, chunk_tokens, self.cost.on(worker.kind))))
         except Exception:  # noqa: BLE001  see `admit`
             return 1
 
     def way(self, handoff: HandoffView) -> Way:
-        """Ask which way a request's KV goes; direct where the policy fails."""
+        """Choose the path of a request's KV to another host; `direct` if the policy fails."""
         try:
             return "central" if self.handoff.way(handoff) == "central" else "direct"
         except Exception:  # noqa: BLE001  see `admit`
             return "direct"
 
     def until(self, request: Request, until: Until) -> Until:
-        """Say how far a worker computes a prompt that is handed off at its first token, or was to go so far."""
+        """Return how far the worker runs the request: `prompt` replaces `first_token` if decode samples that token."""
         return "prompt" if until == "first_token" and self.first_token_by(request) == "decode" else until
 
     def first_token_by(self, request: Request) -> FirstTokenWorker:
-        """Ask which worker draws the first token; prefill if the policy fails, or if log probabilities come with it."""
+        """Choose the worker that samples the first token.
+
+        It is the prefill worker if the policy fails, for a prompt of one token, and for requests with prompt log
+        probabilities or an embedding.
+        """
         if request.prompt_tokens == 1 or request.sampling.prompt_logprobs or request.sampling.embedding:
             return "prefill"
         try:
@@ -134,14 +138,14 @@ class Policies:
             return "prefill"
 
     def learn(self, request: Request, output_tokens: int) -> None:
-        """Let predictions of lengths learn from an answer. Where the policy fails, they know one answer less."""
+        """Pass a finished answer to the prediction of output lengths. A failure of the policy is ignored."""
         try:
             self.lengths.finished(request, output_tokens)
         except Exception:  # noqa: BLE001  see `admit`
             return
 
     def expected_tokens(self, request: Request) -> float:
-        """Ask how long the answer will be; 0, as before anything is known, where the policy fails."""
+        """Return the predicted length of the answer; 0 if nothing is known or the policy fails."""
         try:
             return float(self.lengths.expected_tokens(request))
         except Exception:  # noqa: BLE001  see `admit`
@@ -149,7 +153,7 @@ class Policies:
 
 
 def asked(policy: object, ask: Callable[[], Answer]) -> Answer | PolicyFailure:
-    """Ask a policy about the fleet. Whatever it raises is an answer too, which leaves the fleet as it is."""
+    """Call a policy for the fleet. An exception becomes a PolicyFailure, after which the fleet stays as it is."""
     try:
         return ask()
     except Exception as error:  # noqa: BLE001  see `Policies.admit`
@@ -163,7 +167,7 @@ def _failure(policy: object, error: Exception) -> PolicyFailure:
 def _unknown(
     policy: object, worker: WorkerId, candidates: Sequence[WorkerView], cluster: ClusterView
 ) -> PolicyFailure | None:
-    """Refuse a choice that is no live worker. Mostly it is a candidate, and those are the few."""
+    """Return a failure if the chosen worker is not live. The few candidates usually match, so they come first."""
     if worker in map(_ID, chain(candidates, cluster.workers)):
         return None
     known = ", ".join(view.id for view in cluster.workers)

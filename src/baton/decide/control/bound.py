@@ -1,7 +1,7 @@
-"""Requests that are bound to a decode worker before they decode: their KV goes there while their prompts are computed.
+"""Requests that are bound to a decode worker early: their KV is sent to its host while their prompts are computed.
 
-Between the binding and the first decode step lie the wait and the prompt, seconds under load. A worker's load of this
-moment does not include them: a choice by load alone would bind all requests of that time to one idle worker.
+Under load, seconds pass between the binding and the first decode step. The worker's current load does not include such
+requests: without these counts, a placement by load would bind all of them to one idle worker.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ class Bound:
     """The decode workers that requests are bound to. At most one entry per live request."""
 
     loads: dict[WorkerId, BoundLoad] = field(default_factory=dict[WorkerId, BoundLoad])
-    """By worker; those without any are left out. Replaced when it changes, so that views given out stay as they are."""
+    """Load by worker; workers without any are left out. A change replaces the dict, so existing views stay constant."""
     _of: dict[RequestId, tuple[WorkerId, int]] = field(default_factory=dict[RequestId, tuple[WorkerId, int]])
-    """The worker, and the tokens of the prompt."""
+    """The worker and the number of prompt tokens of each bound request."""
 
     def bind(self, request: Request, worker: WorkerId) -> None:
-        """Note where a request will decode, instead of where it would have."""
+        """Bind a request to its decode worker, in place of an earlier binding."""
         self.release(request.id)
         self._of[request.id] = worker, request.prompt_tokens
         self._add(worker, 1, request.prompt_tokens)
 
     def release(self, request_id: RequestId) -> None:
-        """Forget it: the request decodes now, has ended, or starts anew. Nothing where it is not bound."""
+        """Remove a request that decodes now, has ended or starts anew. Does nothing if it is not bound."""
         if request_id in self._of:
             worker, tokens = self._of.pop(request_id)
             self._add(worker, -1, -tokens)

@@ -1,6 +1,6 @@
-"""The control plane of a cluster as one state machine: events in, commands out, no I/O and no clock.
+"""The coordinator: the control plane of a cluster as a state machine without I/O and clock. Events in, commands out.
 
-It owns the life of every request. The live server, the simulator, a recorded log and a unit test drive this object.
+It owns the life cycle of every request. The live server, the simulator and a replay use the same class.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Coordinator:
     block_tokens: int
     attempts_max: int = 3
     window: Window | None = None
-    """How far back the model sees, where no layer sees everything."""
+    """Attention window of the model. None: at least one layer attends to all tokens."""
     _reshaping: Reshaping = field(default_factory=Reshaping)
     _fleet: Fleet = field(default_factory=Fleet)
     _bound: Bound = field(default_factory=Bound)
@@ -80,10 +80,9 @@ class Coordinator:
     _now_s: float = 0.0
 
     def handle(self, event: CoordinatorEvent, now_s: float) -> list[CoordinatorCommand]:
-        """Apply one event and return what must be done about it, in order.
+        """Apply one event and return the resulting commands, in order.
 
-        Late and repeated events are normal: news of a request that is closed, or of an attempt that was given up,
-        returns no commands.
+        Late and repeated events are normal: an event of a closed request or an abandoned attempt has no effect.
         """
         self._now_s = now_s
         match event:
@@ -123,22 +122,22 @@ class Coordinator:
 
     @property
     def reshaping_failure(self) -> str:
-        """How a policy of roles or scaling last failed. Empty: it never did."""
+        """Error message of the last failure of a policy for roles, scaling or moves. Empty: there was none."""
         return self._reshaping.failure
 
     @property
     def starting(self) -> Mapping[Role, int]:
-        """See `ClusterView.starting`."""
+        """Number of requested workers that have not joined, by role."""
         return self._reshaping.starting
 
     @property
     def waiting_since_s(self) -> float | None:
-        """Return when the first request began to wait for a worker. None: no request waits. See `WaitedTooLong`."""
+        """Time when the oldest waiting request began to wait for a worker. None: no request waits."""
         return self._room.since_s
 
     @property
     def live_requests(self) -> int:
-        """Requests that have arrived and are not closed."""
+        """Number of requests that have arrived and are not closed."""
         return len(self._flights)
 
     def _note(self, event: RoleSet | BlocksStored | BlocksRemoved) -> None:
@@ -160,7 +159,7 @@ class Coordinator:
         return self._dispatch(flight, cluster)
 
     def _dispatch(self, flight: Flight, cluster: ClusterView) -> list[CoordinatorCommand]:
-        """Give the flight to a worker; into the room where there is none.
+        """Assign the flight to a worker, or put it into the waiting room if there is none.
 
         A role is a preference: without a worker of the wanted role, any worker serves, slower but at once.
         """
@@ -196,7 +195,7 @@ class Coordinator:
         return [StartPrefill(request, flight.attempt, route.worker, until, fetch, reads, groups), *ahead]
 
     def _read_tokens(self, request: Request, worker: WorkerId, cluster: ClusterView) -> int:
-        """Choose how many leading tokens are read from tiers of the worker's host. 0: none."""
+        """Return the number of leading tokens to read from the tiers of the worker's host. 0: none."""
         if self._fleet.view(worker).host not in cluster.tier_hits:
             return 0
         view = next(view for view in cluster.workers if view.id == worker)
@@ -215,7 +214,7 @@ class Coordinator:
             return []
         choice = self.policies.place(request, source, candidates, cluster)
         if isinstance(choice, PolicyFailure):
-            return []  # it is asked again when the prompt is computed
+            return []  # the policy is asked again when the prompt is computed
         if choice != flight.worker:
             self._bound.bind(request, choice)  # the load of the worker that computes the prompt includes the request
         flight.ahead = self._fleet.view(choice).host
@@ -246,10 +245,10 @@ class Coordinator:
     ) -> list[CoordinatorCommand]:
         flight = self._flights.get(event.request_id)
         if flight is None or flight.attempt != event.attempt or flight.worker != event.worker:
-            return []  # news of an attempt that was given up
+            return []  # an event of an abandoned attempt
         if isinstance(event, PrefillFinished):
             if flight.stage == "decode":
-                return []  # said twice, and the request has gone on where it was
+                return []  # a repeated event: the request decodes already
             self._unload(flight)
             flight.stage = "decode"
             return self._dispatch(flight, self._view(flight))
@@ -263,7 +262,7 @@ class Coordinator:
         return []
 
     def _turn_away(self, wait_s: float) -> list[CoordinatorCommand]:
-        """Close those that no worker has had for so long: their clients can ask elsewhere."""
+        """Reject the requests that have waited at least `wait_s`, so that their clients can use another server."""
         why = f"no worker has been there for {wait_s:g} s; send the request again, later or to another server"
         overdue = self._room.overdue(wait_s, self._now_s)
         return [command for name in overdue for command in self._close(name, "rejected", why, "no_worker")]
@@ -282,7 +281,7 @@ class Coordinator:
         return [*commands, ReleaseBlocks(request_id), CloseRequest(request_id, outcome, reason, reject)]
 
     def _lose(self, workers: Sequence[WorkerId], reason: str) -> list[CoordinatorCommand]:
-        """Give the dead workers' requests to others: their tokens are in the server, their KV is in the host."""
+        """Start the requests of dead workers on others: the server has their tokens, the hosts have their KV."""
         dead = set(workers)
         orphans = [flight for flight in self._flights.values() if flight.worker in dead]
         for worker in workers:
@@ -316,7 +315,7 @@ class Coordinator:
         return [*commands, *self._move(now_s)]
 
     def _move(self, now_s: float) -> list[CoordinatorCommand]:
-        """Stop the requests that shall go on elsewhere. Each goes on when its worker has said that it is done."""
+        """Begin the moves that the policy asks for. A request continues elsewhere once its worker has dropped it."""
         flights = [
             FlightView(request=flight.request, worker=flight.worker, started_at_s=flight.started_at_s)
             for flight in self._flights.values()
@@ -337,7 +336,7 @@ class Coordinator:
         return commands
 
     def _stop_to_move(self, event: AheadEnded) -> list[CoordinatorCommand]:
-        """Stop a request whose KV is there already, but for a little. One whose KV did not get there stays."""
+        """Stop a moving request after most of its KV was sent ahead. If that failed, the request stays."""
         flight = self._flights.get(event.request_id)
         if flight is None or flight.moving_to is None or flight.attempt != event.attempt or flight.worker is None:
             return []
@@ -347,7 +346,7 @@ class Coordinator:
         return [StopRequest(event.request_id, flight.attempt, flight.worker)]
 
     def _move_on(self, event: RequestDropped) -> list[CoordinatorCommand]:
-        """The worker no longer touches a request that is to go on elsewhere."""
+        """Start a moving request on its target, after its old worker has dropped it."""
         flight = self._flights.get(event.request_id)
         if flight is None or flight.moving_to is None:
             return []
@@ -367,7 +366,7 @@ class Coordinator:
         flight.worker, flight.queued_tokens = None, 0
 
     def _view(self, flight: Flight) -> ClusterView:
-        """Describe the cluster for a decision about this request."""
+        """Return the view of the cluster for a decision about this request."""
         request, policies = flight.request, self.policies
         return ClusterView(
             workers=self._fleet.views(),
@@ -382,7 +381,7 @@ class Coordinator:
         )
 
     def _cluster(self) -> ClusterView:
-        """Describe the cluster for a decision about no request in particular."""
+        """Return the view of the cluster for decisions that do not concern a single request."""
         return ClusterView(
             workers=self._fleet.views(),
             prefix_hit_tokens={},

@@ -1,7 +1,7 @@
-"""The workers of a cluster as the coordinator knows them: role, host, and the load it has given them itself.
+"""The workers of a cluster as the coordinator knows them: role, host and load.
 
-A report is old when it arrives; what the coordinator has handed out is known at once. So the queue and the number of
-requests are counted here, and only what a worker alone can know is taken from its reports.
+A worker's report is out of date when it arrives, but the coordinator knows at once which requests it has assigned. So
+it counts queues and requests itself, and takes only the other values from reports.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from baton.core.types import HostId, RequestId, Role, WorkerId, WorkerView
 @dataclass(slots=True)
 class _Load:
     reported: WorkerView
-    """What the worker last said itself, or joined as."""
+    """The worker's last report, or its view at joining."""
     requests: int = 0
     queued_tokens: int = 0
     """Prompt tokens of requests whose prefill is not reported as done: an upper bound of the queue."""
@@ -26,7 +26,7 @@ class _Load:
     context_tokens: int = 0
 
     def known(self, newest: RequestId | None) -> None:
-        """Note what the worker knew of when it reported: this one, and all that was given before it."""
+        """Remove requests that a report includes: the newest one that it names, and all that were assigned before."""
         if newest not in self.unreported:
             return
         for request_id in list(self.unreported):
@@ -39,21 +39,21 @@ class _Load:
 class Fleet:
     """Live workers, in the order in which they joined.
 
-    What policies see is kept, not made for each decision: an event changes one worker's view, a decision reads all.
+    Views are cached between decisions: an event changes the view of one worker, a decision reads all views.
     """
 
     _views: dict[WorkerId, WorkerView] = field(default_factory=dict[WorkerId, WorkerView])
-    """What they are: as they joined, in the role that they were set to here."""
+    """Views as of joining, with the current role."""
     _loads: dict[WorkerId, _Load] = field(default_factory=dict[WorkerId, _Load])
     _current: dict[WorkerId, WorkerView] = field(default_factory=dict[WorkerId, WorkerView])
-    """With the load of this moment, except for those in `_changed`."""
+    """Views with the current load, except for the workers in `_changed`."""
     _changed: dict[WorkerId, None] = field(default_factory=dict[WorkerId, None])
     _all: tuple[WorkerView, ...] = ()
     """The values of `_current` at the last call of `views`."""
     _able: dict[Role, list[WorkerId]] = field(default_factory=dict[Role, list[WorkerId]])
     """Workers for each role's work. Cleared when a worker joins, leaves or changes role."""
     hosts: set[HostId] = field(default_factory=set[HostId])
-    """Where they are."""
+    """Hosts of the live workers."""
 
     def __contains__(self, worker: object) -> bool:
         return worker in self._views
@@ -75,7 +75,7 @@ class Fleet:
         self._all = tuple(self._current.values())
 
     def report(self, view: WorkerView) -> None:
-        """Take a worker's own report. Its role stays what it was set to here, and what it is, what it joined as."""
+        """Record a worker's report. Only its load is used: role and other properties stay as known here."""
         load = self._loads.get(view.id)
         if load is not None:
             load.reported = view
@@ -83,7 +83,7 @@ class Fleet:
             self._changed[view.id] = None
 
     def set_role(self, worker: WorkerId, role: Role) -> None:
-        """Flip a worker at once: it has nothing to drain, since the KV belongs to the host."""
+        """Change a worker's role at once. It need not drain, because the KV belongs to the host."""
         known = self._views.get(worker)
         if known is not None:
             self._views[worker] = msgspec.structs.replace(known, role=role)
@@ -91,7 +91,7 @@ class Fleet:
             self._able.clear()
 
     def load(self, worker: WorkerId, request_id: RequestId, *, queued_tokens: int, context_tokens: int) -> None:
-        """Note that a request was given to the worker."""
+        """Record that a request was assigned to the worker."""
         load = self._loads[worker]
         load.requests += 1
         load.queued_tokens += queued_tokens
@@ -101,7 +101,7 @@ class Fleet:
         self._changed[worker] = None
 
     def unload(self, worker: WorkerId, request_id: RequestId, *, queued_tokens: int, context_tokens: int) -> None:
-        """Note that the worker is done with a request. Nothing happens for a worker that has left."""
+        """Record that the worker no longer has a request. Does nothing for a worker that has left."""
         load = self._loads.get(worker)
         if load is None:
             return
@@ -116,7 +116,7 @@ class Fleet:
         return self._views[worker]
 
     def views(self) -> tuple[WorkerView, ...]:
-        """Describe every live worker with the load of this moment."""
+        """Return every live worker with its current load."""
         if self._changed:
             for worker in self._changed:
                 self._current[worker] = _with_load(self._views[worker], self._loads[worker])
@@ -125,7 +125,7 @@ class Fleet:
         return self._all
 
     def having(self, role: Role) -> list[WorkerView]:
-        """Describe those that may do this role's work, as `ClusterView.having` does, without looking at all others."""
+        """Return the workers that may do this role's work, as `ClusterView.having`, without a scan of all workers."""
         able = self._able.get(role)
         if able is None:
             roles = (role, "mixed")

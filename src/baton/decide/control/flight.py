@@ -18,19 +18,19 @@ class Flight:
     key: tuple[float, ...] = ()
     """Order among waiting flights."""
     tier_hits: dict[HostId, tuple[TierHit, ...]] = field(default_factory=dict[HostId, tuple[TierHit, ...]])
-    """See `ClusterView.tier_hits`: as it was when the request arrived."""
+    """As `ClusterView.tier_hits`, at the request's arrival."""
     attempt: int = 1
     deaths: int = 0
-    """Workers that died under it."""
+    """Number of workers that died while they ran the request."""
     started_at_s: float = 0.0
     moving_to: WorkerId | None = None
-    """The worker that it moves to, once its KV was sent ahead and its worker has stopped."""
+    """Target of a move. The request goes there after its KV was sent ahead and its current worker has stopped."""
     ahead: HostId | None = None
-    """Where its blocks are sent while its prompt is computed."""
+    """Host to which its blocks are sent while its prompt is computed."""
     stage: Stage = "prefill"
     worker: WorkerId | None = None
-    """None while it waits in the room for a worker."""
+    """None while the request is in the waiting room."""
     host: HostId | None = None
-    """Where its KV is, if anywhere."""
+    """Host that has its KV. None: no host has any."""
     queued_tokens: int = 0
-    """Prompt tokens that its worker was given and has, as far as known, not computed."""
+    """Prompt tokens that were assigned to its worker and are not known to be computed."""

@@ -1,4 +1,4 @@
-"""What the coordinator knows of prompts' blocks on the hosts, in tokens: not all hosts have blocks of one size."""
+"""Prefix hits of prompts on all hosts, in tokens, because hosts may have different block sizes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from baton.decide.kv.window import Window
 
 @dataclass(slots=True)
 class Prefixes:
-    """Bounded as its index is."""
+    """A prefix index for hosts with different block sizes. It has the bound of `PrefixIndex`."""
 
     _index: PrefixIndex = field(default_factory=PrefixIndex)
     _block_runs: dict[HostId, int] = field(default_factory=dict[HostId, int])
-    """Of hosts whose blocks are larger than what requests are hashed in."""
+    """Hashed runs per block, of hosts whose blocks have more than one."""
 
     def note(self, event: BlocksStored | BlocksRemoved) -> None:
-        """A host has blocks, or has given them up."""
+        """Record that a host has stored or evicted blocks."""
         if isinstance(event, BlocksRemoved):
             self._index.remove(event.host, event.hashes)
             return
@@ -29,14 +29,14 @@ class Prefixes:
             self._block_runs[event.host] = event.block_runs
 
     def forget(self, host: HostId) -> None:
-        """A host is gone."""
+        """Remove a lost host."""
         self._index.forget(host)
         self._block_runs.pop(host, None)
 
     def hit_tokens(self, request: Request, block_tokens: int, window: Window | None) -> dict[HostId, int]:
-        """Count the leading tokens of a prompt that each host holds; never all of it, for its last is computed.
+        """Return the number of leading prompt tokens that each host holds, without the last one: it must be computed.
 
-        `block_tokens`: in each block that prompts are hashed in. `window`: how far back the model sees.
+        `block_tokens`: tokens per hashed run of a prompt. `window`: the model's attention window.
         """
         if not request.block_hashes:
             return {}

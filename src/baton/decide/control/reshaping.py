@@ -1,4 +1,4 @@
-"""The shape of the fleet over time: roles that flip, workers that are started and retired, as the policies ask."""
+"""Changes of the fleet that policies ask for: role flips, starts and retirements of workers, moves of requests."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from baton.decide.control.advice import Policies, PolicyFailure, asked
 from baton.decide.control.load_history import LoadHistory
 
 START_AGAIN_S = 10.0
-"""Back-off after a start has failed: its cause seldom ends within a moment."""
+"""Back-off after a failed start: its cause seldom disappears at once."""
 
 
 @dataclass(slots=True)
 class Reshaping:
-    """Turns what roles and scaling want into commands. The coordinator applies them to its fleet."""
+    """Turns the choices of the policies for roles and scaling into commands. The coordinator applies them."""
 
     history: LoadHistory = field(default_factory=LoadHistory)
     failure: str = ""
-    """How a policy of these families last failed. The shape then stays as it is."""
+    """Error message of the last failure of such a policy. After a failure the fleet stays as it is."""
     _starting: dict[WorkerId, Role] = field(default_factory=dict[WorkerId, Role])
-    """Workers that were asked for, and have neither joined nor failed."""
+    """Requested workers that have neither joined nor failed."""
     _started: int = 0
-    """Workers that were ever asked for: the next one's number."""
+    """Number of workers ever requested. It makes their names unique."""
     _again_s: float = 0.0
-    """None is asked for before."""
+    """Time before which no worker is requested."""
 
     @property
     def starting(self) -> dict[Role, int]:
-        """See `ClusterView.starting`."""
+        """Number of requested workers that have not joined, by role."""
         return dict(Counter(self._starting.values())) if self._starting else {}
 
     def tick(
         self, window: LoadWindow, cluster: ClusterView, policies: Policies, now_s: float
     ) -> list[CoordinatorCommand]:
-        """Look at roles, then at the size of the fleet as it is with those roles."""
+        """Ask the policies for roles and then, with those roles, for the size of the fleet. Return the commands."""
         self.history.append(window)
         roles, scaling, cost = policies.roles, policies.scaling, policies.cost
         flips = asked(roles, lambda: _flips(roles.assign(cluster, self.history, cost, now_s), cluster))
@@ -56,7 +56,7 @@ class Reshaping:
     def moves(
         self, cluster: ClusterView, flights: Sequence[FlightView], policies: Policies, now_s: float
     ) -> dict[RequestId, WorkerId]:
-        """Ask which requests go on elsewhere. Names of workers that are not there are left out."""
+        """Return the requests to move, with their target workers. Unknown workers are left out."""
         wanted = asked(policies.moves, lambda: policies.moves.moves(cluster, flights, policies.cost, now_s))
         if isinstance(wanted, PolicyFailure):
             self.failure = wanted.reason
@@ -65,11 +65,11 @@ class Reshaping:
         return {request: worker for request, worker in sorted(wanted.items()) if worker in known}
 
     def joined(self, worker: WorkerId) -> None:
-        """Note that a worker is there, whether it was asked for or has come by itself."""
+        """Record that a worker has joined, whether it was requested or not."""
         self._starting.pop(worker, None)
 
     def lost(self, worker: WorkerId, now_s: float) -> None:
-        """Note that a worker is not there. If it never was, though it was asked for, its start has failed."""
+        """Record that a worker is lost. If it was requested and never joined, its start has failed: back off."""
         if self._starting.pop(worker, None) is not None:
             self._again_s = now_s + START_AGAIN_S
 
@@ -109,7 +109,7 @@ def _flips(roles: Mapping[WorkerId, Role], cluster: ClusterView) -> list[SetRole
 
 
 def _flipped(cluster: ClusterView, flips: Sequence[SetRole]) -> ClusterView:
-    """Show the cluster as it is once these workers have their new roles."""
+    """Return the cluster with the new roles of these workers."""
     roles = {flip.worker: flip.role for flip in flips}
     workers = tuple(
         replace(worker, role=roles[worker.id]) if worker.id in roles else worker for worker in cluster.workers

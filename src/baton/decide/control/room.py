@@ -13,7 +13,7 @@ _ROUNDING_S = 1e-6
 
 @dataclass(slots=True)
 class WaitingRoom:
-    """Bounded by admission: every one of them was admitted."""
+    """Admitted requests that wait for a worker, the oldest first. Admission bounds their number."""
 
     _since_s: dict[RequestId, float] = field(default_factory=dict[RequestId, float])
 
@@ -25,20 +25,20 @@ class WaitingRoom:
 
     @property
     def since_s(self) -> float | None:
-        """Return when the first request entered. None: no request waits."""
+        """Time when the oldest request entered. None: no request waits."""
         return next(iter(self._since_s.values()), None)
 
     def enter(self, request_id: RequestId, now_s: float) -> None:
         self._since_s[request_id] = now_s
 
     def leave(self, request_id: RequestId) -> None:
-        """It need not be here."""
+        """Remove a request. Does nothing if it does not wait."""
         self._since_s.pop(request_id, None)
 
     def clear(self) -> None:
-        """All go."""
+        """Remove all requests."""
         self._since_s.clear()
 
     def overdue(self, wait_s: float, now_s: float) -> list[RequestId]:
-        """List those that have waited for so long, the first first."""
+        """Return the requests that have waited at least `wait_s`, the oldest first."""
         return [request_id for request_id, since_s in self._since_s.items() if since_s + wait_s <= now_s + _ROUNDING_S]

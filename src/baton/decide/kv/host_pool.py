@@ -99,10 +99,8 @@ class HostPool:
             case PrefillFinished() | RequestFinished() | RequestFailed():
                 self._end(event)
             case BlocksSealed():
-                return [
-                    *self._seal(event),
-                    *self.grants.serve(),
-                ]  # waiting requests may now need fewer blocks, because their prefix hit is longer
+                # A seal lengthens prefix hits, so waiting requests may need fewer blocks now.
+                return [*self._seal(event), *self.grants.serve()]
             case BlocksWanted():
                 self._want(event)
             case RequestDropped():

@@ -76,9 +76,8 @@ class ReadBacks:
         read = self._under_way.pop(event.number, None)
         if read is None:
             return []
-        if (
-            not holding.reading or holding.attempt != read.attempt or holding.released
-        ):  # the request has gone on without it
+        if not holding.reading or holding.attempt != read.attempt or holding.released:
+            # The request has continued without this read, or has ended.
             self.names.end_lease(holding)
             self.settle(holding)
             return []
