@@ -1,4 +1,4 @@
-"""Workload of a plan: request rate, lengths and SLO."""
+"""What has to be served: how many requests a second, how long, and within which times."""
 
 from __future__ import annotations
 
@@ -8,56 +8,56 @@ from dataclasses import dataclass
 from baton.core.types import Slo
 
 STRATA = 24
-"""Number of length classes of a trace. The screening evaluates the cost model once per class."""
+"""Classes of requests that a trace is reduced to: the screening asks the cost model about each."""
 
 
 @dataclass(frozen=True, slots=True)
 class LengthClass:
-    """Requests of similar length."""
+    """Requests of about one length."""
 
     input_tokens: int
     output_tokens: int
     weight: float
-    """Share of all requests."""
+    """Their share of all requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadDemand:
-    """Workload in the form that the screening reads."""
+    """The workload, reduced to what the screening asks for."""
 
     rate_rps: float | None
-    """Wanted request rate. None: as much as the hardware gives."""
+    """None: as much as the hardware gives."""
     lengths: tuple[LengthClass, ...]
     cached_ratio: float
-    """Expected share of prompt tokens in the prefix cache."""
+    """Share of a prompt's tokens that the prefix cache is expected to hold."""
     slo: Slo
     attainment_ratio: float
     """Share of the requests that must meet the SLO."""
 
     @property
     def input_tokens(self) -> float:
-        """Mean prompt length."""
+        """Mean prompt."""
         return sum(each.weight * each.input_tokens for each in self.lengths)
 
     @property
     def output_tokens(self) -> float:
-        """Mean output length."""
+        """Mean answer."""
         return sum(each.weight * each.output_tokens for each in self.lengths)
 
     @property
     def context_tokens(self) -> float:
-        """Mean context of a decoding request. Long outputs weigh more, because they decode for longer."""
+        """Mean context of a request while it decodes: long answers are met more often than they arrive."""
         whole = sum(
             each.weight * each.output_tokens * (each.input_tokens + each.output_tokens / 2) for each in self.lengths
         )
         return whole / self.output_tokens
 
     def new_tokens(self, each: LengthClass) -> int:
-        """Return the prompt tokens of a class that need prefill."""
+        """Tokens of a prompt that have to be computed."""
         return max(1, round(each.input_tokens * (1 - self.cached_ratio)))
 
     def input_quantile(self, ratio: float) -> int:
-        """Return the prompt length that `ratio` of the requests do not exceed."""
+        """Prompt length that this share of the requests does not exceed."""
         below = 0.0
         ordered = sorted(self.lengths, key=lambda each: each.input_tokens)
         for each in ordered:
@@ -68,10 +68,7 @@ class WorkloadDemand:
 
 
 def strata(pairs: Iterable[tuple[int, int]]) -> tuple[LengthClass, ...]:
-    """Return classes of similar input length from pairs of input and output tokens, about equal in weight.
-
-    Each class has the mean lengths of its requests.
-    """
+    """Reduce pairs of input and output tokens to classes of equal weight by input length, each with its means."""
     ordered = sorted(pairs)
     count = min(STRATA, len(ordered))
     classes: list[LengthClass] = []

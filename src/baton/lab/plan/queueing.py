@@ -1,4 +1,4 @@
-"""Closed-form waiting times before a pool of workers. They are accurate enough to screen fleets for simulation."""
+"""Waiting in front of a pool of workers, in closed form. Good enough to screen; what is kept is simulated."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 def waiting_ratio(workers: int, busy_ratio: float) -> float:
-    """Return the share of Poisson arrivals that find all workers busy (Erlang C)."""
+    """Share of arrivals that find all workers busy (Erlang C), Poisson arrivals."""
     if busy_ratio >= 1:
         return 1.0
     load = workers * busy_ratio
@@ -17,24 +17,22 @@ def waiting_ratio(workers: int, busy_ratio: float) -> float:
 
 
 def wait_scale_s(*, workers: int, busy_ratio: float, service_s: float, variation: float) -> float:
-    """Return the mean waiting time of the requests that have to wait.
+    """Mean wait of those that wait. `variation`: squared coefficient of variation of the service time.
 
-    `variation` is the squared coefficient of variation of the service time.
-
-    Source: Allen and Cunneen's approximation for M/G/k. For one worker it is the Pollaczek-Khinchine formula.
+    Source: Allen and Cunneen's approximation for M/G/k; for one worker the formula of Pollaczek and Khinchine.
     """
     return service_s * (1 + variation) / 2 / (workers * (1 - busy_ratio))
 
 
 def within_ratio(*, limit_s: float, waiting: float, scale_s: float) -> float:
-    """Return the share of arrivals that wait at most `limit_s`. Nonzero waits are taken as exponential."""
+    """Share of arrivals that wait at most `limit_s`: those that wait do so exponentially."""
     if limit_s < 0:
         return 0.0
     return 1 - waiting * math.exp(-limit_s / scale_s) if scale_s > 0 else 1.0
 
 
 def normal_quantile(ratio: float) -> float:
-    """Return the standard normal quantile, within 0.00045. Source: Abramowitz and Stegun, 26.2.23."""
+    """Standard normal quantile, within 0.00045. Source: Abramowitz and Stegun, 26.2.23."""
     if ratio < 0.5:
         return -normal_quantile(1 - ratio)
     t = math.sqrt(-2 * math.log(max(1e-12, 1 - ratio)))

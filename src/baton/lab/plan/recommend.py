@@ -1,4 +1,4 @@
-"""Answer a plan's question: search, verify by simulation, and explain."""
+"""The answer to a plan's question: searched, verified, explained."""
 
 from __future__ import annotations
 
@@ -24,49 +24,49 @@ from baton.lab.report.summary import Results
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """The recommended fleet, its simulation results, and the reasons for it."""
+    """A recommendation, and everything that speaks for it."""
 
     question: PlanInput
     search: Search
     best: PlannedFleet
     verified: dict[Shape, VerifiedFleet]
-    """Finalists with their simulation results. Empty if `finalists` is 0."""
+    """Finalists, and what the simulator says of them. Empty where none was asked for."""
     admissions: list[AdmissionResult]
-    """Results of each admission mode, the recommended one first. Empty if nothing was simulated."""
+    """Admissions that were played, the recommended one first. Empty where nothing is simulated."""
     tiers: list[TierAdvice]
-    """Results of each tier and of no tier, the best first. Empty if no tier was given."""
+    """Tiers that were tried, and none, the best first. Empty where none was asked about."""
     points: list[FrontierPoint]
     links: list[LinkAdvice]
     reasons: list[str]
     not_recommended: list[str]
     out: list[str]
-    """Problems of workers that could not be built, such as too little memory."""
+    """Workers that could not be built: what does not fit or divide."""
 
     @property
     def played(self) -> FleetResults | None:
-        """Simulation of the recommended fleet. None: it was not simulated."""
+        """The simulation of the recommended fleet."""
         return next((each.played for each in self.verified.values() if each.fleet is self.best), None)
 
     @property
     def results(self) -> Results | None:
-        """Metrics of that simulation."""
+        """Its results."""
         return self.played.results if self.played is not None else None
 
     @property
     def notes(self) -> list[str]:
-        """Notes about figures that come from other hardware, because this hardware was not measured."""
+        """Return which figures of the recommended fleet are borrowed from other hardware, for lack of measurements."""
         return sorted({note for group in self.best.groups for note in group.option.facts.notes})
 
     @property
     def short(self) -> bool:
-        """The fleet carries less than the wanted rate, or missed its SLO in simulation."""
+        """It carries less than was asked for, or missed its SLO in simulation."""
         demand, results = self.search.demand, self.results
         missed = results is not None and (results.slo.attainment_ratio or 0.0) < demand.attainment_ratio
         return missed or (demand.rate_rps is not None and self.best.rate_rps < demand.rate_rps * (1 - 1e-3))
 
 
 def recommend(question: PlanInput) -> Recommendation:
-    """Return the recommendation. Raises ConfigError if no worker can be built or no fleet meets the SLO."""
+    """Search, simulate the finalists, and explain. Raises ConfigError where nothing fits or nothing meets the SLO."""
     spec = question.spec
     found, out = build_options(question.choices, question.stocks, spec.wire)
     if not found:
@@ -110,9 +110,9 @@ def recommend(question: PlanInput) -> Recommendation:
 
 
 def _finalists(search: Search, spec: PlanSpec, plays: FleetSimulator) -> dict[Shape, VerifiedFleet]:
-    """Return the simulated finalists: the best fleet of each shape, then of any shape, the most promising first.
+    """The best fleet of each shape, and of both mixed, as far as the simulator lets them; the most promising first.
 
-    Once a fleet holds, later searches look only for fleets that are worth more.
+    Once one holds, of the others only what is worth more is searched for.
     """
     shapes: tuple[Shape, ...] = ("disaggregated", "mixed") if spec.shape == "best" else (spec.shape,)
     if spec.finalists > len(shapes):
@@ -136,7 +136,7 @@ def _unplayed(search: Search, shape: Shape) -> VerifiedFleet:
 
 
 def _shape_words(best: PlannedFleet, verified: dict[Shape, VerifiedFleet], points: list[FrontierPoint]) -> list[str]:
-    """Return sentences that say whether to use separate prefill and decode workers."""
+    """Whether to disaggregate, in a sentence."""
     separate = bool(best.having("prefill"))
     head = "separate prefill and decode workers" if separate else "do not disaggregate: mixed workers"
     found = [f"{head}: {best.name} carries {best.rate_rps:.2f} req/s within the SLO on {best.gpus} GPUs"]
@@ -154,7 +154,7 @@ def _shape_words(best: PlannedFleet, verified: dict[Shape, VerifiedFleet], point
 
 
 class PlanReport(Struct, frozen=True, kw_only=True):
-    """JSON form of a recommendation."""
+    """The recommendation as JSON."""
 
     fleet: str
     groups: list[dict[str, str | int | float]]
@@ -166,13 +166,13 @@ class PlanReport(Struct, frozen=True, kw_only=True):
     value: float
     simulated: Results | None
     attainment_ratios: list[float]
-    """SLO attainment of each sequence of arrivals, which shows their spread."""
+    """Of each sequence of arrivals of the same simulation: how far they differ."""
     admissions: list[AdmissionResult]
     tiers: list[TierAdvice]
     reasons: list[str]
     not_recommended: list[str]
     out: list[str]
-    """Problems of workers that could not be built."""
+    """Workers that could not be built, and why."""
     links: list[LinkAdvice]
     crossover_tokens_per_s: float | None
     frontier: list[FrontierPoint]
@@ -180,7 +180,7 @@ class PlanReport(Struct, frozen=True, kw_only=True):
 
 
 def make_report(found: Recommendation) -> PlanReport:
-    """Return the JSON form of a recommendation."""
+    """Return the parts of a recommendation that are data."""
     best, objective = found.best, found.search.objective
     groups: list[dict[str, str | int | float]] = [
         {

@@ -1,1 +1,1 @@
-"""The simulator: the deciding half as it is, on virtual time. See docs/simulator.md."""
+"""The simulator: runs the live coordinator, pools and batchers on virtual time. Manual: docs/simulator.md."""

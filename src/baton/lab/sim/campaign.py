@@ -1,4 +1,4 @@
-"""Play many seeds, `python -m baton.lab.sim.campaign --seeds 1000 --faults`: one that fails prints how to repeat it."""
+"""Play many seeds: `python -m baton.lab.sim.campaign --seeds 1000 --faults`. A failed seed prints how to repeat it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from baton.lab.sim.scenario import draw_scenario, with_faults
 
 
 class SeedFailed(Exception):
-    """A seed broke an invariant, or the code."""
+    """A seed broke an invariant or raised an error."""
 
 
 def repeat_line(seed: int, *, faults: bool) -> str:
-    """The command that plays one seed again."""
+    """Return the command that plays one seed again."""
     return f".venv/bin/python -m baton.lab.sim.campaign --seed {seed}{' --faults' if faults else ''}"
 
 
 def play_seed(seed: int, *, faults: bool) -> bytes:
-    """Play one seed under all checkers and return its log. Raises SeedFailed, which names the line to repeat it."""
+    """Play one seed under all checkers and return its log. Raises SeedFailed with the command that repeats the seed."""
     drawn = draw_scenario(seed)
     try:
         cluster = play(with_faults(drawn) if faults else drawn)
@@ -32,7 +32,7 @@ def play_seed(seed: int, *, faults: bool) -> bytes:
 
 
 def run_seeds(seeds: Iterable[int], *, faults: bool, out: TextIO) -> int:
-    """Play the seeds, name every one that fails, and return how many did."""
+    """Play the seeds, write the error of each failed seed to `out`, and return the number of failed seeds."""
     failed = 0
     for seed in seeds:
         try:

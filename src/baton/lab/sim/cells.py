@@ -1,7 +1,7 @@
-"""Cells: past what one server decides, a fleet is several small ones, each with a server and hosts of its own.
+"""Cells: a fleet that is too large for one server is split into cells, each with its own server and hosts.
 
-What one cell plays depends on no other: they may be played one after the other or in processes of their own, and what
-comes of it is the same. A job and its records are bytes, so that a process can be given the one and return the other.
+Cells are independent: playing them one after the other or in separate processes gives the same records. Jobs and
+records are encoded as bytes, because they cross a process boundary.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from baton.lab.workload.request import Trace, TraceRequest
 
 
 class CellJob(Struct, frozen=True, kw_only=True):
-    """All that the play of one cell needs to know."""
+    """The inputs of one simulated cell."""
 
     spec: ClusterSpec
-    """Of the cell alone."""
+    """Describes this cell only, so its `cells` is 1."""
     trace: Trace
     policy: PolicyConfig
     seed: int
     slo: Slo | None
     faults: tuple[TimedFault, ...] = ()
-    """What strikes it. They may name its workers and hosts, which other cells have as well."""
+    """Faults of this cell. Worker and host names refer to this cell, although other cells use the same names."""
 
 
 class _Told(Struct, frozen=True, array_like=True):
-    """A `RequestRecord` on its way between two processes."""
+    """Encoded form of a `RequestRecord`."""
 
     arrival_s: float
     end_s: float
@@ -54,9 +54,10 @@ class _Told(Struct, frozen=True, array_like=True):
 
 
 def split_trace(trace: Trace, cells: int) -> list[Trace]:
-    """Give every request of a trace to a cell, in the trace's order within each.
+    """Return one trace per cell. Requests keep their order.
 
-    Turns of one session go to one cell, by a hash of its name, since that is where their prefix is; all others in turn.
+    All turns of a session go to the same cell, chosen by a hash of the session's name, because that cell holds their
+    prefix. Requests without a session are dealt round-robin.
     """
     dealt: list[list[TraceRequest]] = [[] for _ in range(cells)]
     turn = 0
@@ -78,7 +79,7 @@ def cell_jobs(
     slo: Slo | None,
     faults: tuple[TimedFault, ...] = (),
 ) -> list[CellJob]:
-    """Say what each cell of a cluster plays. Every cell draws from a seed of its own. `faults` strike each of them."""
+    """Return one job per cell. Each cell has its own seed, and `faults` strike every cell."""
     alone = replace(spec, cells=1)
     return [
         CellJob(spec=alone, trace=part, policy=policy, seed=seed + number, slo=slo, faults=faults)
@@ -87,12 +88,12 @@ def cell_jobs(
 
 
 def merge_records(played: Iterable[Sequence[RequestRecord]]) -> list[RequestRecord]:
-    """Put the records of all cells, given in the order of the cells, into the order in which requests closed."""
+    """Return the records of all cells in the order in which the requests closed. Ties keep the order of the cells."""
     return sorted(chain.from_iterable(played), key=lambda record: record.end_s)
 
 
 def encode_records(records: Sequence[RequestRecord]) -> bytes:
-    """Write records for another process of this machine."""
+    """Return the records as msgpack bytes, for another process on the same machine."""
     told = [
         _Told(
             arrival_s=record.arrival_s,
@@ -113,7 +114,7 @@ def encode_records(records: Sequence[RequestRecord]) -> bytes:
 
 
 def decode_records(data: bytes) -> list[RequestRecord]:
-    """Read what `encode_records` wrote. Raises msgspec.DecodeError where it is cut."""
+    """Return the records that `encode_records` encoded. Raises msgspec.DecodeError for truncated data."""
     return [
         RequestRecord(
             arrival_s=told.arrival_s,

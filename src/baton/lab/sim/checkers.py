@@ -1,4 +1,4 @@
-"""Checkers: they watch a simulated cluster from outside and say which invariant is broken (docs/invariants.md)."""
+"""Checkers: observe a simulated cluster and raise `Violation` for a broken invariant (docs/invariants.md)."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from baton.lab.sim.worker import SimWorker
 Invariant = Literal["INV-1", "INV-2", "INV-3", "INV-4", "INV-5", "INV-7", "INV-8", "INV-9"]
 
 POOL_CHECK_EVENTS = 8
-"""The whole pool is checked once in so many events: it costs as much as the event."""
+"""Events between two checks of whole pools. A check costs about as much as an event."""
 WORDS_PER_REQUEST_MAX = 8
-"""Commands to one worker that wait, under way or in its inbox, per request that ever lived there at once (INV-9)."""
+"""Bound of the commands that wait for one worker, on its link or in its inbox, per request of the run (INV-9)."""
 
 
 class Violation(BatonError):
-    """An invariant is broken: a bug of ours."""
+    """An invariant is broken, which means a bug in Baton."""
 
     def __init__(self, invariant: Invariant, what: str) -> None:
         super().__init__(f"{invariant}: {what}")
@@ -43,7 +43,7 @@ def require(fact: object, invariant: Invariant, what: str) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class Watch:
-    """Checks while the simulation runs. `after_event` is called between any two events."""
+    """Checks that run during the simulation. The event loop calls `after_event` after every event."""
 
     cluster: SimCluster
     live_max: int = 0
@@ -56,7 +56,7 @@ class Watch:
             self.check_pool()
 
     def check_pool(self) -> None:
-        """INV-2 and INV-4: every pin is of a request, no block is lost, and no closed request holds blocks."""
+        """INV-2 and INV-4: every pin belongs to a request, no block is lost, and no closed request holds blocks."""
         for pool in self.cluster.server.pools.values():
             try:
                 pool.check()
@@ -67,7 +67,7 @@ class Watch:
             require(total == view.blocks_total, "INV-4", f"{total} of {view.blocks_total} blocks are accounted for")
 
     def _check_steps(self) -> None:
-        """INV-3: what a living process reads or writes belongs to the request that it works for."""
+        """INV-3: a running step reads and writes only blocks that its requests hold."""
         by_host: dict[HostId, list[SimWorker]] = {}
         for worker in self.cluster.workers:
             if worker.executing is not None:
@@ -101,7 +101,7 @@ class Watch:
                 require(writer == copy.request_id, "INV-3", what)
 
     def _landing(self, host: HostId) -> list[tuple[BlockId, RequestId]]:
-        """What wires and stores write into a host's blocks now."""
+        """Return the blocks of a host that wires and stores write now, each with its request."""
         copies = [copy for copy in self.cluster.wires.under_way if copy.target == host]
         reads = [load for load in self.cluster.stores.reading if load.host == host]
         return [(block, copy.request_id) for copy in (*copies, *reads) for block in copy.write]
@@ -137,7 +137,7 @@ def _check_readers(step: Step, written: Mapping[BlockId, RequestId], pool: HostP
 
 
 def check_end(watch: Watch, *, ended: bool, failures_allowed: bool) -> None:
-    """Check what must hold when nothing is left to do. `ended`: it came to that within the bounds."""
+    """Check the invariants at the end of a run. `ended`: the run finished within its limits of time and events."""
     cluster = watch.cluster
     journal = cluster.server.journal
     open_requests = [life.request.id for life in journal.lives.values() if not life.closes]
@@ -155,7 +155,7 @@ def check_end(watch: Watch, *, ended: bool, failures_allowed: bool) -> None:
 
 
 def check_close(life: Life, *, failures_allowed: bool) -> None:
-    """INV-1: exactly once; and nothing fails unless workers died."""
+    """INV-1: a request closes exactly once, and fails only if the run has faults that kill workers."""
     request_id = life.request.id
     outcomes = [close.outcome for _, close in life.closes]
     require(len(outcomes) == 1, "INV-1", f"{request_id} closed {len(outcomes)} times: {outcomes}")
@@ -165,7 +165,7 @@ def check_close(life: Life, *, failures_allowed: bool) -> None:
 
 
 def check_refusal(cluster: SimCluster, life: Life) -> None:
-    """INV-9: a request is rejected for a full queue only if it is full. Call at the close."""
+    """INV-9: a request is rejected with `queue_full` only if the queue is full. Call this when the request closes."""
     if life.closes[-1][1].reject == "queue_full":
         live, places = cluster.server.coordinator.live_requests, cluster.spec.queue_requests_max
         require(live >= places, "INV-9", f"{life.request.id} was refused with {live} of {places} places taken")
@@ -219,7 +219,7 @@ def _check_ascending(life: Life, times: Sequence[tuple[str, float]]) -> None:
 
 
 def check_bounds(watch: Watch) -> None:
-    """INV-9: admission bounds the requests; they bound what waits in links and inboxes."""
+    """INV-9: admission bounds the live requests, and their number bounds the commands in links and inboxes."""
     cluster = watch.cluster
     admitted_max = cluster.spec.queue_requests_max
     require(watch.live_max <= admitted_max, "INV-9", f"{watch.live_max} live requests, admission allows {admitted_max}")
@@ -235,14 +235,14 @@ def check_bounds(watch: Watch) -> None:
 
 
 def check_replay(cluster: SimCluster) -> None:
-    """INV-7: a fresh cluster that is told the same decides the same, its pools and transfers included."""
+    """INV-7: a fresh cluster that receives the same events makes the same decisions, in pools and transfers too."""
     fresh = fresh_cluster(cluster.spec, play_policies(cluster.spec, cluster.policies.name))
     agreed, difference = replay(fresh, cluster.server.journal.turns)
     require(difference is None, "INV-7", f"after {agreed} events a replay decides otherwise: {difference}")
 
 
 def check_text(life: Life, window: Window | None = None, *, layers: int = 1) -> None:
-    """INV-8: the text is what the request alone would have got; of one that did not finish, the beginning of it."""
+    """INV-8: the output equals that of the request computed alone. An unfinished output is a prefix of it."""
     prompt = life.tokens[: life.request.prompt_tokens].tolist()
     output = life.output
     expected = text_alone(life.request, prompt, window=window, layers=layers)

@@ -1,4 +1,4 @@
-"""A whole simulated cluster: the server, hosts with their workers, the wires between them, and what befalls them."""
+"""A simulated cluster: the server, hosts with their workers, wires and stores, and the failures of all of them."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ _SEED_MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimPolicies:
-    """The choices of every part: those of the coordinator, and those of batchers and the pools."""
+    """The policies of the coordinator, the batchers and the pools."""
 
     cluster: Policies
     batching: BatchingPolicy
     eviction: Callable[[], EvictionOrder]
     fairness: Callable[[], FairnessPolicy]
-    """One per worker, as live: what a worker has served, no other knows."""
+    """Makes one policy per worker, as in live mode: each worker counts only the tokens that it served itself."""
     are_own_in_workers: bool = False
-    """Batching or fairness is the user's own: what it raises ends the worker, as live."""
+    """Batching or fairness is a plug-in of the user: an exception in it ends the worker, as in live mode."""
     name: str = ""
-    """Of the scenario's policies, where a scenario is played: a replay makes them again by it."""
+    """Name of a scenario's policies, from which a replay builds them again. Empty if no scenario is played."""
 
 
 @dataclass(slots=True)
@@ -62,12 +62,12 @@ class _Process:
 
 @dataclass(slots=True, kw_only=True)
 class SimCluster:
-    """Workers and hosts come and go; the server stays."""
+    """The simulated processes and hosts. Workers and hosts join and leave; the server runs to the end."""
 
     spec: ClusterSpec
     policies: SimPolicies
     new_engine: Callable[[HostId], SimEngine]
-    """One engine per host, shared by its workers: it keeps no state about requests, and its arena is the host's."""
+    """Makes the engine of a host. The host's workers share it: it holds the host's arena and no request state."""
     server: SimServer
     loop: EventLoop
     seed: int
@@ -75,20 +75,20 @@ class SimCluster:
     stores: Stores
     engines: dict[HostId, SimEngine] = field(default_factory=dict[HostId, SimEngine])
     spike: ExtraDelay = field(default_factory=ExtraDelay)
-    """Set by `delay_messages`."""
+    """Extra delay of every message. `delay_messages` sets it."""
     boots: int = 0
     """Worker processes started so far."""
     inbound_max: int = 0
-    """Most commands that were ever under way to one worker, or waited in it for a step to end."""
+    """Highest number of commands that were on the link to one worker, or in its inbox, at the same time."""
     can_start: bool = True
-    """Whether what scaling asks for can be started."""
+    """Workers that scaling requests can start. A `StartsFail` fault sets it to False."""
     _processes: dict[WorkerId, _Process] = field(default_factory=dict[WorkerId, _Process])
     _starting: dict[WorkerId, WorkerView] = field(default_factory=dict[WorkerId, WorkerView])
-    """What scaling has asked for, and is neither there nor given up."""
+    """Workers that scaling requested and that have neither joined nor been given up."""
     _retired: set[WorkerId] = field(default_factory=set[WorkerId])
-    """Those that died before they could be retired, or once too often: none follows."""
+    """Dead workers that are not restarted: they were to be retired, or exceeded the limit of restarts."""
     _broke_s: dict[WorkerId, list[float]] = field(default_factory=dict[WorkerId, list[float]])
-    """When each worker's processes have lately ended by themselves."""
+    """Times, within the restart window, at which each worker's process ended by an exception."""
 
     @property
     def workers(self) -> list[SimWorker]:
@@ -96,14 +96,14 @@ class SimCluster:
         return [process.worker for process in self._processes.values()]
 
     def worker(self, worker: WorkerId) -> SimWorker | None:
-        """Find a living worker."""
+        """Return a living worker, or None."""
         process = self._processes.get(worker)
         return process.worker if process is not None else None
 
     # ---- hosts and workers come
 
     def open_host(self, host: HostId, kv: SimKV) -> None:
-        """Give a host its empty arena."""
+        """Add a host with an empty arena and the blocks that its tiers still store."""
         self.engines[host] = self.new_engine(host)
         self.server.tell(
             HostAdded(
@@ -118,7 +118,7 @@ class SimCluster:
             self.server.tell(FromTier(host, TierOpened(tier.name, left)))
 
     def boot(self, view: WorkerView) -> None:
-        """Start a worker and let it join. Nothing where its host is down, or has brought it up already."""
+        """Start a worker, which then joins. Do nothing if its host is down or the worker already runs."""
         if view.host not in self.engines or view.id in self._processes:
             return
         view = self._with_facts(view)
@@ -150,7 +150,7 @@ class SimCluster:
         self.server.join(view, inbound.send)
 
     def _with_facts(self, view: WorkerView) -> WorkerView:
-        """Add the limits of a worker to its view."""
+        """Return the view with the limits of its worker."""
         limits, pool = self.spec.batch_of(view.kind), self.server.pools[view.host]
         return replace(
             view,
@@ -162,7 +162,7 @@ class SimCluster:
     # ---- and go
 
     def kill(self, worker: WorkerId, death: Death, why: str) -> None:
-        """Kill a process; the server notices, and a new one joins under the same id. Nothing where it is dead."""
+        """Kill a worker process, unless it is dead. The server notices later; a new process joins under the same id."""
         process = self._processes.pop(worker, None)
         if process is None:
             return
@@ -182,7 +182,7 @@ class SimCluster:
         self.loop.at(noticed_at_s, partial(self._lose, process.view, death.restart_s, why))
 
     def _break_down(self, worker: WorkerId, why: str) -> None:
-        """Note that a process has ended by itself: it is started again as often as a server does that."""
+        """End a process in which an exception was raised. It is restarted up to the live server's limit of restarts."""
         moment_s, survival = self.loop.now_s, SurvivalConfig()
         before_s = [at_s for at_s in self._broke_s.get(worker, ()) if moment_s - at_s < survival.restart_window_s]
         self._broke_s[worker] = [*before_s, moment_s]
@@ -193,7 +193,7 @@ class SimCluster:
 
     def _lose(self, view: WorkerView, restart_s: float, why: str) -> None:
         if view.host not in self.engines or view.id in self._processes:
-            return  # its host went down meanwhile, which brings it back, or has done so
+            return  # its host went down meanwhile: the host restarts the worker, or has restarted it
         self.server.lose(view.id, why)
         if view.id in self._retired:
             self._retired.discard(view.id)
@@ -201,10 +201,10 @@ class SimCluster:
             self.loop.after(restart_s, partial(self.boot, view))
 
     def kill_host(self, host: HostId, notice_s: float, restart_s: float) -> None:
-        """Take a host down with everything on it. Nothing where it is down.
+        """Take a host down with all its workers; do nothing if it is down.
 
-        It comes back empty, with the workers that it was started with, as an agent does that joins again. What scaling
-        has added there is gone for good, and so is a host that only scaling has opened.
+        The host returns with an empty arena and its initial workers, like an agent that joins again. Workers that
+        scaling added there do not return, nor does a host that scaling opened.
         """
         if self.engines.pop(host, None) is None:
             return
@@ -219,7 +219,7 @@ class SimCluster:
     def _lose_host(self, host: HostId, restart_s: float) -> None:
         self.server.lose_host(host, "the host is down")
         self.stores.lose_host(host)
-        self.wires.lose_host(host)  # after that, so that no transfer begins a failed copy again
+        self.wires.lose_host(host)  # after `server.lose_host`, so that no transfer retries a failed copy
         for view in [view for view in self._starting.values() if view.host == host]:
             self._give_up(view)
         if host in self.spec.hosts():
@@ -232,10 +232,10 @@ class SimCluster:
                 self.boot(view)
 
     def reshape(self, command: SetRole | StartWorker | RetireWorker) -> None:
-        """Do what roles and scaling ask: a flip is at once, a new worker takes its time to start."""
+        """Perform a command of roles or scaling. A role flip is immediate; a new worker needs `worker_start_s`."""
         match command:
             case SetRole():
-                pass  # the coordinator knows; a worker does what it is given
+                pass  # only the coordinator uses roles; a worker executes any request that it receives
             case StartWorker():
                 view = self._starting[command.worker] = self._added(command)
                 self.loop.after(self.spec.worker_start_s, partial(self._boot_added, view))
@@ -245,7 +245,7 @@ class SimCluster:
                 assert_never(command)
 
     def _added(self, command: StartWorker) -> WorkerView:
-        """A worker like the first of its role: of its kind, on its host, or on its own where those have one each."""
+        """Return a view of the kind and host of the role's first worker group. `host = "each"` makes a new host."""
         alike = [group for group in self.spec.workers if group.role == command.role] or [SimWorkers(role=command.role)]
         host = HostId(f"host-of-{command.worker}" if alike[0].host == "each" else alike[0].host)
         return WorkerView(id=command.worker, host=host, role=command.role, kind=alike[0].kind)
@@ -282,21 +282,21 @@ class SimCluster:
     # ---- copies between hosts
 
     def copy_s(self, copy: CopyBlocks) -> float:
-        """How long a copy takes that is alone on its wire: what its prefill has not hidden.
+        """Return the duration of a copy that is alone on its wire, without the part that overlaps its prefill.
 
-        Some layers of some tokens take as long as all layers of so many fewer tokens.
+        A copy of some layers takes as long as a copy of all layers of proportionally fewer tokens.
         """
         transfer_s = self.server.cluster.transfers.links.wire_s(copy.source, copy.target, copy.whole_tokens)
         life = self.server.journal.lives.get(copy.request_id)
         wire = self.spec.wire
         computed_s = [*life.token_times_s[:1], *life.handoffs_s[:1]] if life is not None else []
         if life is None or not computed_s or life.started_at_s is None:
-            return transfer_s  # a prefix is fetched: nothing is computed meanwhile
+            return transfer_s  # a prefix fetch precedes the prefill, so no computation hides it
         hidden_s = wire.overlap_ratio * (computed_s[0] - life.started_at_s)
         return min(transfer_s, max(wire.residue_s, transfer_s - hidden_s))
 
     def end_copy(self, copy: CopyBlocks, landed: bool) -> None:  # noqa: FBT001  what Wires calls
-        """Move the bytes of a copy that has come to its end, and tell the server."""
+        """Move the bytes of a finished copy and tell the server whether it landed."""
         source, target = self.engines.get(copy.source), self.engines.get(copy.target)
         landed = landed and source is not None and target is not None
         if source is not None and target is not None and landed:
@@ -306,7 +306,7 @@ class SimCluster:
     # ---- time
 
     def keep_ticking(self) -> None:
-        """Let roles, scaling and moves be looked at, as long as anything else is left to do."""
+        """Tick the policies of roles, scaling and moves every `tick_s`, until no other event is scheduled."""
         if self.policies.cluster.is_restless:
             self.loop.after(self.spec.tick_s, self._tick)
 
@@ -325,7 +325,7 @@ class SimCluster:
         self.inbound_max = max(self.inbound_max, longest)
 
     def _delays(self, direction: int) -> Delays:
-        """Every link draws its own delays: they do not depend on what happens elsewhere."""
+        """Return the delays of one link. Each link has its own seed, so its delays do not depend on other links."""
         link = self.spec.link
         seed = (self.seed & _SEED_MASK, self.boots, direction)
         draw = Generator(PCG64(seed))
@@ -333,7 +333,10 @@ class SimCluster:
 
 
 def _copy_tokens(copy: CopyBlocks, source: SimEngine, target: SimEngine, pools: Mapping[HostId, HostPool]) -> None:
-    """Move the bytes of a copy, token by token: hosts may differ in their blocks. An engine with foresight has none."""
+    """Move the bytes of a copy token by token, because hosts may differ in block size.
+
+    An engine with foresight stores no bytes, so its copies move none.
+    """
     skipped = copy.first_token % pools[copy.source].block_tokens
     for slot in range(copy.tokens) if source.foresight is None else ():
         target.write(copy.write, slot, source.kv_of(copy.read, skipped + slot, copy.layers), copy.layers)
@@ -342,7 +345,7 @@ def _copy_tokens(copy: CopyBlocks, source: SimEngine, target: SimEngine, pools: 
 def fresh_cluster(
     spec: ClusterSpec, policies: SimPolicies, steps: list[CoordinatorDecision | PoolDecision] | None = None
 ) -> Cluster:
-    """Make the deciding half of a cluster file, before any host has joined. `steps`: see `Cluster`."""
+    """Return the coordinator and pool rules of a cluster file, before any host joins. `Cluster` appends to `steps`."""
     coordinator = Coordinator(policies.cluster, spec.kv.block_tokens, window=spec.window)
     rules = PoolRules(eviction=policies.eviction, prompts=spec.prompt_rules)
     return Cluster(coordinator, rules, steps)
@@ -357,7 +360,7 @@ def build_cluster(
     journal: Journal,
     closed: Callable[[Life], None],
 ) -> SimCluster:
-    """Put a cluster together and let its workers join at time 0."""
+    """Return a cluster whose hosts and workers have joined at time 0."""
     loop = EventLoop()
     server = SimServer(
         loop=loop,

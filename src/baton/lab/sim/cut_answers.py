@@ -1,4 +1,4 @@
-"""Answers that ended before those of the trace did: how long a simulated client asks for, and what was cut off."""
+"""Truncated answers: the output limit of simulated requests, and a report of answers shorter than in the trace."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from baton.lab.sim.spec import ClusterSpec
 from baton.lab.workload.request import Trace
 
 USUAL_TOKENS_MAX = 4096
-"""What a client asks for at most, where neither the cluster nor the trace says more."""
+"""Output limit of a request, unless the cluster sets another or the trace has longer answers."""
 
 
 def asked_tokens_max(spec: ClusterSpec, trace: Trace) -> int:
-    """Say how many output tokens every client asks for at most: what the cluster says, otherwise enough for all.
+    """Return the output limit that every request asks for: the cluster's, otherwise enough for the longest answer.
 
-    It is one number for all that a server gets, so that no policy can tell a short answer from a long one.
+    All requests have the same limit, so that no policy can tell a short answer from a long one.
     """
     if spec.output_tokens_max is not None:
         return spec.output_tokens_max
@@ -23,7 +23,7 @@ def asked_tokens_max(spec: ClusterSpec, trace: Trace) -> int:
 
 
 def describe_cut_answers(records: Sequence[RequestRecord], spec: ClusterSpec) -> list[str]:
-    """Say how many answers were cut and by how much, and what to change. Empty where every answer came whole."""
+    """Return lines that count the truncated answers by cause and the missing tokens. Empty if no answer was cut."""
     cut = [record for record in records if record.cut_tokens]
     if not cut:
         return []

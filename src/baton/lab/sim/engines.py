@@ -1,4 +1,4 @@
-"""What computes tokens in the simulator: the hash engine over plain bytes, or a stand-in that knows only lengths."""
+"""Engines of simulated workers: the hash engine, which computes text, and a stand-in that knows only lengths."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _NO_TOKEN, _STOP = SliceResult(), SliceResult(token=STOP_TOKEN)
 
 
 class Foresight(Protocol):
-    """What a simulation has to know to jump over decode steps: when they end requests, without computing them."""
+    """Predicts decode steps, so that the simulator can skip them instead of computing each one."""
 
     def ends(self, run: DecodeRun) -> tuple[int, Mapping[RequestId, int]]:
-        """Return how many steps of the run it takes until a request ends, at most all of them.
+        """Return the number of steps until a request of the run ends, at most all steps of the run.
 
         Return also the requests that the last of these steps ends, each with its final token.
         """
         ...
 
     def token(self, request: Request) -> array[int]:
-        """Return what the request decodes in every step that does not end it, as an array of one."""
+        """Return the token that the request decodes in every step but its last, as an array of one."""
         ...
 
 
@@ -47,30 +47,30 @@ class SimEngine(Protocol):
 
     @property
     def foresight(self) -> Foresight | None:
-        """Tell what comes of decode steps. None: they have to be computed, one after the other."""
+        """The engine's prediction of decode steps. None: the engine has to compute every step."""
         ...
 
     def execute(self, step: Step) -> StepResult: ...
 
     @property
     def layers(self) -> int:
-        """Count the layers that a step computes one after the other."""
+        """Number of layers that a step computes one after the other."""
         ...
 
     def compute_layers(self, step: Step, end: int) -> None:
-        """Write what a step has written when the layers before `end` are done."""
+        """Write the KV of the step's layers before `end`."""
         ...
 
     def scribble(self, step: Step) -> None:
-        """Leave the step's own slots as a process leaves them that was killed while it wrote them."""
+        """Overwrite the KV of the step's tokens with garbage, as if the process died while it wrote them."""
         ...
 
     def kv_of(self, table: Sequence[BlockId], slot: int, layers: LayerSpan | None = None) -> bytes:
-        """Read one token's KV, for a copy to another host; `slot` counts the tokens from the table's first on."""
+        """Return one token's KV, for a copy to another host. `slot` counts tokens from the start of the table."""
         ...
 
     def write(self, table: Sequence[BlockId], slot: int, kv: bytes, layers: LayerSpan | None = None) -> None:
-        """Write what another host's engine has read of the same layers."""
+        """Write one token's KV that `kv_of` of another host's engine returned for the same layers."""
         ...
 
 
@@ -88,7 +88,7 @@ class ContentEngine:
 
     @property
     def foresight(self) -> None:
-        """See `SimEngine.foresight`. A text has to be computed."""
+        """None: the text depends on the KV bytes, so every step is computed."""
         return
 
     def execute(self, step: Step) -> StepResult:
@@ -110,26 +110,26 @@ class ContentEngine:
         token[:] = np.frombuffer(kv, np.uint8).reshape(token.shape)
 
     def _token(self, table: Sequence[BlockId], slot: int, layers: LayerSpan | None) -> npt.NDArray[np.uint8]:
-        """Where a token's KV is: [layers, planes, width]."""
+        """Return a view of one token's KV: [layers, planes, width]."""
         block, rest = divmod(slot, self._blocks.shape[3])
         span = slice(None) if layers is None else slice(layers.first, layers.end)
         return self._blocks[table[block], span, :, rest]
 
 
 def content_layout(block_tokens: int, layers: int) -> KVLayout:
-    """How the hash model's KV lies in a simulated arena, were it of so many layers."""
+    """Return the KV layout of the hash model in a simulated arena, with this number of layers."""
     return replace(hash_card(), layers=layers).layout(block_tokens=block_tokens, dtype="uint8")
 
 
 @dataclass(frozen=True, slots=True)
 class LengthEngine:
-    """Emits placeholder tokens up to the request's true output length, which no other part of the simulation knows."""
+    """Emits placeholder tokens up to a request's output length in the trace, which is hidden from the policies."""
 
     output_tokens: Mapping[RequestId, int]
     jumps: bool = True
-    """False: every step is played on its own, which gives the same and takes longer."""
+    """Skip decode steps in closed form. False plays every step, with the same results, but slower."""
     layers: int = 1
-    """See `SimEngine.layers`."""
+    """Number of layers that a step computes one after the other."""
 
     @property
     def foresight(self) -> Foresight | None:
@@ -148,24 +148,24 @@ class LengthEngine:
         return steps, ended
 
     def token(self, request: Request) -> array[int]:
-        """See `Foresight.token`. One of its own, so that two answers to one prompt do not share blocks."""
+        """Return a token that depends on the request, so that two answers to one prompt do not share blocks."""
         return array("I", (_token(request.id),))
 
     def execute(self, step: Step) -> StepResult:
         return StepResult([self._result(part) for part in step.slices])
 
     def compute_layers(self, step: Step, end: int) -> None:
-        """There are no bytes."""
+        """Do nothing: this engine stores no KV."""
 
     def scribble(self, step: Step) -> None:
-        """There are no bytes."""
+        """Do nothing: this engine stores no KV."""
 
     def kv_of(self, table: Sequence[BlockId], slot: int, layers: LayerSpan | None = None) -> bytes:
-        """There is none."""
+        """Return no bytes: this engine stores no KV."""
         return b""
 
     def write(self, table: Sequence[BlockId], slot: int, kv: bytes, layers: LayerSpan | None = None) -> None:
-        """There is none."""
+        """Do nothing: this engine stores no KV."""
 
     def _result(self, part: Slice) -> SliceResult:
         if not part.sample:
@@ -187,9 +187,9 @@ def text_alone(
     window: Window | None = None,
     layers: int = 1,
 ) -> list[int]:
-    """Compute a request's whole output alone: no batch, no scheduler, no shared block.
+    """Return the output of a request that is computed alone: no batch, no scheduler, no shared block.
 
-    The oracle of INV-8, as simple as it can be: the prompt in one step, then token after token.
+    This is the oracle of INV-8. It computes the prompt in one step, then one token a step.
     """
     tokens_max = len(prompt) + request.output_tokens_max
     blocks = -(-tokens_max // block_tokens)

@@ -1,4 +1,4 @@
-"""A file of faults for `baton sim --faults`: what it may say, and what is wrong with it."""
+"""Read and check a file of faults for `baton sim --faults`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from baton.lab.sim.spec import ClusterSpec
 
 
 class FaultFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole file."""
+    """Top-level keys of the file."""
 
     faults: tuple[TimedFault, ...]
 
 
 def read_faults(path: Path, spec: ClusterSpec) -> tuple[TimedFault, ...]:
-    """Read a file of faults, `.toml`, `.yaml` or `.json`, for a cluster.
+    """Return the faults of a `.toml`, `.yaml` or `.json` file for a cluster.
 
-    Raises ConfigError with every problem, each beside the file's name.
+    Raises ConfigError with every problem, each with the file's name.
     """
     with in_file(path, "the faults"):
         raw = keys_of(path.read_text(encoding="utf-8"), form_of(path), example="the key `faults` with the list of them")
@@ -49,7 +49,7 @@ def _problems(raw: dict[str, Any], spec: ClusterSpec) -> list[str]:
 
 
 def _cell_problems(faults: Sequence[TimedFault], cells: int) -> list[str]:
-    """Refuse faults that name a worker or a host, because every cell has one of that name."""
+    """Return an error for each fault that names a worker or a host, because every cell has one of that name."""
     why = f"names a worker or a host, and each of the {cells} cells has one of that name"
     instead = f"play one cell with its share: cells = 1 and 1/{cells} of the requests"
     return [
@@ -60,7 +60,7 @@ def _cell_problems(faults: Sequence[TimedFault], cells: int) -> list[str]:
 
 
 def _check(spec: ClusterSpec) -> Check:
-    """Who there is, and which times and factors can be."""
+    """Return a check that names exist in the cluster and that times and factors are in range."""
     hosts = [*spec.hosts()]
     known: dict[str, Sequence[str]] = {
         "worker": [view.id for view in spec.views()],

@@ -1,4 +1,4 @@
-"""Faults strike a simulated cluster, each at its time or when its request or worker has come that far."""
+"""Injects faults into a simulated cluster, at a fixed time or when a request or worker reaches a given state."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from baton.lab.sim.worker import SimWorker
 
 @dataclass(slots=True)
 class Trigger:
-    """Something that waits for a condition, which is looked at between any two events."""
+    """An action that runs once its condition holds. The condition is checked after every event."""
 
     ready: Callable[[], bool]
     fire: Callable[[], None]
@@ -38,23 +38,23 @@ class Trigger:
 
 @dataclass(slots=True)
 class FaultInjector:
-    """The faults of one run on its cluster."""
+    """Schedules and performs the faults of one run."""
 
     cluster: SimCluster
     triggers: list[Trigger] = field(default_factory=list[Trigger])
-    """Faults that wait for a condition instead of a time. `after_event` checks them."""
+    """Faults that wait for a condition instead of a time."""
     _slow: list[tuple[Slow, SimWorker]] = field(default_factory=list[tuple[Slow, SimWorker]])
-    """What slows which process now. One that is started again begins afresh."""
+    """Active slowdowns, each with its process. A restarted process has none."""
     _lasting: list[DelaySpike | StartsFail] = field(default_factory=list[DelaySpike | StartsFail])
-    """What has begun and not ended. Each ends by itself, whatever others of its kind do."""
+    """Active faults of these kinds. They may overlap; each ends at its own time."""
 
     def schedule(self, faults: Iterable[Fault]) -> None:
-        """Let faults strike."""
+        """Schedule the faults on the cluster's event loop, or as triggers."""
         for fault in faults:
             self._schedule(fault)
 
     def after_event(self) -> None:
-        """Fire what is ready."""
+        """Fire the triggers whose condition holds."""
         for trigger in [trigger for trigger in self.triggers if trigger.ready()]:
             self.triggers.remove(trigger)
             trigger.fire()
@@ -126,7 +126,7 @@ class FaultInjector:
             self._pace(worker)
 
     def _pace(self, worker: SimWorker) -> None:
-        """Let a process be as slow as everything together that slows it now."""
+        """Slow a process by the product of all factors that apply to it now."""
         worker.slow_down(prod((fault.factor for fault, slow in self._slow if slow is worker), start=1.0))
 
     def _begin(self, fault: DelaySpike | StartsFail) -> None:
@@ -138,7 +138,7 @@ class FaultInjector:
         self._settle(fault)
 
     def _settle(self, fault: DelaySpike | StartsFail) -> None:
-        """Let the cluster have what all faults of this kind that last now come to."""
+        """Apply the combined effect of all active faults of this kind: delays add up; one `StartsFail` is enough."""
         match fault:
             case DelaySpike():
                 delay_messages(
@@ -148,7 +148,7 @@ class FaultInjector:
                 self.cluster.can_start = not any(isinstance(other, StartsFail) for other in self._lasting)
 
     def _is_computed(self, request_id: RequestId) -> bool:
-        """Tell whether a step is under way that the request is in."""
+        """Return whether a running step contains the request."""
         steps = [worker.executing for worker in self.cluster.workers if worker.executing is not None]
         return any(part.request_id == request_id for step in steps for part in step.slices)
 
@@ -170,7 +170,7 @@ class FaultInjector:
 
 
 def cancel_request(cluster: SimCluster, request_id: RequestId) -> None:
-    """Let the client of a request go: the server has what its worker has said by now."""
+    """Cancel a request, after its worker has reported the steps that have ended by now."""
     life = cluster.server.journal.lives.get(request_id)
     worker = cluster.worker(life.worker) if life is not None and life.worker is not None else None
     if worker is not None:
@@ -179,7 +179,7 @@ def cancel_request(cluster: SimCluster, request_id: RequestId) -> None:
 
 
 def delay_messages(cluster: SimCluster, delay_s: float) -> None:
-    """Let every message that is sent from now on take so much longer."""
+    """Delay every message that is sent from now on by another `delay_s`."""
     for worker in cluster.workers:
         worker.catch_up()
     cluster.spike.delay_s = delay_s

@@ -1,4 +1,4 @@
-"""What can go wrong in a simulated cluster, as plain data: written into a scenario, replayed from it."""
+"""Faults of a simulated cluster, as plain data in scenarios and fault files."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from msgspec import Struct
 from baton.core.types import HostId, RequestId, Role, WorkerId
 
 KillMoment = Literal["during", "after"]
-"""In the step, with half of it written; or right after, with its report under way."""
+"""`during`: in the step, whose KV is left as garbage. `after`: after the step, with its report under way."""
 ReportsFate = Literal["delivered", "lost", "late"]
-"""What becomes of a dead worker's last messages: they arrive before its death is noticed, never, or after that."""
+"""Fate of a dead worker's last messages: they arrive before the server notices the death, never, or afterwards."""
 StoreTrouble = Literal["full", "down", "slow", "damaged", "lost"]
 Stage = Literal["arrived", "prefilling", "handed_off", "decoding"]
 
 
 class Death(Struct, frozen=True, kw_only=True):
-    """How the end of a process becomes known, and what comes after it."""
+    """How the server learns of the end of a process, and when the process restarts."""
 
     reports: ReportsFate = "delivered"
     notice_s: float = 0.0
-    """From its death until the server knows."""
+    """Time from the death until the server notices it."""
     restart_s: float = 0.0
-    """From then until a new process under the same id has joined."""
+    """Time from the notice until a new process joins under the same id."""
     late_s: float = 0.0
-    """How long after its death its last messages arrive at the earliest, where they are late."""
+    """With `late` reports: minimum time from the notice until the last messages arrive."""
 
 
 class Kill(Struct, frozen=True, tag=True, kw_only=True):
-    """The process is killed, wherever it is."""
+    """The process is killed at a time, even in the middle of a step."""
 
     worker: WorkerId
     at_s: float
@@ -48,7 +48,7 @@ class KillAtStep(Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Hang(Struct, frozen=True, tag=True, kw_only=True):
-    """The process stops doing anything; after a silence the server kills it."""
+    """The process stops responding. The server kills it after `silent_s`."""
 
     worker: WorkerId
     at_s: float
@@ -57,7 +57,7 @@ class Hang(Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Slow(Struct, frozen=True, tag=True, kw_only=True):
-    """Steps take longer for a while."""
+    """Steps of a worker that begin within `for_s` take `factor` times as long."""
 
     worker: WorkerId
     at_s: float
@@ -66,7 +66,7 @@ class Slow(Struct, frozen=True, tag=True, kw_only=True):
 
 
 class DelaySpike(Struct, frozen=True, tag=True, kw_only=True):
-    """Every message sent in this time takes longer."""
+    """Every message sent within `for_s` takes `delay_s` longer."""
 
     at_s: float
     for_s: float
@@ -74,7 +74,7 @@ class DelaySpike(Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Cancel(Struct, frozen=True, tag=True, kw_only=True):
-    """A client hangs up some time after its request has come this far."""
+    """A client disconnects `delay_s` after its request has reached a stage."""
 
     request_id: RequestId
     stage: Stage
@@ -95,13 +95,13 @@ class HostKill(Struct, frozen=True, tag=True, kw_only=True):
     host: HostId
     at_s: float
     notice_s: float
-    """From then until the server knows."""
+    """Time from `at_s` until the server notices it."""
     restart_s: float
-    """From then until its workers have joined again."""
+    """Time from the notice until the host's workers join again."""
 
 
 class WireCut(Struct, frozen=True, tag=True, kw_only=True):
-    """The wire between two hosts is down for a while: what is on it fails."""
+    """The wire between two hosts is down for `for_s`: copies on it fail."""
 
     one: HostId
     other: HostId
@@ -110,50 +110,51 @@ class WireCut(Struct, frozen=True, tag=True, kw_only=True):
 
 
 class StoreFault(Struct, frozen=True, tag=True, kw_only=True):
-    """A tier's store misbehaves. No request fails from it: blocks are not kept, or become misses."""
+    """A tier's store fails. No request fails from it: blocks are not stored, or become cache misses."""
 
     host: HostId
     tier: str
     what: StoreTrouble
-    """It keeps nothing more, answers nothing but no, takes ten times as long; or, at once: every other block has a bit
-    flipped, or is gone without a word."""
+    """`full`: every write is refused. `down`: every read and write is refused. `slow`: they take ten times as long.
+
+    Two kinds act once, at `at_s`. `damaged`: every other block has a bit flipped. `lost`: all blocks are gone."""
     at_s: float
     for_s: float
-    """How long it is full, down or slow."""
+    """Duration of `full`, `down` and `slow`."""
 
 
 class StartsFail(Struct, frozen=True, tag=True, kw_only=True):
-    """No worker that scaling asks for can be started for a while: there is no room, or its model does not load."""
+    """Workers that scaling requests cannot start for `for_s`: no capacity is free, or the model does not load."""
 
     at_s: float
     for_s: float
 
 
 class Herd(Struct, frozen=True, tag=True, kw_only=True):
-    """No client reaches the server for a while. All requests of that time arrive together at its end."""
+    """No client reaches the server for `for_s`. All requests of that time arrive together at its end."""
 
     at_s: float
     for_s: float
 
 
 Fault = Kill | KillAtStep | Hang | Slow | DelaySpike | Cancel | Flip | HostKill | WireCut | StoreFault | StartsFail
-"""Faults of a running cluster. A herd is none of them: it changes arrival times only."""
+"""Faults that `FaultInjector` performs. A herd is not among them, because it only changes arrival times."""
 TimedFault = Kill | Hang | Slow | DelaySpike | Flip | HostKill | WireCut | StoreFault | StartsFail | Herd
-"""What a file for `baton sim --faults` may hold: it strikes at a time, whatever a request or a worker is at."""
+"""Faults that a file for `baton sim --faults` may hold. They strike at a time, not at a state of a request."""
 
 EVERYWHERE = (DelaySpike, StartsFail, Herd)
 """Faults that name no worker or host: they strike every cell."""
 
 
 def select_herds(faults: Iterable[TimedFault]) -> list[Herd]:
-    """Pick the herds, in the order of time."""
+    """Return the herds in order of time."""
     return sorted((fault for fault in faults if isinstance(fault, Herd)), key=lambda herd: herd.at_s)
 
 
 def delayed_arrival_s(at_s: float, herds: Sequence[Herd]) -> float:
-    """Return when a request of time `at_s` reaches the server.
+    """Return when a request that was sent at `at_s` reaches the server.
 
-    `herds` are in order of time, because the end of one may lie within the next.
+    `herds` must be in order of time, because the end of one may lie within the next.
     """
     for herd in herds:
         if herd.at_s <= at_s < herd.at_s + herd.for_s:

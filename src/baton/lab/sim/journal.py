@@ -1,4 +1,4 @@
-"""What happened in a simulation: the life of every request, and everything that was said, in order."""
+"""The record of a simulation: the life of every request, and every event and decision in order."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ class Life:
 
     request: Request
     tokens: array[int]
-    """Prompt and the output so far: the server holds the truth about a request. An array: four bytes a token."""
+    """Prompt and output so far. An array, because it needs only four bytes a token."""
     attempt: int = 0
     worker: WorkerId | None = None
-    """The worker that has it. None: no worker yet, or its worker is lost and no other was found."""
+    """The worker that holds the request. None: not assigned yet, or the worker was lost and no other was found."""
     started_at_s: float | None = None
-    """Start of the first step that computed a part of it."""
+    """Start of the first step that computed a part of the request."""
     leaves_first_token: bool = False
-    """Some attempt left the first token to the decode worker."""
+    """An attempt of the request left the first token to the decode worker."""
     handoffs_s: tuple[float, ...] = ()
-    """When a worker was told to go on with it."""
+    """Times at which a decode worker received the request."""
     token_times_s: array[float] = field(default_factory=lambda: array("d"))
     prompt_logprobs: int = 0
-    """Log probabilities of prompt tokens that came with the first token."""
+    """Number of log probabilities of prompt tokens that came with the first token."""
     cached_tokens: int | None = None
-    """Of the first grant."""
+    """Cached tokens of the first grant of blocks."""
     closes: tuple[tuple[float, CloseRequest], ...] = ()
 
     @property
@@ -44,25 +44,28 @@ class Life:
 
 @dataclass(slots=True, kw_only=True)
 class Journal:
-    """Written by the simulated server, read by the checkers. Grows with the run: without `keep_log`, by lives only."""
+    """Written by the simulated server, read by the checkers.
+
+    The journal grows during the run. Without `keep_log` it holds `lives` only.
+    """
 
     keep_log: bool
     tap: Callable[[Decision], None] | None = None
-    """Takes every decision as it is made: for a log file, or a timeline."""
+    """Receives every decision as it is made, for a log file or a timeline."""
     lives: dict[RequestId, Life] = field(default_factory=dict[RequestId, Life])
     turns: list[Decision] = field(default_factory=list[Decision])
-    """The decision log, with `keep_log`."""
+    """The decision log. Empty without `keep_log`."""
     log: list[CoordinatorDecision | PoolDecision] = field(default_factory=list[CoordinatorDecision | PoolDecision])
-    """Every event into the coordinator and the pools, with `keep_log`."""
+    """Every event into the coordinator and the pools, with its decision. Empty without `keep_log`."""
 
     @property
     def steps(self) -> list[CoordinatorDecision | PoolDecision] | None:
-        """Where the cluster notes its steps. None: nowhere."""
+        """The list that the cluster appends its decisions to. None: it records none."""
         return self.log if self.keep_log else None
 
     @property
     def is_logging(self) -> bool:
-        """Tell whether decisions are to be made for the log."""
+        """A consumer of decisions exists: the journal's log, or `tap`."""
         return self.keep_log or self.tap is not None
 
     def log_decision(self, decision: Decision) -> None:
@@ -72,9 +75,9 @@ class Journal:
             self.tap(decision)
 
     def decisions(self) -> list[CoordinatorDecision]:
-        """Return what the coordinator has decided."""
+        """Return the coordinator's decisions, without those of pools."""
         return [entry for entry in self.log if isinstance(entry, CoordinatorDecision)]
 
     def encoded(self) -> bytes:
-        """Return the log as bytes: two runs are the same when these are (INV-6)."""
+        """Return the log as bytes. Equal bytes mean that two runs were identical (INV-6)."""
         return msgspec.msgpack.encode((self.turns, self.log))

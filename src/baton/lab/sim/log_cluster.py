@@ -1,4 +1,4 @@
-"""The cluster that wrote a live server's decision log, as the simulator takes it."""
+"""Build a simulated cluster from a live server's decision log."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from baton.lab.sim.spec import ClusterSpec, SimKind, SimKV, SimWorkers
 
 
 def cluster_of_log(header: LogHeader, decisions: Iterable[Decision]) -> ClusterSpec:
-    """Return the workers that had joined when the first request came, in their roles then, with the log's cost model.
+    """Return a cluster of the workers that joined before the first request, with the log's cost model.
 
-    Later changes (deaths, flips by hand, workers that scaling added) are left out: a simulation shows what the policies
-    make of the fleet as it was started. Raises ConfigError for a log without a worker.
+    Workers have the roles with which they joined. Later changes (deaths, manual role flips, scaling) are left out, so
+    that the simulated policies start from the initial fleet. Raises ConfigError for a log without a worker.
     """
     views, output_tokens = _first_views(decisions)
     if not views:
@@ -38,7 +38,10 @@ def cluster_of_log(header: LogHeader, decisions: Iterable[Decision]) -> ClusterS
 
 
 def _first_views(decisions: Iterable[Decision]) -> tuple[list[WorkerView], int]:
-    """Return the workers as they first joined, before any request where some did; and the longest output asked for."""
+    """Return the first view of each worker, and the largest output limit of any request.
+
+    Workers that joined after the first request count only if no worker joined before it.
+    """
     early: dict[WorkerId, WorkerView] = {}
     late: dict[WorkerId, WorkerView] = {}
     arrived, output_tokens = False, 0
@@ -58,7 +61,7 @@ def _place(view: WorkerView) -> tuple[str, str]:
 
 
 def _kind_name(view: WorkerView) -> str:
-    """Workers are of one kind that have the same arena and the same steps."""
+    """Return the kind of a worker: workers with equal limits of KV, step tokens and requests are of one kind."""
     return f"{view.kv_tokens_max}-{view.step_tokens_max}-{view.requests_max}"
 
 

@@ -1,4 +1,4 @@
-"""Virtual time: a heap of things to do, and links on which messages take time but never overtake each other."""
+"""Virtual time: an event heap, and links that deliver messages after a delay and in order."""
 
 from __future__ import annotations
 
@@ -17,40 +17,41 @@ from msgspec import Struct
 Action = Callable[[], None]
 Message = TypeVar("Message")
 STEP_ENDS = -1
-"""Rank of what a worker does at the end of a step: before everything else of that moment."""
+"""Rank of the end of a worker's step: it precedes all other events of the same time."""
 _DRAWS = 2048
 """Delays that a link draws at a time: 16 KiB."""
 _ROUNDING_S = 1e-9
-"""Far more than sums of delays can be off by."""
+"""Float tolerance, larger than the rounding error of a sum of delays."""
 ARRAY_MIN = 64
-"""Numbers from which on an array is quicker than a loop. Both compute the same."""
+"""Length from which NumPy is faster than a loop. Both give the same results."""
 WORLD = 0
-"""Rank of arrivals, faults and everything else that is no message."""
+"""Rank of arrivals, faults and every other event that is neither a message nor the end of a step."""
 
 
 @dataclass(slots=True)
 class EventLoop:
     """The event heap of a simulation.
 
-    What happens in one moment happens by rank: ends of steps, the world, then one link after the other; within a rank,
-    in the order in which it was scheduled. So the order does not depend on when something was known to come.
+    Events of the same time run in order of rank: ends of steps, `WORLD`, then one link after the other. Events of the
+    same rank run in the order in which they were scheduled. So the order across ranks does not depend on the order of
+    scheduling.
     """
 
     now_s: float = 0.0
     events: int = 0
-    """Events so far."""
+    """Events run so far."""
     _heap: list[tuple[float, int, int, Action]] = field(default_factory=list[tuple[float, int, int, Action]])
     _number: Callable[[], int] = field(default_factory=lambda: count(1).__next__)
-    """Numbers what is scheduled: among equals, the first goes first."""
+    """Returns the next sequence number, the tie-break between events of the same time and rank."""
     _links: int = 0
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is left to do."""
+        """No event is scheduled."""
         return not self._heap
 
     def at(self, when_s: float, action: Action, rank: int = WORLD) -> None:
-        """Do something at a time, or now where the time has passed."""
+        """Schedule an action at a time, or now if that time has passed."""
         if when_s < self.now_s:
             when_s = self.now_s
         heappush(self._heap, (when_s, rank, self._number(), action))
@@ -59,12 +60,12 @@ class EventLoop:
         self.at(self.now_s + delay_s, action)
 
     def link_rank(self) -> int:
-        """Give a new link its place among what happens in one moment."""
+        """Return the rank of a new link."""
         self._links += 1
         return self._links
 
     def run(self, *, until_s: float, events_max: int, after_each: Action | None = None) -> bool:
-        """Work until nothing is left (True), or until the time or the events are used up (False)."""
+        """Run events until none is left (True), or until a limit of time or events is reached (False)."""
         heap, pop, events = self._heap, heappop, self.events
         try:
             while heap:
@@ -84,14 +85,14 @@ class EventLoop:
 
 @dataclass(slots=True)
 class ExtraDelay:
-    """What is added to the delay of every message that is sent now, on all links of a cluster."""
+    """The extra delay of messages on all links of a cluster. It applies to messages that are sent from now on."""
 
     delay_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
 class Delays:
-    """How long the messages of one link take: uniform between two bounds, drawn in the order of the messages."""
+    """The delays of one link's messages: uniform between two bounds, drawn in the order of the messages."""
 
     min_s: float
     max_s: float
@@ -99,10 +100,10 @@ class Delays:
     spike: ExtraDelay
     _drawn: array[float] = field(default_factory=lambda: array("d"))
     _taken: int = 0
-    """How many of them are used."""
+    """How many of `_drawn` are used."""
 
     def next_s(self) -> float:
-        """Draw a delay."""
+        """Return the delay of the next message."""
         taken = self._taken
         if taken == len(self._drawn):
             self._draw(1)
@@ -111,7 +112,7 @@ class Delays:
         return self._drawn[taken] + self.spike.delay_s
 
     def several(self, sent_s: array[float], begin: int, end: int, drained_s: float) -> MessageBatch:
-        """Draw a delay for each message that is sent at `sent_s[begin:end]`, behind one that arrives at `drained_s`."""
+        """Draw delays of messages that are sent at `sent_s[begin:end]`. None of them arrives before `drained_s`."""
         messages = end - begin
         if self._taken + messages > len(self._drawn):
             self._draw(messages)
@@ -127,7 +128,7 @@ class Delays:
         return MessageBatch(messages, drawn_s[first : self._taken], spike_s, drained_s, last_s)
 
     def _draw(self, messages: int) -> None:
-        """Draw many at once, which is quicker; keep what is not used yet."""
+        """Draw many delays at once, which is faster, and keep the unused ones."""
         more = self.min_s + (self.max_s - self.min_s) * self.draw.random(messages + _DRAWS)
         self._drawn = self._drawn[self._taken :] + array("d", more.tobytes())
         self._taken = 0
@@ -138,9 +139,9 @@ class MessageBatch(Struct, frozen=True, gc=False):
 
     messages: int
     drawn_s: array[float]
-    """Their delays."""
+    """Their delays, without `spike_s`."""
     spike_s: float
-    """What comes on top of each."""
+    """Extra delay of each message."""
     behind_s: float
     """None of them arrives before this."""
     last_s: float
@@ -148,7 +149,7 @@ class MessageBatch(Struct, frozen=True, gc=False):
 
 
 def arrival_times_s(sent_s: array[float], flocks: Sequence[MessageBatch]) -> array[float]:
-    """Say when each of these messages arrives. `sent_s`: when they were sent, of all flocks in order."""
+    """Return the arrival time of every message. `sent_s` holds their send times, in the order of the batches."""
     if len(sent_s) < ARRAY_MIN:
         return _one_by_one(sent_s, flocks)
     delays_s = [_delays_s(flock) for flock in flocks]
@@ -190,7 +191,7 @@ class MessageLink(Generic[Message]):
     """When the last message sent so far arrives."""
     in_flight: int = 0
     in_flight_max: int = 0
-    """Most messages that were ever under way at once."""
+    """Highest number of messages that were under way at once."""
     _closed: bool = False
     _held_until_s: float = 0.0
     _rank: int = field(init=False)
@@ -199,7 +200,7 @@ class MessageLink(Generic[Message]):
         self._rank = self.loop.link_rank()
 
     def send(self, message: Message) -> None:
-        """Send a message; lost without a sound once the link is closed."""
+        """Send a message. A closed link drops it silently."""
         if not self._closed:
             arrives_s = self.loop.now_s + self.delays.next_s()
             if arrives_s < self.drained_at_s:
@@ -208,7 +209,7 @@ class MessageLink(Generic[Message]):
             self.post(message, arrives_s)
 
     def begin(self, sent_s: array[float], begin: int, end: int) -> MessageBatch:
-        """Let messages begin their way at `sent_s[begin:end]`.
+        """Draw the delays of messages that are sent at `sent_s[begin:end]`, without scheduling their delivery.
 
         The caller delivers them once their arrival times are known: with `post`, or as part of a later message.
         """
@@ -217,18 +218,18 @@ class MessageLink(Generic[Message]):
         return flock
 
     def post(self, message: Message, arrives_s: float) -> None:
-        """Let a message arrive at a time that is known."""
+        """Schedule a message to arrive at a known time."""
         in_flight = self.in_flight = self.in_flight + 1
         if in_flight > self.in_flight_max:
             self.in_flight_max = in_flight
         self.loop.at(arrives_s, partial(self._arrive, message), self._rank)
 
     def close(self) -> None:
-        """Lose what is under way and what comes later."""
+        """Drop all messages that are under way or sent later."""
         self._closed = True
 
     def hold(self, until_s: float) -> None:
-        """Let nothing arrive before a time; the order stays."""
+        """Delay messages that would arrive before `until_s` to that time, in the same order."""
         self._held_until_s = until_s
 
     def _arrive(self, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""Play one cell in a process of its own, `python -m baton.lab.sim.one_cell`: a job on stdin, its records on stdout."""
+"""Play one cell in its own process: `python -m baton.lab.sim.one_cell` reads a job on stdin and writes its records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Play a scenario: clients arrive, faults strike, checkers watch."""
+"""Play a scenario: submit its requests, inject its faults, and check the invariants after every event."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from baton.lab.sim.restless import play_policies
 from baton.lab.sim.scenario import PlannedRequest, Scenario
 
 PLAY_S_MAX = 300.0
-"""Virtual seconds within which every scenario must have come to its end."""
+"""Virtual seconds within which every scenario must end."""
 EVENTS_MAX = 50_000
 
 
@@ -69,14 +69,14 @@ class Play:
         self.cluster.server.submit(request, prompt)
 
     def closed(self, life: Life) -> None:
-        """Let the next turns of a chat follow: their prompts hold the prompt and the answer of this one."""
+        """Schedule the follow-up turns of a closed request. Their prompts begin with its prompt and its answer."""
         check_refusal(self.cluster, life)
         for planned in self.followers.pop(life.request.id, ()):
             self.cluster.loop.after(planned.at_s, partial(self.submit, planned, tuple(life.tokens)))
 
 
 def prepare_play(scenario: Scenario) -> Play:
-    """Build a scenario's cluster and schedule everything that will happen."""
+    """Build a scenario's cluster and schedule its requests and faults."""
     spec = scenario.cluster
     plays: list[Play] = []
     cluster = build_cluster(

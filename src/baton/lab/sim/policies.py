@@ -1,4 +1,4 @@
-"""The policies of a simulation by name: the same names, and the same objects, that `baton serve` takes."""
+"""Build the policies of a simulation from the same names and options as `baton serve`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from baton.lab.sim.spec import ClusterSpec
 
 
 def build_policies(name: str, spec: ClusterSpec) -> SimPolicies:
-    """Make the policies of a name, fresh. Raises ConfigError for an unknown one: it lists the known."""
+    """Return new policies by the name of their set. Raises ConfigError, with the known names, for an unknown one."""
     return configured_policies(policy_set(name), spec)
 
 
 def configured_policies(config: PolicyConfig, spec: ClusterSpec) -> SimPolicies:
-    """Make the policies of a configuration, fresh. Raises ConfigError for a plug-in that does not fit.
+    """Return new policies by their configuration. Raises ConfigError for a plug-in that does not fit.
 
-    The queue is as long as the cluster file says, where the policy itself is not told.
+    A built-in admission policy takes `requests_max` from the cluster file, unless its options set it.
     """
     bound = {"requests_max": spec.queue_requests_max}
     if is_ours(config.admission.use):
@@ -41,12 +41,15 @@ def configured_policies(config: PolicyConfig, spec: ClusterSpec) -> SimPolicies:
 
 
 def _refuse(why: str) -> None:
-    """End a simulation whose results would be those of another policy."""
+    """Raise ConfigError where a live server would fall back to another eviction policy.
+
+    The fallback would make the results those of another policy, so the simulation ends.
+    """
     ends = "a simulation ends, as its results would be those of another policy"
     raise ConfigError(f"{why}. So baton serve goes on, and says it in its log; {ends}: mend the policy")
 
 
 def _everywhere(config: PolicyConfig, old: Plugin, new: Plugin) -> PolicyConfig:
-    """Put a plug-in in another's place in all families that it plays, so that it stays one object."""
+    """Return the configuration with `old` replaced in all families that name it, so that one object serves them."""
     families = {"admission": config.admission, "routing": config.routing, "placement": config.placement}
     return replace(config, **{family: new for family, plugin in families.items() if plugin == old})

@@ -1,4 +1,4 @@
-"""Play a trace on a simulated cluster: what its clients would have seen."""
+"""Replay a trace on a simulated cluster and return what its clients would have measured."""
 
 from __future__ import annotations
 
@@ -41,33 +41,32 @@ class _EnoughError(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class _Replay:
-    """Makes a prompt when its request arrives and forgets it when the request has closed."""
+    """Submits a trace's requests and records their outcomes. A prompt is in memory only while its request is open."""
 
     spec: ClusterSpec
     prompts: PromptMaker
     slo: Slo | None
-    """What requests are promised whose trace says nothing."""
+    """SLO of requests without one in the trace."""
     linked: Conversations
-    """Turns that wait for an answer."""
+    """Later turns of conversations. Each waits for the answer before it."""
     tokens_max: int
-    """Most tokens that every host can hold for one request."""
+    """Tokens of one request that every host can hold."""
     asked_tokens_max: int
-    """Output tokens that every request asks for, where that many fit."""
+    """Output limit of every request, unless fewer tokens fit."""
     shares_blocks: bool
-    """Whether a request of the trace may find what another one has computed, or go by a pool. If not, no prompt has to
-    say anything."""
+    """Blocks need hashes: for prefix hits, tiers or a window. If False, prompts are zeros and are not hashed."""
     herds: Sequence[Herd] = ()
-    """Times without arrivals, neither of new conversations nor of later turns."""
+    """Periods in which no request arrives, neither of new conversations nor of later turns."""
     index_of: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
-    """Trace index of each open request that a later turn waits for."""
+    """Trace index of each open request for which a later turn waits."""
     output_tokens: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
-    """True lengths, for the engine alone."""
+    """Output lengths in the trace. Only the engine reads them."""
     records: list[RequestRecord] = field(default_factory=list[RequestRecord])
     enough: Callable[[RequestRecord], bool] | None = None
-    """Told every record. True: nothing more is wanted."""
+    """Called with every record. It returns True to stop the simulation."""
 
     def open_next(self, cluster: SimCluster, openers: Iterator[tuple[int, TraceRequest]]) -> None:
-        """Schedule the next request that waits for no answer, and with its arrival the one after it."""
+        """Schedule the next request that waits for no answer. Its arrival schedules the one after it."""
         for index, request in openers:
             at_s = delayed_arrival_s(request.at_s, self.herds)
             cluster.loop.at(at_s, partial(self._open, cluster, request, index, openers))
@@ -89,14 +88,14 @@ class _Replay:
         self._submit(cluster, request, index, prompt)
 
     def _follow(self, cluster: SimCluster, turn: Turn, said: Sequence[int]) -> None:
-        """The next turn of a conversation: what was said, the answer included, and then what is new."""
+        """Submit the next turn of a conversation. `said` holds the tokens so far, with the last answer."""
         if not self._admit(cluster, turn.request, turn.index, turn.prompt_tokens(len(said))):
             return
         own = self.prompts.token_ids(turn.request, turn.index)
         self._submit(cluster, turn.request, turn.index, array("I", turn.prompt(own, said)))
 
     def _admit(self, cluster: SimCluster, request: TraceRequest, index: int, prompt_tokens: int) -> bool:
-        """Reject what no host can hold, as the HTTP edge does: before a prompt is made, which may be of any length."""
+        """Reject a request that no host can hold, before its prompt is built. The live HTTP server does the same."""
         if prompt_tokens < self.tokens_max:
             return True
         self._note_lost(request, cluster.loop.now_s, "rejected")
@@ -111,7 +110,7 @@ class _Replay:
             self._reach(cluster, request, index, prompt)
 
     def _reach(self, cluster: SimCluster, request: TraceRequest, index: int, prompt: array[int]) -> None:
-        """Let a request that is through the edge arrive at the coordinator."""
+        """Submit a request that the HTTP edge has processed to the coordinator."""
         request_id = RequestId(f"request-{index}")
         if self.linked.is_followed(index):
             self.index_of[request_id] = index
@@ -134,7 +133,7 @@ class _Replay:
         return block_hashes(prompt, block_tokens=self.spec.kv.block_tokens) if self.shares_blocks else ()
 
     def _give_up(self, index: int, now_s: float, outcome: Outcome) -> None:
-        """Count the turns that wait for an answer which never comes: a policy that rejects has lost them as well."""
+        """Record the later turns of a failed or rejected request as lost, so that a policy is charged for them too."""
         for turn in self.linked.take_rest(index):
             self._note_lost(turn.request, now_s, outcome)
 
@@ -179,7 +178,7 @@ class _Replay:
         del cluster.server.journal.lives[life.request.id]
 
     def _go_on(self, cluster: SimCluster, life: Life) -> None:
-        """Let the next turn come once its reader has thought; after no whole answer it never comes."""
+        """Schedule the next turn after its think time. If the request did not finish, its later turns are lost."""
         index, outcome = self.index_of.pop(life.request.id, None), life.closes[0][1].outcome
         if index is not None and outcome != "finished":
             self._give_up(index, cluster.loop.now_s, outcome)
@@ -200,11 +199,11 @@ def replay_trace(
     slo: Slo | None = None,
     tap: Callable[[Decision], None] | None = None,
 ) -> list[RequestRecord]:
-    """Play a whole trace and return what happened to each request, in the order in which they closed.
+    """Replay a whole trace and return a record of each request, in the order in which they closed.
 
-    `policy`: a name, or what a configuration says. `seed` decides tokens of prompts and delays of messages. `slo`: what
-    requests are promised whose trace says nothing; policies see it, as live. `tap` is told every decision as it is
-    made: for a log, or a timeline. Raises ConfigError for an unknown policy, and for a tap on more than one cell.
+    `policy` is the name of a policy set, or a configuration. `seed` determines prompt tokens and message delays.
+    `slo` applies to requests without one in the trace; policies see it, as in live mode. `tap` receives every decision
+    as it is made. Raises ConfigError for an unknown policy, and for a tap on more than one cell.
     """
     config = policy_set(policy) if isinstance(policy, str) else policy
     if spec.cells == 1:
@@ -220,9 +219,9 @@ def play_cell(
     tap: Callable[[Decision], None] | None = None,
     enough: Callable[[RequestRecord], bool] | None = None,
 ) -> list[RequestRecord]:
-    """Play one cell, with its faults. Raises ConfigError for policies that do not fit.
+    """Play one cell with its faults and return its records. Raises ConfigError for policies that do not fit.
 
-    `enough` is told every record; once it says so, nothing more is played, and what was closed is returned.
+    `enough` receives every record. Once it returns True, the simulation stops and returns the records so far.
     """
     spec, trace, seed = job.spec, job.trace, job.seed
     linked = link_conversations(trace.requests)
@@ -234,8 +233,8 @@ def play_cell(
         tokens_max=spec.request_tokens_max,
         asked_tokens_max=asked_tokens_max(spec, trace),
         enough=enough,
-        shares_blocks=spec.window is not None  # what is behind it can be let go only if it has a name
-        or bool(spec.tiers)  # only what has a name is handed over by a pool, or read back
+        shares_blocks=spec.window is not None  # only blocks with a hash can be released behind the window
+        or bool(spec.tiers)  # only blocks with a hash are written to a tier, or read back
         or any(request.prefix_ids or request.think_s is not None for request in trace.requests),
         herds=select_herds(job.faults),
     )

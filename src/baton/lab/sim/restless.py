@@ -1,4 +1,4 @@
-"""Policies that are never content: they fetch, place, move and scale for no reason, so that the campaign sees all."""
+"""Policies that fetch, place, move and scale pseudo-randomly, so that the seed campaign covers every transition."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from baton.lab.sim.spec import ClusterSpec
 
 @dataclass(frozen=True, slots=True)
 class RestlessRouting:
-    """Any worker, whatever its role, with the prefix of whichever host holds most of it."""
+    """Routes to any worker of any role, and fetches the prefix from the host with the longest hit."""
 
     def route(self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel) -> Route:
         hits = cluster.prefix_hit_tokens
@@ -39,7 +39,7 @@ class RestlessRouting:
 
 @dataclass(frozen=True, slots=True)
 class RestlessPlacement:
-    """Any worker."""
+    """Places a request on any worker."""
 
     def place(
         self,
@@ -54,7 +54,7 @@ class RestlessPlacement:
 
 @dataclass(frozen=True, slots=True)
 class RestlessMoves:
-    """At every tick a third of what decodes goes on elsewhere."""
+    """Moves a third of the decoding requests at every tick."""
 
     def moves(
         self, cluster: ClusterView, flights: Sequence[FlightView], cost: CostModel, now_s: float
@@ -69,19 +69,19 @@ class RestlessMoves:
 
 @dataclass(frozen=True, slots=True)
 class RestlessStreaming:
-    """Every sealed block is sent ahead at once."""
+    """Sends every sealed block ahead at once."""
 
     def run_tokens(self, request: Request, cost: CostModel) -> int:
         return 1
 
     def layer_groups(self, request: Request, chunk_tokens: int, cost: CostModel) -> int:
-        """See `StreamingPolicy.layer_groups`. As many as there are layers, now and then fewer."""
+        """Return 1 to 5 groups, depending on the request."""
         return 1 + crc32(request.id.encode()) % 5
 
 
 @dataclass(frozen=True, slots=True)
 class RestlessHandoff:
-    """Two of three requests by the pool."""
+    """Hands two of three requests off through the remote pool."""
 
     def way(self, handoff: HandoffView) -> Way:
         return "central" if crc32(f"{handoff.request.id} {handoff.tokens}".encode()) % 3 else "direct"
@@ -89,7 +89,7 @@ class RestlessHandoff:
 
 @dataclass(frozen=True, slots=True)
 class RestlessFirstToken:
-    """Every other first token is left to decode."""
+    """Leaves every other first token to the decode worker."""
 
     def first_token_by(self, request: Request, cost: CostModel) -> FirstTokenWorker:
         return "decode" if crc32(f"teller {request.id}".encode()) % 2 else "prefill"
@@ -97,7 +97,7 @@ class RestlessFirstToken:
 
 @dataclass(frozen=True, slots=True)
 class RestlessRoles:
-    """At every tick a third of the workers get a role, whatever theirs was."""
+    """Assigns a new role to a third of the workers at every tick."""
 
     def assign(
         self, cluster: ClusterView, history: Sequence[LoadWindow], cost: CostModel, now_s: float
@@ -108,7 +108,7 @@ class RestlessRoles:
 
 @dataclass(frozen=True, slots=True)
 class RestlessScaling:
-    """At every tick another number of workers of each role, none included. It is content in the end, so runs end."""
+    """Asks for another number of workers of each role at every tick, even 0. It stops, so that runs end."""
 
     content_after_s: float = 3.0
     workers_max: int = 2
@@ -126,7 +126,7 @@ def _pick(request_id: RequestId, salt: str, workers: Sequence[WorkerView]) -> Wo
 
 
 def play_policies(spec: ClusterSpec, name: str) -> SimPolicies:
-    """The policies that a scenario is played with: those of a name, or the restless ones."""
+    """Return the policies of a scenario: the restless ones, or a named set."""
     if name not in (RESTLESS, RESTLESS_FLEET):
         return replace(build_policies(name, spec), name=name)
     ours = build_policies("baton", spec)

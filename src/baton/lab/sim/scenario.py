@@ -1,4 +1,4 @@
-"""Small scenarios drawn from a seed: a cluster, what clients ask for, and what goes wrong."""
+"""Draw small scenarios from a seed: a cluster, its requests, and its faults."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ REPORTS: tuple[ReportsFate, ...] = ("delivered", "lost", "late")
 STAGES: tuple[Stage, ...] = ("arrived", "prefilling", "handed_off", "decoding")
 BLOCK_TOKENS = 4
 RESTLESS = "restless"
-"""Name of the policies in `baton.lab.sim.restless`."""
+"""Name of the policies in `baton.lab.sim.restless`, without roles and scaling."""
 _PREEMPTION: tuple[Preemption, ...] = ("cheaper", "swap", "swap", "recompute")
 RESTLESS_FLEET = "restless-fleet"
-"""Those, and workers that change roles, come and go."""
+"""Name of the restless policies with roles and scaling."""
 FLEET_RATIO = 0.25
-"""Share of the seeds that are played with a restless fleet."""
+"""Share of the seeds that use the policies `RESTLESS_FLEET`."""
 _ROLES: tuple[Role, ...] = ("prefill", "decode", "mixed")
 
 
 class PlannedRequest(Struct, frozen=True, kw_only=True):
-    """A request that a client will make."""
+    """A request of a scenario."""
 
     id: RequestId
     at_s: float
-    """When it arrives; of a follow-up: how long after the end of the one before."""
+    """Arrival time. For a follow-up: the delay after the end of the request that it follows."""
     prompt: tuple[int, ...]
-    """Of a follow-up: what is added to the prompt and the output of the one before."""
+    """The prompt. For a follow-up: the tokens added to the prompt and output of the request that it follows."""
     output_tokens_max: int
     sampling: Sampling
     priority: int = 0
@@ -67,21 +67,20 @@ class PlannedRequest(Struct, frozen=True, kw_only=True):
 
 
 class Scenario(Struct, frozen=True, kw_only=True):
-    """All of a simulation but the code. Equal scenarios run alike."""
+    """All inputs of a simulation. Equal scenarios give identical runs."""
 
     seed: int
     cluster: ClusterSpec
     requests: tuple[PlannedRequest, ...]
     faults: tuple[Fault, ...] = ()
     policy: str = "baton"
-    """As `baton sim --policy` takes it, or `restless`: policies that fetch, place and move for no reason. With
-    `restless-fleet` workers change roles, come and go for no reason too."""
+    """A policy set of `baton sim --policy`, `RESTLESS`, or `RESTLESS_FLEET`."""
 
 
 STREAMED_RATIO = 0.2
-"""Share of the scenarios with long prompts, on several hosts with a pool: their KV goes on while it is computed."""
+"""Share of the scenarios that stream KV: long prompts, several hosts and a shared tier."""
 LARGE = "large-blocks"
-"""Kind of workers whose host has larger blocks than the others."""
+"""Worker kind of hosts whose blocks are twice as large."""
 
 
 def draw_scenario(seed: int) -> Scenario:
@@ -96,7 +95,7 @@ def draw_scenario(seed: int) -> Scenario:
     delay_s = draw.choice((0.0001, 0.001, 0.02))
     window = None if is_streamed else _draw_window(seed)
     blocks = _draw_blocks(draw, requests) * (streams.choice((1, 2, 6)) if is_streamed else 1)
-    if window is not None and seed % 2:  # less than the longest request has: it gets on in what its window takes
+    if window is not None and seed % 2:  # room for a window only, which may be less than the longest request
         blocks = min(blocks, -(-window.room_tokens(2 * BLOCK_TOKENS) // BLOCK_TOKENS))
     cluster = ClusterSpec(
         topology=Topology(prefill=prefill, decode=decode, mixed=mixed),
@@ -129,7 +128,7 @@ def draw_scenario(seed: int) -> Scenario:
 
 
 def _with_restless_fleet(scenario: Scenario) -> Scenario:
-    """Let scaling and roles be as restless as the rest, in some of the scenarios."""
+    """Switch a share of the scenarios to restless roles and scaling."""
     draw = Random(f"fleet {scenario.seed}")
     if draw.random() >= FLEET_RATIO:
         return scenario
@@ -139,13 +138,13 @@ def _with_restless_fleet(scenario: Scenario) -> Scenario:
 
 
 def _lengthen(request: PlannedRequest, draw: Random) -> PlannedRequest:
-    """Repeat a prompt until it is of several chunks."""
+    """Repeat a prompt until it needs several chunks."""
     tokens = draw.randint(16, 64)
     return replace(request, prompt=(request.prompt * tokens)[:tokens])
 
 
 def _pool(draw: Random) -> SimTier:
-    """A store of all hosts that takes a block while the next one is computed, or while the next few are."""
+    """Draw a tier that all hosts share. It writes a block in about the time in which one or a few are computed."""
     latency_s, token_bytes = draw.choice((0.0001, 0.002, 0.01)), draw.choice((1, 100, 1000))
     return SimTier(
         name="pool",
@@ -159,7 +158,7 @@ def _pool(draw: Random) -> SimTier:
 
 
 def _draw_tiers(seed: int) -> tuple[SimTier, ...]:
-    """None, one or two: small ones that give blocks up too, some of them slower than computing, some of all hosts."""
+    """Draw zero to two tiers. Some are too small and drop blocks, some are slower than recomputing, some are shared."""
     draw = Random(f"tiers {seed}")
     names = draw.choice(((), (), ("file",), ("file", "remote"), ("remote",), ("remote",)))
     return tuple(
@@ -178,19 +177,19 @@ def _draw_tiers(seed: int) -> tuple[SimTier, ...]:
 
 
 def _draw_window(seed: int) -> Window | None:
-    """None, as most models; or one that is small beside the texts, let go in runs of a block, large or small."""
+    """Draw no window, as most models have none, or one that is small compared with the prompts."""
     draw = Random(f"window {seed}")
     tokens = draw.choice((None, None, None, 2, 7, 16))
     return None if tokens is None else Window(tokens=tokens, step_tokens=draw.choice((1, 2)) * BLOCK_TOKENS)
 
 
 def _draw_policy(draw: Random) -> str:
-    """Ours and the restless ones mostly, and every other now and then."""
+    """Draw `baton` or `restless` in most cases, and any other policy set in the rest."""
     return draw.choice(("baton", "baton", RESTLESS, RESTLESS, draw.choice(sorted(POLICY_SETS))))
 
 
 def _spread(cluster: ClusterSpec, draw: Random, *, hosts_min: int) -> ClusterSpec:
-    """Put the workers on one host, on two, or each on its own."""
+    """Place the workers on one host, on two, or each on its own."""
     hosts = max(hosts_min, draw.choice((1, 1, 2, 9)))
     if hosts == 1:
         return cluster
@@ -204,7 +203,7 @@ def _spread(cluster: ClusterSpec, draw: Random, *, hosts_min: int) -> ClusterSpe
 
 
 def _large_blocks(cluster: ClusterSpec) -> SimKind:
-    """A host whose blocks are twice as large, with room for as much."""
+    """Return a kind with blocks of twice the size and the same capacity."""
     cost = {"model": "linear", **asdict(cluster.cost)}
     blocks = -(-cluster.kv.blocks // 2)
     return SimKind(cost=cost, kv=SimKV(blocks=blocks, block_tokens=2 * BLOCK_TOKENS))
@@ -240,7 +239,7 @@ def _draw_requests(draw: Random) -> tuple[PlannedRequest, ...]:
 
 
 def _draw_blocks(draw: Random, requests: tuple[PlannedRequest, ...]) -> int:
-    """An arena that holds the longest request, and little or much more."""
+    """Draw the size of an arena: one to six times the longest request."""
     longest: dict[RequestId, int] = {}
     for request in requests:
         before = longest[request.follows] if request.follows is not None else 0
@@ -250,7 +249,7 @@ def _draw_blocks(draw: Random, requests: tuple[PlannedRequest, ...]) -> int:
 
 
 def with_faults(scenario: Scenario) -> Scenario:
-    """The same scenario with faults, drawn from its seed too."""
+    """Return the scenario with faults, drawn from the same seed."""
     draw = Random(f"faults {scenario.seed}")
     workers = [view.id for view in scenario.cluster.views()]
     if scenario.policy == RESTLESS_FLEET:

@@ -1,4 +1,4 @@
-"""The server of a simulation: it feeds the real deciding half, and performs its commands on simulated workers."""
+"""The simulated server: passes events to the live cluster code and performs its commands on simulated workers."""
 
 from __future__ import annotations
 
@@ -52,28 +52,28 @@ from baton.lab.sim.worker import DecodedSteps
 
 @dataclass(slots=True, kw_only=True)
 class SimServer:
-    """The driver of the live server, without sockets."""
+    """Feeds events to a `Cluster` and performs its commands, like the live server without sockets."""
 
     loop: EventLoop
     cluster: Cluster
     journal: Journal
     wait_s: float
-    """How long a request may wait while no worker is there."""
+    """How long a request may wait while no worker is available."""
     closed: Callable[[Life], None]
-    """Called when a request has closed."""
+    """Called when a request closes."""
     reshape_fleet: Callable[[SetRole | StartWorker | RetireWorker], None]
-    """Changes the fleet as roles and scaling ask."""
+    """Performs commands of roles and scaling."""
     begin_copy: Callable[[CopyBlocks], None]
     """Puts a copy on the wire."""
     use_tier: Callable[[StoreBlocks | DropBlocks | LoadBlocks], None]
-    """Has a store write, read or forget blocks."""
+    """Makes a tier's store write, read or drop blocks."""
     meter: LoadMeter = field(default_factory=LoadMeter)
     routes: dict[WorkerId, Callable[[WorkerCommand], None]] = field(
         default_factory=dict[WorkerId, Callable[[WorkerCommand], None]]
     )
-    """The link to every worker that has joined and is not lost."""
+    """Sends a command to a worker. Holds every worker that has joined and is not lost."""
     _is_watching: bool = False
-    """The next look at the waiting requests is scheduled."""
+    """A check of the waiting requests is scheduled."""
 
     @property
     def coordinator(self) -> Coordinator:
@@ -98,7 +98,7 @@ class SimServer:
         self.tell(RoleSet(worker, role))
 
     def tick(self) -> None:
-        """Let the policies look at roles, scaling and moves."""
+        """Run the periodic policies: roles, scaling and moves."""
         self.tell(Tick(self.meter.take(self.loop.now_s)))
 
     def join(self, view: WorkerView, send: Callable[[WorkerCommand], None]) -> None:
@@ -106,14 +106,14 @@ class SimServer:
         self.tell(WorkerJoined(view))
 
     def lose(self, worker: WorkerId, reason: str) -> None:
-        """Note a dead worker, or one that will not come."""
+        """Report that a worker died, or that it cannot start."""
         self.routes.pop(worker, None)
         self._orphan({worker})
         self.tell(WorkerLost(worker, reason))
         self._watch_room()
 
     def lose_host(self, host: HostId, reason: str) -> None:
-        """Note a dead host, with all its workers."""
+        """Report that a host died, with all its workers."""
         workers = {view.id for view in self.cluster.workers.values() if view.host == host}
         for worker in workers:
             self.routes.pop(worker, None)
@@ -122,7 +122,7 @@ class SimServer:
         self._watch_room()
 
     def tell(self, event: ClusterEvent) -> None:
-        """Let the deciding half handle an event, log what it decides, and perform its commands."""
+        """Pass an event to the cluster, log its decision, and perform its commands."""
         now_s = self.loop.now_s
         commands = self.cluster.handle(event, now_s)
         if self.journal.is_logging:
@@ -158,7 +158,7 @@ class SimServer:
             route(command)
 
     def _begin(self, begin: BeginRequest) -> None:
-        """Send a request to its worker, with its tokens so far."""
+        """Send a request and its tokens so far to its worker."""
         life = self.journal.lives[begin.request_id]
         if begin.block_table:
             self._note_hit(begin.request_id, begin.computed_tokens)
@@ -174,7 +174,7 @@ class SimServer:
         self._send(begin.worker, start)
 
     def _assign(self, start: StartPrefill | StartDecode) -> None:
-        """Note which worker has the request now: tokens of any other are dropped."""
+        """Record which worker holds the request now. Tokens of any other worker are dropped."""
         life = self.journal.lives[start.request.id]
         life.attempt, life.worker = start.attempt, start.worker
         if isinstance(start, StartDecode):
@@ -196,7 +196,7 @@ class SimServer:
             life.cached_tokens = tokens
 
     def _watch_room(self) -> None:
-        """Look again when the first waiting request has waited for `wait_s`."""
+        """Schedule a check for when the request that waits longest has waited for `wait_s`."""
         since_s = self.coordinator.waiting_since_s
         if since_s is not None and not self._is_watching:
             self._is_watching = True
@@ -214,7 +214,7 @@ class SimServer:
                 life.worker = None
 
     def receive(self, message: StepReport | LayersDone | DecodedSteps) -> None:
-        """Take a worker's report: its tokens, then its events in their order, then its load."""
+        """Process a worker's message: record its tokens, then pass its events and load to the cluster."""
         if isinstance(message, DecodedSteps):
             self._record_run(message)
             if message.report is None:
@@ -227,7 +227,7 @@ class SimServer:
             life = self.journal.lives.get(request_id)
             if life is not None and life.started_at_s is None:
                 began_s = message.view.observed_at_s - message.step_s
-                life.started_at_s = max(began_s, life.request.arrived_at_s)  # however the difference is rounded
+                life.started_at_s = max(began_s, life.request.arrived_at_s)  # `began_s` may round below the arrival
         for token in message.tokens:
             self._record(token, message.worker)
         said = worker_said(message, message.view)
@@ -235,7 +235,7 @@ class SimServer:
             self.tell(said)
 
     def _record_run(self, decoded: DecodedSteps) -> None:
-        """Keep tokens of many steps; see `_record`."""
+        """Record the tokens of many steps, with the same checks as `_record`."""
         times_s, worker, lives = decoded.times_s, decoded.worker, self.journal.lives
         for request_id, attempt, token in decoded.parts:
             life = lives.get(request_id)
@@ -244,10 +244,10 @@ class SimServer:
                 life.token_times_s.extend(times_s)
 
     def _record(self, token: OutputToken, worker: WorkerId) -> None:
-        """Keep a token unless it is of an attempt that was given up, of a lost worker, or is there already.
+        """Record a token, unless its attempt was abandoned, its worker is lost, or the token is a duplicate.
 
-        A lost worker's last report may come late, while no worker has the request: were its last token taken then, its
-        end would be refused by the coordinator, and the next worker would write on past it.
+        A lost worker's last report may arrive while no worker holds the request. If its final token were recorded, the
+        coordinator would still ignore the request's end, and the next worker would append to a finished text.
         """
         life = self.journal.lives.get(token.request_id)
         if life is None or life.closes:

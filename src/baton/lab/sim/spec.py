@@ -1,4 +1,4 @@
-"""A simulated cluster as a TOML or YAML file: hosts, workers, KV blocks, what steps and copies cost, delays."""
+"""Cluster files of the simulator (TOML, YAML or JSON): workers, hosts, KV blocks, costs and delays."""
 
 from __future__ import annotations
 
@@ -35,48 +35,49 @@ from baton.decide.kv.tier import TierRules
 from baton.decide.kv.window import PromptRules, Window, request_tokens_max
 
 HOST = HostId("host-0")
-"""Where workers are whose host is not named."""
+"""Host of workers whose host is not named."""
 WORKERS_MAX = 100_000
-"""Of one cell. Each is made before the first request comes: a slip in a count would take all memory."""
+"""Workers per cell. All are created before the first request, so a typing error in a count could exhaust memory."""
 
 
 class SimKV(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The arena."""
+    """The size of a host's arena."""
 
     blocks: Count = 4096
     block_tokens: Count = 16
 
 
 class SimLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long a message between the server and a worker is under way: uniform between two bounds."""
+    """Delay of a message between the server and a worker: uniform between two bounds."""
 
     delay_min_s: Seconds = 0.0002
     delay_max_s: Seconds = 0.0006
 
 
 class SimEdge(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What lies between a client and the deciding half: HTTP, tokenizing, text. Measured, where it is to be told."""
+    """Latency between a client and the coordinator: HTTP, tokenizing and detokenizing. Set it to measured values."""
 
     request_s: Seconds = 0.0
-    """From the client's sending to the request's arrival at the coordinator."""
+    """Time from the client's sending to the request's arrival at the coordinator."""
     prompt_token_s: Seconds = 0.0
-    """More of that, per token of the prompt."""
+    """Added to `request_s` per prompt token."""
     token_s: Seconds = 0.0
-    """From the server's hearing of a token to its being on the client's socket."""
+    """Time from the server's receipt of a token until it is on the client's socket."""
 
     def before_s(self, prompt_tokens: int) -> float:
-        """How long a request of so many tokens is under way to the coordinator."""
+        """Return the time until a request of this length reaches the coordinator."""
         return self.request_s + self.prompt_token_s * prompt_tokens
 
 
 class SimWire(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Copies between hosts. How long one takes alone, the cost model says."""
+    """Overlap of copies between hosts with their prefill. The cost model gives the duration of a copy alone."""
 
     overlap_ratio: Ratio = 0.0
-    """Share of its prefill's time under which a prompt's KV is already sent: (layers - 1) / layers where it goes layer
-    by layer, 0 where it goes when all of it is computed."""
+    """Share of the prefill time during which the prompt's KV is already sent.
+
+    (layers - 1) / layers if KV is sent by layer, 0 if it is sent after the prefill."""
     residue_s: Seconds = 0.005
-    """What is exposed of such a copy at least."""
+    """Minimum time of such a copy that the prefill does not hide."""
 
 
 class SimTier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,22 +86,22 @@ class SimTier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str = "file"
     blocks: Count = 65_536
     latency_s: Seconds = 0.001
-    """From asking a store to its first byte."""
+    """Time from a request to a store until its first byte."""
     bytes_per_s: Bandwidth = 1.7e9
-    """Of a write or a read, one at a time."""
+    """Bandwidth of the store, which performs one read or write at a time."""
     host_bytes_per_s: Annotated[float, Range(least=0.0)] = 0.0
-    """Of one host's way to it, where a store of several hosts has more than one of them can use. 0: as much."""
+    """Bandwidth of one host's link to a shared store, if it is below `bytes_per_s`. 0: equal."""
     token_bytes: Count = 131_072
-    """KV of a token: 131,072 of Llama-3.1-8B in bfloat16."""
+    """KV of one token. The default is that of Llama-3.1-8B in bfloat16."""
     shared: bool = False
-    """One store of all hosts, not one each."""
+    """True: all hosts share one store. False: each host has its own."""
     when: Literal["cached", "sealed"] = "cached"
-    """Blocks are written when nobody uses them any more, or as soon as they are sealed."""
+    """When blocks are written: once no request uses them, or as soon as they are sealed."""
     answer_s: Annotated[float, Range(above=0.0, such_as="seconds, such as 5")] = 5.0
-    """A store that has not answered for so long is answered for. No read is begun that is predicted to take half."""
+    """Timeout of a store, after which a read or write fails. A read predicted to exceed half of it is not begun."""
 
     def rules(self, block_tokens: int) -> TierRules:
-        """What a pool has to know of it."""
+        """Return the tier's parameters for a host pool."""
         block_s = block_tokens * self.token_bytes / min(self.bytes_per_s, self.host_bytes_per_s or math.inf)
         return TierRules(
             name=self.name,
@@ -114,29 +115,31 @@ class SimTier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class SimWorkers(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Workers that are alike."""
+    """A group of identical workers."""
 
     role: Role
     count: Number = 1
     kind: str = ""
-    """One of `kinds`. Empty: what `cost`, `kv` and `batch` say."""
+    """A name in `kinds`. Empty: the cluster's `cost`, `kv` and `batch` apply."""
     host: str = HOST
-    """The host that they share. `each`: every one has a host, and so an arena, of its own."""
+    """The host that they share. `each`: every worker has its own host, and so its own arena."""
 
 
 class SimKind(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one kind of worker is."""
+    """The hardware of one kind of worker."""
 
     cost: dict[str, Any]
-    """As `baton.decide.cost.load` takes it: a model by name, and what it needs to know."""
+    """The name of a cost model and its parameters, in the format of `baton.decide.cost.load`."""
     kv: SimKV | None = None
-    """Arena of a host whose first worker is of this kind, whatever else is there. None: what fits beside the weights of
-    all the host's workers, where their cost models know that, otherwise the cluster's `kv`."""
+    """Arena of a host whose first worker is of this kind.
+
+    None: the memory that the weights of the host's workers leave, if their cost models know it, else the cluster's
+    `kv`."""
     batch: BatchLimits | None = None
 
 
 class SimCost(LinearSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The prices of workers that are of no kind. By default round numbers of a small model."""
+    """Cost model of workers without a kind. The defaults are round numbers for a small model."""
 
     step_overhead_s: Overhead = 0.040
     prefill_token_s: Price = 0.0019
@@ -145,52 +148,53 @@ class SimCost(LinearSpec, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that a simulated cluster can be told."""
+    """The contents of a cluster file."""
 
     topology: Topology = Topology(prefill=1, decode=1)
     kv: SimKV = SimKV()
     window: Window | None = None
-    """How far back the model sees, where no layer sees everything: blocks behind it are let go."""
+    """The model's attention window, if all its layers have one. Blocks behind the window are released."""
     preemption: Preemption = "cheaper"
-    """How preempted requests get their KV back: see `kv.preemption` of a server's configuration."""
+    """How preempted requests get their KV back. Same as `kv.preemption` of a server's configuration."""
     batch: BatchLimits = BatchLimits()
     cost: SimCost = SimCost()
     link: SimLink = SimLink()
     wire: SimWire = SimWire()
     edge: SimEdge = SimEdge()
     tiers: tuple[SimTier, ...] = ()
-    """Below every host's arena, the fastest first."""
+    """Tiers below every host's arena, fastest first."""
     workers: tuple[SimWorkers, ...] = ()
-    """Instead of `topology`, where hosts or kinds differ."""
+    """Replaces `topology` if hosts or kinds differ."""
     kinds: dict[str, SimKind] = {}
     cells: Count = 1
-    """The file describes one cell; the cluster is so many of them, each with its own server and its own hosts."""
+    """Number of cells. The file describes one cell, and each cell has its own server and hosts."""
     layers: Count = 1
-    """Of the model, as far as its prompts' KV is sent ahead by layer. 1: it goes over when a chunk is computed."""
+    """Layers of the model, for sending KV ahead by layer. 1: KV is sent after each chunk."""
     tick_s: Annotated[float, Range(least=0.001, such_as="seconds, such as 1")] = 1.0
-    """How often policies of roles, scaling and moves are asked."""
+    """Interval of the policies of roles, scaling and moves."""
     folder: str = ""
-    """Where files are that `kinds` name: the cluster file's own."""
+    """Folder of the files that `kinds` name: that of the cluster file."""
     worker_start_s: Seconds = 30.0
-    """How long a worker takes from being asked for to being ready."""
+    """Time from a request for a new worker until it is ready."""
     queue_requests_max: Count = 1024
-    """Most requests in the cluster; more are rejected."""
+    """Maximum of open requests in the cluster. More are rejected."""
     wait_s: Seconds = 60.0
-    """How long a request waits while no worker is there; then it is rejected."""
+    """How long a request waits while no worker is available. Then it is rejected."""
     output_tokens_max: Count | None = None
-    """What every simulated client asks for at most: no policy can tell a short answer from a long one. None: 4,096, or
-    what the longest answer of the trace needs."""
+    """Output limit of every request, so that no policy can tell a short answer from a long one.
+
+    None: 4,096, or the longest answer of the trace if that is more."""
 
     @property
     def request_tokens_max(self) -> int:
-        """Most tokens, prompt and output together, that every host can hold for one request, or hold a window of."""
+        """Longest request, prompt and output, that every host can hold. With a window it may be unbounded."""
         blocks, block_tokens = min(self.kv_of(host).blocks for host in self.hosts()), self.kv.block_tokens
         most = request_tokens_max(self.window, blocks * block_tokens, block_tokens)
         return sys.maxsize if most is None else most
 
     @property
     def prompt_rules(self) -> PromptRules:
-        """What every host's pool has to know of prompts."""
+        """Rules for prompts in every host's pool."""
         return PromptRules(
             hash_tokens=self.kv.block_tokens,
             window=self.window,
@@ -199,24 +203,25 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         )
 
     def views(self) -> list[WorkerView]:
-        """The workers."""
+        """Return the initial workers."""
         return [view for group, views in self._groups() for view in views if group.count > 0]
 
     def hosts(self) -> list[HostId]:
-        """The hosts, in the order of their first workers."""
+        """Return the hosts, in the order of their first workers."""
         return list(dict.fromkeys(view.host for view in self.views()))
 
     def kv_of(self, host: HostId) -> SimKV:
-        """The arena of a host: that of the kind of its first worker, if that has one, otherwise what fits beside the
-        weights of all its workers together, which share it."""
+        """Return the size of a host's arena, which its workers share.
+
+        It is set by the kind of the first worker, or by the memory that the weights of all its workers leave."""
         return self._kv_of_kinds([view.kind for view in self.views() if view.host == host])
 
     def kv_of_kind(self, kind: str) -> SimKV:
-        """The arena of a host that is opened for one worker of this kind."""
+        """Return the size of the arena of a host that is opened for one worker of this kind."""
         return self._kv_of_kinds([kind])
 
     def _kv_of_kinds(self, names: list[str]) -> SimKV:
-        """The arena of workers of these kinds, the first first."""
+        """Return the size of the arena that workers of these kinds share. The first kind takes precedence."""
         first = self.kinds.get(names[0]) if names else None
         if first is None:
             return self.kv
@@ -226,7 +231,7 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return structs.replace(self.kv, blocks=tokens // self.kv.block_tokens) if tokens else self.kv
 
     def _room_tokens(self, name: str) -> int:
-        """Tokens of KV beside the weights of one worker. 0: its cost model does not know, or it is of no kind."""
+        """Return the tokens of KV that fit beside one worker's weights. 0: the cost model does not know, or no kind."""
         kind = self.kinds.get(name)
         return 0 if kind is None else self._load(kind).kinds[""].kv_tokens_max
 
@@ -234,12 +239,12 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return load_cost(kind.cost, folder=Path(self.folder))
 
     def batch_of(self, kind: str) -> BatchLimits:
-        """How large a step of this kind of worker may be."""
+        """Return the batch limits of this kind of worker."""
         found = self.kinds.get(kind)
         return found.batch if found is not None and found.batch is not None else self.batch
 
     def cost_model(self) -> CostModel:
-        """What steps and copies cost. Raises ConfigError with everything that is wrong with a kind's cost."""
+        """Return the cost model of steps and copies. Raises ConfigError with every problem of a kind's cost."""
         usual = self.cost.model()
         if not self.kinds:
             return usual
@@ -270,7 +275,7 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return groups
 
     def problems(self) -> list[str]:
-        """Everything that is wrong with it. Empty means ready to simulate."""
+        """Return all errors of the file. Empty: ready to simulate."""
         found = out_of_range(self)
         link = self.link
         if link.delay_max_s < link.delay_min_s:
@@ -312,13 +317,13 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 def read_spec(path: Path) -> ClusterSpec:
-    """Read a cluster file, `.toml`, `.yaml` or `.json`. Raises ConfigError with every problem, each beside its name."""
+    """Return the cluster of a `.toml`, `.yaml` or `.json` file. Raises ConfigError with every problem and the file."""
     with in_file(path, "the cluster"):
         return load_spec(path.read_text(encoding="utf-8"), form=form_of(path), folder=str(path.parent))
 
 
 def load_spec(text: str, *, form: Form = "toml", folder: str = "") -> ClusterSpec:
-    """Decode and check a cluster file's text. Raises ConfigError with every problem that was found, one per line."""
+    """Decode and check the text of a cluster file. Raises ConfigError with every problem, one a line."""
     raw = keys_of(text, form, example="`topology` with `prefill = 1` below")
     if not raw:
         raise ConfigError("the cluster file is empty: say at least how many workers there are, in `topology`")
@@ -338,4 +343,4 @@ def load_spec(text: str, *, form: Form = "toml", folder: str = "") -> ClusterSpe
     kinds = {
         name: structs.replace(kind, cost=inline_files(kind.cost, folder=here)) for name, kind in spec.kinds.items()
     }
-    return structs.replace(spec, kinds=kinds, folder="")  # whatever was named there is in it now
+    return structs.replace(spec, kinds=kinds, folder="")  # the named files are inlined now

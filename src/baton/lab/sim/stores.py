@@ -1,4 +1,4 @@
-"""Stores of simulated tiers: they take time, fill up, break, lose and damage blocks, and outlive their host."""
+"""Stores of simulated tiers: reads and writes take virtual time and can fail. Blocks outlive their host."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from baton.lab.sim.loop import EventLoop
 from baton.lab.sim.spec import SimTier
 
 SLOWDOWN = 10.0
-"""Times as long that a slow store takes."""
+"""Factor of the duration of reads and writes of a slow store."""
 KV = tuple[bytes, ...]
-"""Of a block, token by token."""
+"""KV of one block, one entry a token."""
 
 
 @dataclass(slots=True, kw_only=True)
 class SimStore:
-    """One tier's bytes, by name. A block that was damaged is noticed when it is read, as a checksum would."""
+    """The blocks of one tier by hash. A damaged block fails when it is read, like a block with a wrong checksum."""
 
     latency_s: float
     block_s: float
-    """What each block adds."""
+    """Time per block."""
     block_tokens: int
     blocks: dict[BlockHash, KV] = field(default_factory=dict[BlockHash, KV])
     damaged: set[BlockHash] = field(default_factory=set[BlockHash])
     troubles: list[StoreTrouble] = field(default_factory=list[StoreTrouble])
-    """What ails it now, once for each fault that lasts: `full`, `down`, `slow`."""
+    """Active faults, once each: `full`, `down` or `slow`."""
     answer_s: float = 5.0
-    """See `SimTier`."""
+    """Timeout of a read or write."""
     line_block_s: float = 0.0
-    """What each block takes on the way of a host to it, where that is narrower."""
+    """Time per block on one host's link to the store."""
     busy_until_s: float = 0.0
     lines_busy_until_s: dict[HostId, float] = field(default_factory=dict[HostId, float])
 
     def begin(self, host: HostId, blocks: int, now_s: float) -> float | None:
-        """Begin a write or a read. Returns when it ends; None: not in time, and then it is not begun.
+        """Begin a write or read and return its end. If it would exceed the timeout, return None and do not begin it.
 
-        The store and the host's way to it each do one thing after the other: a host that waits for its link
-        delays no other host.
+        The store and each host's link to it are separate FIFO queues, so that a host that waits for its link does not
+        delay other hosts.
         """
         store_s = max(now_s, self.busy_until_s) + self.work_s(blocks)
         way_s = self.latency_s + blocks * self.line_block_s
@@ -56,7 +56,7 @@ class SimStore:
         return end_s
 
     def work_s(self, blocks: int) -> float:
-        """How long a write or a read of so many blocks takes, alone."""
+        """Return the duration of a write or read of this many blocks, without queueing."""
         alone_s = self.latency_s + blocks * self.block_s
         return alone_s * SLOWDOWN if "slow" in self.troubles else alone_s
 
@@ -68,7 +68,7 @@ class SimStore:
         return True
 
     def get(self, name: BlockHash) -> KV | None:
-        """Return the block's bytes; None where it is gone or damaged."""
+        """Return the block's bytes, or None if it is gone or damaged, or the store is down."""
         return None if "down" in self.troubles or name in self.damaged else self.blocks.get(name)
 
     def drop(self, names: Sequence[BlockHash]) -> None:
@@ -77,23 +77,23 @@ class SimStore:
             self.damaged.discard(name)
 
     def damage(self, every: int) -> None:
-        """Flip a bit in one block of so many."""
+        """Damage every nth block."""
         self.damaged.update(list(self.blocks)[::every])
 
 
 @dataclass(slots=True, kw_only=True)
 class Stores:
-    """Carries out what pools want of their tiers, on virtual time. One thing at a time per store."""
+    """Performs the tier commands of host pools on virtual time. Each store performs one read or write at a time."""
 
     loop: EventLoop
     engine: Callable[[HostId], SimEngine | None]
-    """Of a host; None while it is down."""
+    """Returns a host's engine, or None while the host is down."""
     ended: Callable[[HostId, TierNews], None]
     """Called with the end of every write and read of a host."""
     by_place: dict[tuple[HostId, str], SimStore] = field(default_factory=dict[tuple[HostId, str], SimStore])
-    """The store of each host and tier. Several may name one object."""
+    """The store of each host and tier. Hosts with a shared tier have the same object."""
     shared: dict[tuple[str, int], SimStore] = field(default_factory=dict[tuple[str, int], SimStore])
-    """Stores of all hosts whose blocks have one size, by name and size."""
+    """Shared stores, by tier name and block size in tokens."""
     _reads: dict[int, LoadBlocks] = field(default_factory=dict[int, LoadBlocks])
     _writes: list[StoreBlocks] = field(default_factory=list[StoreBlocks])
 
@@ -108,7 +108,7 @@ class Stores:
         return tuple(self._writes)
 
     def below(self, host: HostId, tiers: Sequence[SimTier], block_tokens: int) -> tuple[TierRules, ...]:
-        """Open the stores of a host. They still have the blocks from before."""
+        """Open the stores of a host and return their rules. A reopened store still has its blocks."""
         return tuple(self._open(host, made, block_tokens) for made in tiers)
 
     def _open(self, host: HostId, made: SimTier, block_tokens: int) -> TierRules:
@@ -123,11 +123,11 @@ class Stores:
         return rules
 
     def left(self, host: HostId, made: SimTier) -> tuple[BlockHash, ...]:
-        """List what a host's own store has from before, oldest first."""
+        """Return the blocks that a host's own store already holds, oldest first. A shared store returns none."""
         return () if made.shared else tuple(self.by_place[host, made.name].blocks)
 
     def perform(self, command: StoreBlocks | DropBlocks | LoadBlocks) -> None:
-        """Begin a write or a read, whose end is told later, or forget blocks."""
+        """Begin a write or read, whose end `ended` reports, or drop blocks."""
         match command:
             case StoreBlocks():
                 self._writes.append(command)
@@ -141,13 +141,13 @@ class Stores:
                 self.by_place[command.host, command.tier].drop(command.hashes)
 
     def lose_host(self, host: HostId) -> None:
-        """Its writes and reads are over. What its stores have is there when it comes back."""
+        """Abort the writes and reads of a host that is down. Its stores keep their blocks."""
         self._writes = [write for write in self._writes if write.host != host]
         for load in [load for load in self._reads.values() if load.host == host]:
             self._end_read(load, [False] * len(load.hashes), {})
 
     def break_store(self, host: HostId, tier: str, what: StoreTrouble) -> None:
-        """See `StoreFault`."""
+        """Begin a `StoreFault`."""
         store = self.by_place[host, tier]
         match what:
             case "full" | "down" | "slow":
@@ -158,19 +158,19 @@ class Stores:
                 store.blocks.clear()
 
     def mend_store(self, host: HostId, tier: str, what: StoreTrouble) -> None:
-        """End one lasting trouble. Damaged and lost blocks stay so."""
+        """End a `StoreFault`. Damaged and lost blocks do not recover."""
         troubles = self.by_place[host, tier].troubles
         if what in troubles:
             troubles.remove(what)
 
     def _work(self, host: HostId, tier: str, blocks: int) -> tuple[float, bool]:
-        """Give a store something to do. Returns how long that takes, or is waited for, and whether it ends in time."""
+        """Begin work on a store. Return its duration, or the timeout, and whether it ends in time."""
         now_s, store = self.loop.now_s, self.by_place[host, tier]
         end_s = store.begin(host, blocks, now_s)
         return (store.answer_s, False) if end_s is None else (end_s - now_s, True)
 
     def _begin_read(self, command: LoadBlocks) -> None:
-        """Have all tiers read side by side. It ends with the slowest."""
+        """Begin a read from all its tiers in parallel. It ends with the slowest tier."""
         took_s: dict[str, float] = {}
         late: set[str] = set()
         for tier, blocks in Counter(command.tiers).items():
@@ -182,7 +182,7 @@ class Stores:
     def _write(self, command: StoreBlocks, store: SimStore, in_time: bool) -> None:  # noqa: FBT001  what ends a write
         engine = self.engine(command.host)
         if engine is None or not any(write is command for write in self._writes):
-            return  # the host is down, or was: nothing of the write is there
+            return  # the host is or was down, so the write was aborted
         self._writes = [write for write in self._writes if write is not command]
         pairs = zip(command.hashes, command.blocks, strict=True)
         kept = [in_time and store.put(name, _read_block(engine, block, store.block_tokens)) for name, block in pairs]
@@ -191,7 +191,7 @@ class Stores:
     def _read(self, command: LoadBlocks, took_s: dict[str, float], late: set[str]) -> None:
         engine = self.engine(command.host)
         if engine is None or self._reads.get(command.number) is not command:
-            return  # the host is down: the read ends when that is noticed
+            return  # the host is down: `lose_host` ends the read
         whole: list[bool] = []
         for tier, name, block in zip(command.tiers, command.hashes, command.write, strict=True):
             store = self.by_place[command.host, tier]
@@ -222,5 +222,5 @@ def _read_block(engine: SimEngine, block: BlockId, block_tokens: int) -> KV:
 
 
 def _garbage(kv: bytes) -> bytes:
-    """What lies where a block could not be read."""
+    """Return garbage bytes, which a failed read leaves in the arena."""
     return bytes(0xAA for _ in kv)

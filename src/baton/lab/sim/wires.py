@@ -1,4 +1,4 @@
-"""Wires between simulated hosts: a copy takes as long as the cost model says, one at a time per host and direction."""
+"""Wires between simulated hosts. The cost model gives a copy's duration; a host sends and receives one at a time."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from baton.core.types import HostId
 from baton.lab.sim.loop import EventLoop
 
 REFUSED_S = 0.01
-"""How long it takes until a copy over a wire that is cut is given up."""
+"""Time until a copy over a cut wire fails."""
 
 
 @dataclass(slots=True)
 class _Passage:
-    """A copy's turn on the wire."""
+    """A scheduled copy."""
 
     copy: CopyBlocks
     alone_s: float
@@ -26,21 +26,21 @@ class _Passage:
 
 @dataclass(slots=True, kw_only=True)
 class Wires:
-    """Calls `ended` once for every copy, with whether it landed."""
+    """Schedules copies between hosts. It calls `ended` once for every copy, with True if the copy landed."""
 
     loop: EventLoop
     seconds: Callable[[CopyBlocks], float]
-    """How long a copy takes with nothing else on the wire."""
+    """Returns the duration of a copy that is alone on the wire."""
     ended: Callable[[CopyBlocks, bool], None]
     copies: int = 0
-    """Copies that landed."""
+    """Number of copies that landed."""
     tokens: int = 0
-    """Tokens whose KV they brought, to the last layer."""
+    """Tokens whose KV has landed completely, that is, to the last layer."""
     _sending_until_s: dict[HostId, float] = field(default_factory=dict[HostId, float])
     _receiving_until_s: dict[HostId, float] = field(default_factory=dict[HostId, float])
     _under_way: dict[int, CopyBlocks] = field(default_factory=dict[int, CopyBlocks])
     _passages: dict[int, _Passage] = field(default_factory=dict[int, _Passage])
-    """Of those that are under way over a wire that is whole, in the order in which they came."""
+    """Copies under way on intact wires, in order of arrival."""
     _cuts: list[frozenset[HostId]] = field(default_factory=list[frozenset[HostId]])
 
     @property
@@ -49,7 +49,7 @@ class Wires:
         return tuple(self._under_way.values())
 
     def begin(self, copy: CopyBlocks) -> None:
-        """Put a copy on the wire, behind those that its two hosts are busy with."""
+        """Begin a copy: schedule it behind the copies of its two hosts, or let it fail if the wire is cut."""
         self._under_way[copy.number] = copy
         if frozenset((copy.source, copy.target)) in self._cuts:
             self.loop.after(REFUSED_S, partial(self._end, copy, landed=False))
@@ -58,7 +58,7 @@ class Wires:
         self._line_up(passage)
 
     def _line_up(self, passage: _Passage) -> None:
-        """Give a copy its turn, behind those that its two hosts are busy with."""
+        """Schedule a copy behind the copies that its source sends and its target receives."""
         sending_s, receiving_s = self._sending_until_s, self._receiving_until_s
         source, target = passage.copy.source, passage.copy.target
         passage.begins_s = max(self.loop.now_s, sending_s.get(source, 0.0), receiving_s.get(target, 0.0))
@@ -66,11 +66,11 @@ class Wires:
         self.loop.at(passage.ends_s, partial(self._arrive, passage, passage.ends_s))
 
     def _arrive(self, passage: _Passage, ends_s: float) -> None:
-        if passage.ends_s == ends_s:  # otherwise it has moved up since, and has arrived
+        if passage.ends_s == ends_s:  # otherwise the copy was rescheduled to an earlier end
             self._end(passage.copy, landed=True)
 
     def cut(self, one: HostId, other: HostId) -> None:
-        """Break the wire between two hosts: what is on it fails, and so does what comes until it is mended."""
+        """Cut the wire between two hosts. Copies on it fail, and so do new ones until `mend`."""
         ends = frozenset((one, other))
         self._cuts.append(ends)
         self._fail([copy for copy in self._under_way.values() if frozenset((copy.source, copy.target)) == ends])
@@ -79,7 +79,7 @@ class Wires:
         self._cuts.remove(frozenset((one, other)))
 
     def lose_host(self, host: HostId) -> None:
-        """Fail every copy from or to a host that is gone."""
+        """Fail every copy from or to a lost host."""
         self._fail([copy for copy in self._under_way.values() if host in (copy.source, copy.target)])
 
     def _fail(self, copies: list[CopyBlocks]) -> None:
@@ -90,7 +90,7 @@ class Wires:
             self._end(copy, landed=False)
 
     def _move_up(self) -> None:
-        """Move waiting copies up into the time that failed copies had reserved. Copies under way do not change."""
+        """Reschedule waiting copies into the time that failed copies had reserved. Started copies do not change."""
         self._sending_until_s.clear()
         self._receiving_until_s.clear()
         for passage in self._passages.values():

@@ -1,9 +1,9 @@
 """A simulated worker process: the real batcher, an engine, and steps that take virtual time.
 
-Steps in which the same requests decode are played in closed form where the engine can foresee their end: one event
-where the run ends, instead of one for each step. What comes of it is what stepping gives (tests/simulation/
-test_closed_form.py): a command that arrives in a run ends it after the step under way, and whoever looks at what a
-worker has done so far calls `catch_up` first.
+If the engine can predict when requests end, a run of decode steps with the same requests is played in closed form: one
+event at the end of the run instead of one a step. The results are the same (tests/simulation/test_closed_form.py). A
+command that arrives during a run ends it after the current step. Callers call `catch_up` before they read the state of
+a worker.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from baton.lab.sim.loop import ARRAY_MIN, STEP_ENDS, EventLoop, MessageBatch, Me
 
 NO_ENDS: Mapping[RequestId, int] = {}
 Part = tuple[RequestId, int, "array[int]"]
-"""A request that decodes, its attempt, and the token that it decodes in every step, as an array of one."""
+"""A decoding request, its attempt, and the token that it decodes in every step, as an array of one."""
 RUN_STEPS_MAX = 1024
-"""A run that may be cut at any time is not computed further ahead."""
+"""Maximum steps of a run. A command may cut it at any time, which wastes the steps computed ahead."""
 
 
 def _nobody(_why: str) -> None:
-    """Hear nothing."""
+    """Ignore the end of the process."""
 
 
 class DecodedSteps(Struct, frozen=True, gc=False):
-    """Tokens that requests decoded together, one each a step, as the server hears of them."""
+    """Tokens of consecutive decode steps of the same requests, one token a request and step."""
 
     worker: WorkerId
     parts: Sequence[Part]
     times_s: array[float]
-    """When the server heard of each step."""
+    """Time at which the server receives each step."""
     report: StepReport | None
-    """What else there is to say with the last of them."""
+    """Report of the last step, if it has anything besides tokens."""
 
 
 @dataclass(slots=True)
@@ -57,22 +57,22 @@ class _Running:
     run: DecodeRun
     parts: Sequence[Part]
     ends_s: array[float]
-    """Of its steps. The last may end requests."""
+    """End of each step. The last step may end requests."""
     ended: Mapping[RequestId, int]
     """Requests that the last step ends, each with its final token."""
     begun: list[MessageBatch]
-    """News of steps that are on their way to the server and not booked."""
+    """Messages to the server, for steps that are not booked yet."""
     begun_steps: int = 0
-    """Steps whose news have begun their way."""
+    """Steps whose messages are in `begun` or delivered."""
     done: int = 0
-    """Steps that are booked."""
+    """Booked steps: the batcher has their tokens."""
     is_cut: bool = False
-    """It ends earlier than it could: a command waits."""
+    """The run was shortened, for example because a command waits."""
 
 
 @dataclass(slots=True, kw_only=True)
 class SimWorker:
-    """The loop of a worker. Commands are taken between steps, never inside one; an idle worker waits."""
+    """The loop of a worker. It applies commands between steps, never during one. An idle worker waits for a command."""
 
     batcher: Batcher
     engine: SimEngine
@@ -80,21 +80,20 @@ class SimWorker:
     loop: EventLoop
     outbound: MessageLink[StepReport | LayersDone | DecodedSteps]
     ended_by: tuple[type[Exception], ...] = ()
-    """What ends the process when it is raised in it: anything, where a policy of the user's own plays. What is raised
-    among our own is a bug, and ends the simulation."""
+    """Exceptions that end the process: all, if a policy is a user's plug-in. Any other is a bug that ends the run."""
     broke: Callable[[str], None] = _nobody
-    """Told why the process has ended by itself."""
+    """Called with the reason when an exception ends the process."""
     slowdown: float = 1.0
     """Steps take this many times as long as the cost model says. Set by `slow_down`."""
     hung: bool = False
-    """It lives, holds its memory, and does nothing. A hung worker does not come back: it is killed."""
+    """The process is alive but does nothing. A hung worker does not recover: the server kills it."""
     dead: bool = False
     executing: Step | None = None
-    """The step under way, where it is played on its own."""
+    """The current step, unless it belongs to a run in closed form."""
     steps: int = 0
     """Steps begun so far."""
     inbox_max: int = 0
-    """Most commands that ever waited for a step to end."""
+    """Highest number of commands that waited for a step to end."""
     _inbox: list[WorkerCommand] = field(default_factory=list[WorkerCommand])
     _running: _Running | None = None
     _foresight: Foresight | None = field(init=False)
@@ -107,7 +106,7 @@ class SimWorker:
         return self.batcher.worker
 
     def receive(self, command: WorkerCommand) -> None:
-        """Take a command from the server; act on it at once where no step is under way."""
+        """Receive a command from the server. An idle worker applies it at once."""
         self._inbox.append(command)
         if len(self._inbox) > self.inbox_max:
             self.inbox_max = len(self._inbox)
@@ -117,25 +116,25 @@ class SimWorker:
             self._turn()
 
     def kill(self) -> None:
-        """End as a process ends under SIGKILL: in the middle of whatever it was writing."""
+        """End like a process under SIGKILL: the KV of the current step is left as garbage."""
         self.catch_up()
         if self.executing is not None:
             self.engine.scribble(self.executing)
         self.dead, self.executing, self._running = True, None, None
 
     def hang(self) -> None:
-        """Do nothing from now on, and never come back."""
+        """Stop working, for good."""
         self.catch_up()
         self.hung, self._running = True, None
 
     def slow_down(self, factor: float) -> None:
-        """Let steps that begin from now on take `factor` times as long as the cost model says."""
+        """Make steps that begin from now on take `factor` times as long as the cost model says."""
         if self._running is not None:
             self._cut(self._running)
         self.slowdown = factor
 
     def catch_up(self) -> None:
-        """Book the steps of a run that have ended by now: its tokens are then where stepping would have them."""
+        """Book the steps of a run that have ended by now, so that the state is the same as without closed form."""
         running = self._running
         if running is not None:
             self._cut(running)
@@ -145,7 +144,7 @@ class SimWorker:
                 self._break(error)
 
     def _break(self, error: Exception) -> None:
-        """End as a process ends that raises."""
+        """End like a process with an uncaught exception."""
         self.dead, self.executing, self._running = True, None, None
         self.broke(f"{self.id} ended: {type(error).__name__}: {error}")
 
@@ -163,7 +162,7 @@ class SimWorker:
             return
         foresight = self._foresight
         planned = self.batcher.plan() if foresight is None else self.batcher.plan_run()
-        self._send(step_s=0.0)  # questions for blocks travel while the step runs
+        self._send(step_s=0.0)  # requests for blocks travel while the step runs
         if isinstance(planned, DecodeRun):
             assert foresight is not None
             self._begin_run(planned, foresight)
@@ -176,7 +175,7 @@ class SimWorker:
                 self._stream(planned, step_s)
 
     def _stream(self, step: Step, step_s: float) -> None:
-        """Tell of a step that ends a prompt how many layers are done: each takes as long as the others."""
+        """Report layers as they complete in a step whose KV is streamed. All layers take equally long."""
         self.outbound.send(LayersDone(self.id, step.streamed, 0))
         layers = self.engine.layers
         for end in step.layer_ends(layers):
@@ -220,7 +219,7 @@ class SimWorker:
         self._wake_for(self._running)
 
     def _ends_s(self, run: DecodeRun, steps: int) -> array[float]:
-        """When each of the first so many steps of a run ends that begins now."""
+        """Return the end of each of the first `steps` steps of a run that begins now."""
         steps_s = self.cost.decode_run_s(requests=len(run.lanes), context_tokens=run.context_tokens, steps=steps)
         if steps >= ARRAY_MIN:
             times = np.array(steps_s, np.float64)
@@ -233,7 +232,7 @@ class SimWorker:
         return array("d", islice(accumulate(steps_s, initial=self.loop.now_s), 1, None))
 
     def _wake_for(self, running: _Running) -> None:
-        """Schedule a wake-up for when a request of the run asks for blocks or has none left, or for the run's end."""
+        """Schedule a wake-up at the end of the run, or earlier if a request asks for blocks or runs out of them."""
         run, steps = running.run, len(running.ends_s)
         if not running.is_cut:
             if run.asks_after < steps:
@@ -243,7 +242,7 @@ class SimWorker:
         self.loop.at(running.ends_s[steps - 1], partial(self._wake, running, steps), STEP_ENDS)
 
     def _wake(self, running: _Running, steps: int) -> None:
-        """Go on after so many steps, unless the run was cut to another length, or its worker is dead or hangs."""
+        """Continue after `steps` steps, unless the run was cut to another length or the worker is dead or hung."""
         if self._running is not running:
             return
         run, last = running.run, len(running.ends_s)
@@ -265,9 +264,9 @@ class SimWorker:
         self._wake_for(running)
 
     def _obey_in_run(self, running: _Running, command: WorkerCommand) -> None:
-        """Let a command end the run after the step under way; room for one who decodes in it lets it go on longer.
+        """Apply a command that arrives during a run: granted blocks extend the run, other commands end it.
 
-        Room may be given in the middle of a step: nothing looks at it before the next one.
+        The run ends after the current step. Blocks may be granted during a step, because only the next step reads them.
         """
         alone = len(self._inbox) == 1 and not running.is_cut and not running.done
         if alone and isinstance(command, BlocksGranted) and self.batcher.widen(running.run, command):
@@ -276,7 +275,7 @@ class SimWorker:
             self._cut(running)
 
     def _cut(self, running: _Running) -> None:
-        """End a run with the step under way: what comes after it, the command that has arrived may change."""
+        """End a run after the current step, because a command may change the later ones."""
         steps = bisect_right(running.ends_s, self.loop.now_s) + 1
         if steps < len(running.ends_s):
             del running.ends_s[steps:]
@@ -293,10 +292,11 @@ class SimWorker:
         self._turn()
 
     def _book(self, running: _Running, steps: int) -> None:
-        """Book steps that have ended, and tell the server: at once what it has heard by now, the rest on its way.
+        """Book steps that have ended and report them to the server.
 
-        Where blocks get names, each of these pieces is booked when it is told. Where none does, all are booked
-        together: there is nothing to say but tokens before the last step.
+        Steps whose messages have arrived by now are delivered at once, the others at their arrival times. If blocks
+        are sealed, each of these pieces is booked separately, because it has a report. Otherwise all steps are booked
+        together, because only the last step has more to report than tokens.
         """
         if steps <= 0:
             return
@@ -322,7 +322,7 @@ class SimWorker:
                 self.outbound.post(decoded, heard_s[first])
 
     def _begin_news(self, running: _Running, steps: int) -> None:
-        """Let the news of the first steps of a run begin their way."""
+        """Send the messages of the first `steps` steps of a run, unless they are sent."""
         if running.begun_steps < steps:
             running.begun.append(self.outbound.begin(running.ends_s, running.begun_steps, steps))
             running.begun_steps = steps
@@ -334,7 +334,7 @@ class SimWorker:
 
 
 def _with_ends(parts: Sequence[Part], ended: Mapping[RequestId, int]) -> Sequence[Part]:
-    """Put what ends a request in the place of the token that it decoded before."""
+    """Return the parts with the final token of every request that ends."""
     if not ended:
         return parts
     return [
