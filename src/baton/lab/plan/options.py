@@ -1,4 +1,4 @@
-"""Every kind of worker that the hardware allows, and why the others are out."""
+"""Build the worker options that the hardware allows, and explain the rest."""
 
 from __future__ import annotations
 
@@ -16,47 +16,47 @@ from baton.decide.cost.roofline import RooflineCost
 from baton.decide.cost.spec import KindFacts, facts_of
 
 HandoffPath = Literal["node", "network"]
-"""Whether prefill and decode workers share a node, or KV crosses the network."""
+"""Path of a handoff: inside a node, or over the network."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuStock:
-    """GPUs of one kind that may be used."""
+    """Available GPUs of one kind."""
 
     hardware: Hardware
     gpus: int
     usd_per_hour: float | None
-    """Of one GPU. None: no price is known."""
+    """Price of one GPU. None: unknown."""
     link_bytes_per_s: float | None = None
-    """Per GPU, between hosts. None: the hardware's."""
+    """Bandwidth between hosts per GPU. None: the hardware's own bandwidth."""
     own: CustomHardware | None = None
-    """How its owner described it. None: the catalogue has it."""
+    """Custom description of the hardware. None: the catalogue's entry applies."""
 
     @property
     def name(self) -> str:
-        """The GPU's, and the network's where it is not the hardware's: both may be there."""
+        """Name of the GPU, with its link bandwidth if that was given, so that stocks of one GPU remain distinct."""
         link = self.link_bytes_per_s
         return self.hardware.name if link is None else f"{self.hardware.name} at {link / 1e9:g} GB/s"
 
     @property
     def section(self) -> str | dict[str, Any]:
-        """The GPU as `hardware` of a cost section."""
+        """GPU as the `hardware` key of a cost section."""
         return self.hardware.name if self.own is None else self.own.plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOption:
-    """One kind of worker."""
+    """One kind of worker: GPUs, parallelism and precision."""
 
     stock: GpuStock
     cost: RooflineCost
     facts: KindFacts
     tier_usd_per_hour: float = 0.0
-    """Of the tier beside it."""
+    """Price of the worker's share of a KV tier."""
 
     @property
     def name(self) -> str:
-        """Such as `A100-80G-SXM tp2 pp2 fp8`."""
+        """Name such as `A100-80G-SXM tp2 pp2 fp8`."""
         parallel, precision = self.cost.parallel, self.cost.precision
         degrees = (
             ("tp", parallel.tp),
@@ -72,13 +72,13 @@ class WorkerOption:
 
     @property
     def usd_per_hour(self) -> float:
-        """Of one worker."""
+        """Price of one worker."""
         return (self.stock.usd_per_hour or 0.0) * self.facts.gpus + self.tier_usd_per_hour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionRanges:
-    """What may be tried."""
+    """Ranges of parallelism and precision to try."""
 
     model: ModelShape
     engine: str
@@ -91,7 +91,7 @@ class OptionRanges:
 def build_options(
     choices: OptionRanges, stocks: tuple[GpuStock, ...], wire: HandoffLink | None
 ) -> tuple[list[WorkerOption], list[str]]:
-    """Build every worker that can be cut and that fits; say of the others what is in the way."""
+    """Return every worker that the hardware allows, and the distinct problems of the others."""
     found: list[WorkerOption] = []
     out: list[str] = []
     for stock in stocks:
@@ -105,11 +105,11 @@ def build_options(
                     out.append(problems[0])
                 else:
                     found.append(_option(choices, stock, parallel, precision, wire))
-    return found, list(dict.fromkeys(out))  # what does not fit, fits no better with other degrees of context
+    return found, list(dict.fromkeys(out))  # other context parallel degrees repeat the same problem
 
 
 def _no_cut(choices: OptionRanges, stock: GpuStock) -> str:
-    """Say why none of the degrees can be had, and the widest that can."""
+    """Return why none of the parallel degrees fit the stock, and the largest degree that does."""
     name, node = stock.hardware.name, stock.hardware.gpus_per_node
     tp, pp, cp = min(choices.tp), min(choices.pp), min(choices.cp)
     widest = max((degree for degree in (1, 2, 4, 8, 16) if degree <= min(node, stock.gpus)), default=1)
@@ -120,7 +120,11 @@ def _no_cut(choices: OptionRanges, stock: GpuStock) -> str:
 
 
 def _cuts(choices: OptionRanges, stock: GpuStock) -> Iterator[Parallel]:
-    """Tensor and context parallel stay in a node. Experts lie on all GPUs of a stage, or on many attention groups."""
+    """Yield the parallel layouts that fit the stock.
+
+    Tensor and context parallelism stay inside a node. Experts are spread over all GPUs of a stage, or over many
+    attention groups.
+    """
     experts = choices.model.experts
     for tp in choices.tp:
         for pp in choices.pp:

@@ -1,4 +1,4 @@
-"""Simulate a fleet: how long, with which arrivals, which requests are judged, and when the simulation may stop."""
+"""Simulate a planned fleet, and stop early once the result is known."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from baton.lab.sim.replay_trace import play_cell
 from baton.lab.workload.request import Trace, TraceRequest
 
 WARM, JUDGED, AFTER = 4.0, 8.0, 1.0
-"""Lifetimes of a request that a simulation has before those that are judged, while they come, and behind them: a queue
-that grows slowly is seen late."""
+"""Lengths of the three phases of a simulation (warm-up, judged, after), in mean request lifetimes. They are long enough
+to show a queue that grows slowly."""
 SEQUENCES_MAX = 3
-"""Sequences of arrivals that are judged together: one may have a burst where the next has none."""
+"""Sequences of arrivals that are judged together, because a burst may occur in one and not in another."""
 PLAYED_MAX = 6_000
-"""Requests of all sequences, where no more are to be judged: they take seconds. A fleet with many requests at once has
-fewer sequences, in which bursts weigh less, and then a shorter one."""
+"""Bound on the requests of all sequences, unless the judged requests alone need more. A fleet with many concurrent
+requests gets fewer sequences, then a shorter one: bursts matter less there."""
 _POLICY = policy_set("baton")
 
 
 class PlayLength(NamedTuple):
-    """Sequences of arrivals, and the requests of each: those that fill the workers, those that are judged, the rest."""
+    """Number of sequences, and the requests of each in warm-up, in the judged window, and after it."""
 
     warm: int
     judged: int
@@ -43,34 +43,34 @@ class PlayLength(NamedTuple):
 
     @property
     def requests(self) -> int:
-        """Of one sequence."""
+        """Requests of one sequence."""
         return self.warm + self.judged + self.after
 
     def shortened(self, requests: int) -> PlayLength:
-        """One sequence with about so many requests, where it has more."""
+        """Return one sequence of at most about `requests` requests."""
         share = min(1.0, requests / self.requests)
         return PlayLength(ceil(share * self.warm), ceil(share * self.judged), ceil(share * self.after))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetResults:
-    """What the simulations of a fleet say."""
+    """Simulation results of a fleet."""
 
     length: PlayLength
     results: Results
-    """Of all sequences together, as if they had come one after the other."""
+    """Metrics of all sequences, joined one after the other in time."""
     ratios: tuple[float, ...]
-    """Share of the judged requests that met the SLO, of each sequence."""
+    """Share of judged requests within the SLO, for each sequence."""
 
     @property
     def attainment_ratio(self) -> float:
-        """The same of all sequences."""
+        """Share of judged requests within the SLO, over all sequences."""
         return self.results.slo.attainment_ratio or 0.0
 
 
 @dataclass(slots=True, kw_only=True)
 class _Judge:
-    """Keeps the requests that arrive in a window. Stops the simulation when all have closed or too many are late."""
+    """Collect the requests that arrive in a window. The simulation stops once all are closed or too many are late."""
 
     targets: SloTargets
     from_s: float
@@ -89,14 +89,14 @@ class _Judge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSimulator:
-    """The simulations of one search. What has been played is not played again: bounded by what is asked."""
+    """Simulator of one search's fleets. It caches results, so the number of distinct calls bounds its size."""
 
     search: Search
     requests: int
-    """Judged at least, of a fleet."""
+    """Lower bound on the judged requests of a fleet."""
     seed: int
     drawn: tuple[LengthClass, ...] = ()
-    """Requests that arrivals are drawn from: those of a trace, each as it was. Empty: the demand's classes."""
+    """Requests of a trace to draw lengths from. Empty: draw from the demand's classes."""
     _known: dict[bytes, FleetResults | None] = field(default_factory=dict[bytes, "FleetResults | None"], repr=False)
 
     def play(
@@ -108,11 +108,11 @@ class FleetSimulator:
         wanted_ratio: float = 0.0,
         requests_max: int | None = None,
     ) -> FleetResults | None:
-        """Play Poisson arrivals of the demand's lengths at `load` times the fleet's rate.
+        """Return the results for Poisson arrivals at `load` times the fleet's rate.
 
-        `promised`: requests are promised the SLO, so that what is predicted to miss it is refused. If not, all are
-        taken. `wanted_ratio`: a play ends when that share cannot meet the SLO any more, and there is nothing to say of
-        it (None). `requests_max`: one sequence, and no longer than this.
+        With `promised`, requests carry the SLO, and the server rejects those predicted to miss it. The simulation stops
+        and returns None once the share within the SLO cannot reach `wanted_ratio`. `requests_max` bounds the simulation
+        to one sequence.
         """
         judged = play_length(fleet, self.search.demand, requests=self.requests, load=load)
         judged = judged if requests_max is None else judged.shortened(requests_max)
@@ -138,7 +138,7 @@ class FleetSimulator:
 def _played(
     jobs: Sequence[CellJob], judged: PlayLength, demand: WorkloadDemand, wanted_ratio: float
 ) -> FleetResults | None:
-    """Play one sequence after the other, until all are through or too many requests are late."""
+    """Run the sequences in order. Return None as soon as too many requests are late."""
     targets = SloTargets(ttft_s=demand.slo.ttft_s, tpot_s=demand.slo.tpot_s)
     late_max = judged.sequences * judged.judged - ceil(wanted_ratio * judged.sequences * judged.judged - 1e-6)
     kept: list[RequestRecord] = []
@@ -162,7 +162,7 @@ def _played(
 
 
 def _behind(records: Sequence[RequestRecord], by_s: float) -> Sequence[RequestRecord]:
-    """The same, so much later."""
+    """Return the records shifted `by_s` seconds later."""
     if not by_s:
         return records
     return [
@@ -177,9 +177,10 @@ def _behind(records: Sequence[RequestRecord], by_s: float) -> Sequence[RequestRe
 
 
 def play_length(fleet: PlannedFleet, demand: WorkloadDemand, *, requests: int, load: float = 1.0) -> PlayLength:
-    """How long a simulation has to be: workers that start empty, or that get nothing more to do, keep any promise.
+    """Return the simulation length that fills the workers and judges at least `requests` requests.
 
-    At least `requests` are judged.
+    Workers that start empty, or that receive no further requests, meet any SLO. The phases before and after the judged
+    window prevent this.
     """
     at_once = max(1e-9, load * fleet.rate_rps * lifetime_s(fleet, demand))
     whole = (WARM + JUDGED + AFTER) * at_once
@@ -191,13 +192,13 @@ def play_length(fleet: PlannedFleet, demand: WorkloadDemand, *, requests: int, l
 
 
 def lifetime_s(fleet: PlannedFleet, demand: WorkloadDemand) -> float:
-    """Of a mean request, from its arrival to its last token, as slow as the screening lets it be."""
+    """Return the time from a mean request's arrival to its last token, at the screening's TTFT and TPOT."""
     ttft_s = max(group.capacity.ttft_s for group in fleet.groups)
     return ttft_s + demand.output_tokens * max(group.capacity.tpot_s for group in fleet.groups)
 
 
 def describe_results(fleet: PlannedFleet, played: FleetResults, demand: WorkloadDemand) -> str:
-    """Say how long the simulation was, how far its sequences differ, and where it was too short to fill the workers."""
+    """Return a sentence with the simulation length and results, and a hint if it was too short to fill the workers."""
     judged = played.length
     lives = judged.warm / max(1e-9, fleet.rate_rps * lifetime_s(fleet, demand))
     low, high = min(played.ratios), max(played.ratios)
@@ -221,9 +222,9 @@ def _sequences(count: int) -> str:
 def sample_trace(
     demand: WorkloadDemand, drawn: Sequence[LengthClass], *, rate_rps: float, requests: int, seed: int
 ) -> Trace:
-    """Draw requests from `drawn` and let them come at Poisson times, stretched so that their mean rate is exactly this.
+    """Return a trace of lengths drawn from `drawn` at Poisson times, scaled to the exact mean rate.
 
-    Tokens that the demand expects to be cached are left out of the prompts.
+    Prompts exclude the tokens that the demand expects in the prefix cache.
     """
     draw = Random(seed)
     lengths = draw.choices(drawn, [each.weight for each in drawn], k=requests)

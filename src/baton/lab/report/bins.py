@@ -1,4 +1,4 @@
-"""Irregular times to equal bins."""
+"""Sample irregular times into bins of equal width."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Values = npt.NDArray[np.float64]
 
 
 def edges(start_s: float, end_s: float, bins: int) -> Values:
-    """Borders of so many equal bins: [bins + 1]."""
+    """Return the borders of `bins` equal bins: [bins + 1]."""
     return np.linspace(start_s, max(end_s, start_s + 1e-9), bins + 1)
 
 
 def step_means(times_s: Sequence[float], values: Sequence[float], borders: Values) -> Values:
-    """Mean in each bin of a quantity that keeps its value from one time to the next and is 0 before the first: [bins].
+    """Return the mean of a step function in each bin: [bins].
 
-    Times ascend.
+    Each value holds from its time to the next time; before the first time the value is 0. `times_s` must ascend.
     """
     times = np.asarray(times_s, np.float64)
     heights = np.asarray(values, np.float64)
@@ -32,7 +32,7 @@ def step_means(times_s: Sequence[float], values: Sequence[float], borders: Value
 
 
 def open_counts(starts_s: Sequence[float], ends_s: Sequence[float], borders: Values) -> Values:
-    """How many of the spans are open, on average in each bin: [bins]."""
+    """Return the mean number of open spans in each bin: [bins]."""
     changes = np.concatenate((np.asarray(starts_s, np.float64), np.asarray(ends_s, np.float64)))
     signs = np.concatenate((np.ones(len(starts_s)), -np.ones(len(ends_s))))
     order = np.argsort(changes, kind="stable")
@@ -40,5 +40,5 @@ def open_counts(starts_s: Sequence[float], ends_s: Sequence[float], borders: Val
 
 
 def counts(times_s: Sequence[float] | Values, borders: Values) -> Values:
-    """How many times lie in each bin: [bins]."""
+    """Return the number of times in each bin: [bins]."""
     return np.histogram(np.asarray(times_s, np.float64), borders)[0].astype(np.float64)

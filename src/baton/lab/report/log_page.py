@@ -1,4 +1,4 @@
-"""A decision log as a page: what its workers did, and when its requests got their first token and their end."""
+"""Render a decision log as an HTML page: the activity of its workers and the latencies of its requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from baton.lab.report.timeline import RequestLine, Timeline
 
 
 def render_log(timeline: Timeline, name: str) -> str:
-    """The whole page. Of tokens, a log knows when the first came, and how many in all at the end."""
+    """Return the page.
+
+    A log holds the time of a request's first token and its token count, but no other token times.
+    """
     lines = list(timeline.requests.values())
     records = [_record(line, timeline.end_s) for line in lines]
     known = [_record(line, timeline.end_s) for line in lines if line.first_token_s is not None]
@@ -42,7 +45,10 @@ def _facts(timeline: Timeline) -> list[tuple[str, str]]:
 
 
 def _record(line: RequestLine, end_s: float) -> RequestRecord:
-    """Where no first token came, the time when a worker was given the request stands for it in plots."""
+    """Return a record of a request for the plots.
+
+    Without a logged first token, the time of its first start on a worker stands in for it.
+    """
     closed_s = end_s if line.closed_s is None else line.closed_s
     first_s = line.first_token_s if line.first_token_s is not None else line.hops[0].at_s if line.hops else closed_s
     return RequestRecord(

@@ -1,4 +1,4 @@
-"""What happened to the requests of a decision log, as the metrics count it: for a comparison with other runs."""
+"""Reduce a decision log to the metrics of its requests, for comparison with other runs."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from baton.lab.report.summary import Distribution, RequestRecord, SloTargets, su
 
 
 class Outcomes(Struct, frozen=True, kw_only=True):
-    """The figures that a log and a simulation of a run both have. Null: unknown, or nothing was measured."""
+    """Metrics that both a log and a simulation provide. Null: unknown, or not measured."""
 
     requests: int
     completed: int
     failed: int
     rejected: int
-    """By a policy."""
+    """Requests that a policy rejected."""
     no_worker: int
-    """Taken, and given back because no worker was there for `survival.wait_s`: that says nothing of a policy."""
+    """Accepted requests that were rejected because no worker was available within `survival.wait_s`. They are counted
+    apart because no policy decided this."""
     ttft_s: Distribution
     tpot_s: Distribution
     e2e_s: Distribution
@@ -35,26 +36,26 @@ class Outcomes(Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class _Life:
-    """What a log has said of a request."""
+    """State of one open request of the log."""
 
     request: Request
     arrived_s: float
     first_s: float | None = None
-    """When its first token came out."""
+    """Time of the first token."""
     output_tokens: int = 0
 
 
 @dataclass(slots=True)
 class LoggedRun:
-    """The requests of a log that were closed in it."""
+    """Closed requests of a log."""
 
     records: list[RequestRecord] = field(default_factory=list[RequestRecord])
-    """Token times are the first and the last with as many as there were evenly between: TTFT, TPOT and E2E are those of
-    the log, gaps between tokens are not."""
+    """The first and the last token have their logged times; the others are spaced evenly between. TTFT, TPOT and E2E
+    are exact, but gaps between tokens are not."""
     untimed: int = 0
-    """Requests that finished, and whose first token's time is not in the log."""
+    """Number of finished requests without a logged time of the first token."""
     open: int = 0
-    """Requests that the log ends before."""
+    """Number of requests that are still open at the end of the log."""
     _lives: dict[RequestId, _Life] = field(default_factory=dict[RequestId, _Life])
     _first_tokens: FirstTokens = field(default_factory=FirstTokens)
 
@@ -71,7 +72,7 @@ class LoggedRun:
                 case RequestFinished(request_id=request_id, output_tokens=output_tokens) if request_id in self._lives:
                     self._lives[request_id].output_tokens = output_tokens
                 case _:
-                    pass  # nothing that a client sees
+                    pass  # other events do not change a record
         for command in decision.commands:
             if isinstance(command, CloseRequest) and command.request_id in self._lives:
                 self._close(self._lives.pop(command.request_id), command, now_s)
@@ -97,7 +98,7 @@ class LoggedRun:
 
 
 def run_of_log(decisions: Iterable[Decision]) -> LoggedRun:
-    """Read what happened. Of a request that outlives the log nothing is known."""
+    """Return the run of a log. It has no record of requests that are still open at the log's end."""
     run = LoggedRun()
     for decision in decisions:
         run.take(decision)
@@ -105,7 +106,10 @@ def run_of_log(decisions: Iterable[Decision]) -> LoggedRun:
 
 
 def outcomes(records: Sequence[RequestRecord], targets: SloTargets, *, is_timed: bool = True) -> Outcomes:
-    """Reduce a run to what a log knows as well. `is_timed`: every first token's time is known."""
+    """Return the metrics of a run that a log provides too.
+
+    With `is_timed` false, some first tokens have no time, so SLO attainment and goodput are null.
+    """
     results = summarize(records, slo=targets, wall_s=0.0)
     no_worker = sum(record.reject == "no_worker" for record in records)
     return Outcomes(
@@ -123,7 +127,7 @@ def outcomes(records: Sequence[RequestRecord], targets: SloTargets, *, is_timed:
 
 
 def _token_times(first_s: float | None, last_s: float, tokens: int) -> array[float]:
-    """Times of so many tokens, the first and the last as they were. Empty where they are not known."""
+    """Return evenly spaced times of `tokens` tokens, or an empty array if the first time is unknown."""
     if first_s is None or not tokens:
         return array("d")
     gap_s = (last_s - first_s) / (tokens - 1) if tokens > 1 else 0.0

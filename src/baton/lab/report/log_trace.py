@@ -1,4 +1,4 @@
-"""The arrivals of a decision log as a trace: to send them again, or to simulate them under other policies."""
+"""Convert the arrivals of a decision log to a trace, to replay or simulate them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from baton.lab.workload.request import Trace, TraceRequest
 
 
 def trace_of_log(decisions: Iterable[Decision], *, block_tokens: int) -> Trace:
-    """Requests in order of arrival, the first at 0. Equal leading blocks keep equal ids.
+    """Return the requests in order of arrival, starting at 0. Equal leading blocks get equal prefix ids.
 
-    An answer whose end the log did not see (of a refused request, say) counts with the mean length of the others, at
-    most with the tokens that its client asked for.
+    If a request's end is not logged, its output length is the mean of the others, at most `output_tokens_max`. Rejected
+    requests are an example.
     """
     arrived: dict[RequestId, tuple[float, Request]] = {}
     answered: dict[RequestId, int] = {}
@@ -28,10 +28,10 @@ def trace_of_log(decisions: Iterable[Decision], *, block_tokens: int) -> Trace:
                 case RequestArrived(request=request):
                     arrived[request.id] = (decision.now_s, request)
                 case RequestFinished(request_id=request_id, output_tokens=output_tokens):
-                    if output_tokens:  # a trace has no request without an answer
+                    if output_tokens:  # a trace request needs at least one output token
                         answered[request_id] = output_tokens
                 case _:
-                    pass  # no arrival, and no length
+                    pass  # only arrivals and output lengths matter here
     usual_tokens = round(fmean(answered.values())) if answered else sys.maxsize
     names: dict[BlockHash, int] = {}
     start_s = next((at_s for at_s, _ in arrived.values()), 0.0)
@@ -52,6 +52,6 @@ def trace_of_log(decisions: Iterable[Decision], *, block_tokens: int) -> Trace:
 
 
 def render_trace(trace: Trace) -> bytes:
-    """One JSON object a line: the format `baton` of docs/workloads.md."""
+    """Return the trace as JSON lines, in the format `baton` of docs/workloads.md."""
     encoder = msgspec.json.Encoder()
     return b"".join(encoder.encode(request) + b"\n" for request in trace.requests)

@@ -1,4 +1,4 @@
-"""One HTML file without a script or a link: style, headings, tables, plots."""
+"""Build a report page: one HTML file without scripts or links, with headings, tables and plots."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def page(title: str, subtitle: str, sections: Iterable[str]) -> str:
 
 
 def section(title: str, content: str) -> str:
-    """Nothing where there is no content."""
+    """Return a section with a heading, or an empty string if there is no content."""
     return f"<h2>{escape(title)}</h2>{content}" if content else ""
 
 
@@ -81,7 +81,7 @@ def plots(cards: Iterable[str]) -> str:
 
 
 def plot(title: str, drawing: str, key: str = "", *, wide: bool = False) -> str:
-    """A card. `key` is HTML made by us. Nothing where nothing was drawn."""
+    """Return a card with a plot, or an empty string without a drawing. `key` is trusted HTML and is not escaped."""
     if not drawing:
         return ""
     legend = f'<p class="key">{key}</p>' if key else ""

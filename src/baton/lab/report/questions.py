@@ -1,7 +1,7 @@
-"""What a coordinator asked its policies, recomputed: a log holds events and commands, and replaying it shows the rest.
+"""Record the questions that a coordinator asks its policies while a decision log is replayed.
 
-`watch` puts itself between a coordinator and its policies. Nothing is decided here: what the policies answer is passed
-on as it is, with the times that the cost model predicts beside it.
+A log holds only events and commands; a replay recomputes the questions behind them. `watched` wraps the policies: it
+passes their answers on unchanged, and adds the times that the cost model predicts.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from baton.decide.policy.prefix import prefix_on
 from baton.decide.policy.routing import Route
 
 RANKED_MAX = 8
-"""Places of a policy's own order that are asked for."""
+"""Bound on the ranks that are requested of a policy."""
 
 Subject = Literal["admit", "prefill", "decode", "move"]
 
 
 class Option(Struct, frozen=True, kw_only=True):
-    """One worker that might have been chosen: what the policy saw of it, and what the cost model predicts there."""
+    """One candidate worker: its state as the policy saw it, and the cost model's predictions for it."""
 
     worker: WorkerId
     role: Role
@@ -50,63 +50,64 @@ class Option(Struct, frozen=True, kw_only=True):
     queued_tokens: int
     context_tokens: int
     report_age_s: float | None
-    """How old its own report was; None: it has not reported yet. What it was given since is in the other figures."""
+    """Age of the worker's last report. None: no report yet. The other figures include work assigned since then."""
     bound_requests: int = 0
-    """That will decode there, and whose prompts are still computed elsewhere."""
+    """Requests that will decode on this worker and whose prompts still run on another."""
     kv_tokens_max: int = 0
-    """Tokens whose KV its host can hold. 0: not told."""
+    """Tokens of KV that the worker's host can hold. 0: unknown."""
     hit_tokens: int
-    """Leading prompt tokens that its host holds, those included that are worth reading from its tiers."""
+    """Leading prompt tokens with KV on the worker's host, including those worth reading from its tiers."""
     load_s: float = 0.0
-    """Until those are in its arena. Predicted, as are those below."""
+    """Predicted time until the KV of these tokens is in the arena."""
     queue_s: float | None = None
-    """Time until the earlier prompts of the worker are done and the blocks are read."""
+    """Predicted time until earlier prompts are computed and the prefix is loaded."""
     prefill_s: float | None = None
-    """To compute this prompt."""
+    """Predicted time to compute this prompt."""
     ttft_s: float | None = None
-    """Sum of both, and of the handoff if the decode worker draws the first token."""
+    """Predicted TTFT: `queue_s` plus `prefill_s`, plus the handoff if the decode worker samples the first token."""
     step_s: float | None = None
-    """A decode step with this request in it."""
+    """Predicted time of a decode step that includes this request."""
     handoff_s: float | None = None
-    """Until its KV is there."""
+    """Predicted time of the KV transfer to this worker."""
     is_offered: bool = True
-    """A candidate. False: another role, or a host to which its KV has not gone ahead. It may be chosen all the same."""
+    """The coordinator offered this worker. Otherwise its role differs, or the request's KV was sent ahead to another
+    host; a policy may still choose it."""
     rank: int | None = None
-    """Place in the policy's own order, from 1: whom it chooses, whom it would without that one, and so on."""
+    """Rank in the policy's own order, from 1. Rank 2 is its choice without the worker of rank 1, and so on."""
 
     @property
     def predicted_s(self) -> float:
-        """What the choice is measured by: the first token of a prompt, the next token of a decode."""
+        """Predicted time that ranks the options: TTFT for a prompt, time to the next token for a decode."""
         return self.ttft_s if self.ttft_s is not None else (self.step_s or 0.0) + (self.handoff_s or 0.0)
 
 
 class Question(Struct, frozen=True, kw_only=True):
-    """One question to a policy, and its answer."""
+    """One question to a policy and its answer."""
 
     at_s: float
     request_id: RequestId
     subject: Subject
     policy: str
-    """Name of its class."""
+    """Class name of the policy."""
     waiting_requests: int
-    """In the coordinator's room, without a worker."""
+    """Requests in the coordinator's queue, without a worker."""
     live_requests: int
-    """On all workers."""
+    """Requests on all workers."""
     expected_output_tokens: float = 0.0
-    """Of the answer, as predicted. 0: nothing is known yet."""
+    """Predicted output length. 0: no prediction yet."""
     options: tuple[Option, ...]
     chosen: WorkerId | None = None
-    """None: no worker. An admission chooses none."""
+    """Chosen worker. None: no worker, as for every admission question."""
     refusal: str = ""
-    """Why the request was refused, or how the policy failed."""
+    """Reason of a rejection, or of a policy failure."""
     fetch: HostId | None = None
-    """For prefill: the host whose longer prefix is copied first."""
+    """For prefill: host from which a longer prefix is copied first."""
     until: Until | None = None
-    """For prefill: how far that worker computes, by the route."""
+    """For prefill: point up to which the chosen worker computes, by the route."""
 
     @property
     def best(self) -> Option | None:
-        """Where the prediction is shortest; the first of equals."""
+        """Option with the shortest prediction, the first of equals."""
         return min(self.options, key=lambda option: option.predicted_s, default=None)
 
     def option(self, worker: WorkerId | None) -> Option | None:
@@ -115,11 +116,11 @@ class Question(Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class Notes:
-    """Questions since the last clear, and the present time."""
+    """Questions since the last clear, and the current time."""
 
     now_s: float = 0.0
     ranked: RequestId | None = None
-    """The request whose questions are asked again and again, without those chosen before."""
+    """Request whose questions are repeated without earlier choices, to find the policy's ranks."""
     questions: list[Question] = field(default_factory=list[Question])
 
 
@@ -128,25 +129,24 @@ class _Answer:
     chosen: WorkerId | None = None
     refusal: str = ""
     source: HostId | None = None
-    """Where the KV of a request to decode is."""
+    """Host that holds the KV of the request to decode."""
     order: tuple[WorkerId, ...] = ()
-    """The policy's own, as far as it was asked for."""
+    """Leading ranks of the policy."""
     fetch: HostId | None = None
     until: Until | None = None
 
 
 Ask = Callable[[Policies, Sequence[WorkerView], ClusterView], Route | WorkerId | PolicyFailure]
-"""One question, to any policies, about some of the candidates and workers."""
+"""One question to the given policies, with some candidates and a cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedPolicies(Policies):
-    """Policies whose questions are noted. Answers are theirs."""
+    """Policies that record every question. The wrapped policies give the answers."""
 
     notes: Notes
 
     def admit(self, request: Request, cluster: ClusterView, now_s: float) -> tuple[float, ...] | CloseRequest:
-        """See `Policies.admit`."""
         answer = Policies.admit(self, request, cluster, now_s)
         refusal = answer.reason if isinstance(answer, CloseRequest) else ""
         candidates = cluster.having("prefill") or cluster.workers
@@ -154,7 +154,6 @@ class WatchedPolicies(Policies):
         return answer
 
     def route(self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView) -> Route | PolicyFailure:
-        """See `Policies.route`."""
         order = self._order("prefill", request, cluster, lambda asked, left, seen: asked.route(request, left, seen))
         answer = Policies.route(self, request, candidates, cluster)
         said = _Answer(refusal=answer.reason) if isinstance(answer, PolicyFailure) else _routed(answer, order, cluster)
@@ -164,7 +163,6 @@ class WatchedPolicies(Policies):
     def place(
         self, request: Request, source: HostId | None, candidates: Sequence[WorkerView], cluster: ClusterView
     ) -> WorkerId | PolicyFailure:
-        """See `Policies.place`."""
         order = self._order(
             "decode", request, cluster, lambda asked, left, seen: asked.place(request, source, left, seen)
         )
@@ -175,15 +173,16 @@ class WatchedPolicies(Policies):
         return answer
 
     def _order(self, role: Role, request: Request, cluster: ClusterView, ask: Ask) -> tuple[WorkerId, ...]:
-        """Ask copies of the policies, each time without those chosen before. () for other requests than the one.
+        """Return the policy's ranking of workers for the ranked request, else ().
 
-        A policy may keep notes of its answers: a copy's are thrown away, so that the question itself changes nothing.
+        Each round asks without the workers chosen before. It asks a copy of the policies, because a policy may keep
+        state.
         """
         if self.notes.ranked != request.id:
             return ()
         order: list[WorkerId] = []
         left: list[WorkerView] = list(cluster.workers)
-        is_any_role = not cluster.having(role)  # as the coordinator does it: a role is a preference
+        is_any_role = not cluster.having(role)  # same rule as the coordinator: a role is a preference
         while len(order) < RANKED_MAX:
             seen = structs.replace(cluster, workers=tuple(left))
             candidates = left if is_any_role else seen.having(role)
@@ -191,7 +190,7 @@ class WatchedPolicies(Policies):
                 break
             try:
                 asked = Policies(**copy.deepcopy(families(self)))
-            except TypeError:  # something in a user's policy cannot be copied
+            except TypeError:  # a user's policy may hold state that cannot be copied
                 break
             answer = ask(asked, candidates, seen)
             if isinstance(answer, PolicyFailure):
@@ -242,7 +241,7 @@ class WatchedPolicies(Policies):
 
 
 def _routed(route: Route, order: tuple[WorkerId, ...], cluster: ClusterView) -> _Answer:
-    """Say what a route comes to: a prefix that is no longer than the worker's own is not pulled."""
+    """Return the effect of a route. A prefix that is no longer than the worker's own is not fetched."""
     view = next(worker for worker in cluster.workers if worker.id == route.worker)
     here, there = (cluster.prefix_hit_tokens.get(host, 0) for host in (view.host, route.fetch or view.host))
     until = route.until or ("first_token" if view.role == "prefill" else "end")
@@ -250,7 +249,7 @@ def _routed(route: Route, order: tuple[WorkerId, ...], cluster: ClusterView) -> 
 
 
 def watched(policies: Policies, notes: Notes) -> WatchedPolicies:
-    """Return the same policies, which write every question to `notes`. Set `now_s` of the notes before each event."""
+    """Return the same policies, which record every question in `notes`. Set `notes.now_s` before each event."""
     own: dict[str, Any] = families(policies) | {"moves": _WatchedMoves(policies.moves, notes)}
     return WatchedPolicies(**own, notes=notes)
 
@@ -263,7 +262,7 @@ def families(policies: Policies) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _WatchedMoves:
-    """Implements `MovesPolicy`: that of the log, with a note of where the one request goes, and among whom."""
+    """Record each move of the ranked request, with its options. Implements `MovesPolicy` for the wrapped policy."""
 
     moves_policy: MovesPolicy
     notes: Notes
@@ -271,7 +270,6 @@ class _WatchedMoves:
     def moves(
         self, cluster: ClusterView, flights: Sequence[FlightView], cost: CostModel, now_s: float
     ) -> Mapping[RequestId, WorkerId]:
-        """See `MovesPolicy.moves`."""
         moves = self.moves_policy.moves(cluster, flights, cost, now_s)
         for flight in flights:
             target = moves.get(flight.request.id)

@@ -1,4 +1,7 @@
-"""Plots as inline SVG: no script, no library, colors from the page's style so that they follow light and dark."""
+"""Draw plots as inline SVG, without scripts or libraries.
+
+Colors come from the page's style, so that they follow light and dark mode.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,15 @@ Box = tuple[float, float, float, float]
 """Pixels: left, right, top, height."""
 
 LINE = 14
-"""Pixels from one line of letters to the next."""
+"""Line height of text, in pixels."""
 WIDTH, WIDE, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 1300, 230, 56, 14, 16, 34
-"""Pixels. `WIDE` is of a plot over the page's whole width, so that letters have one size everywhere."""
+"""Sizes in pixels. `WIDE` is the width of a plot that spans the page; one scale keeps the text size equal
+everywhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Data to pixels. Both axes begin at 0 unless `x_min` says otherwise."""
+    """Map from data to pixels. Both axes begin at 0 unless `x_min` is set."""
 
     x_max: float
     y_max: float
@@ -35,7 +39,7 @@ class Frame:
         return round(self.height - BOTTOM - (self.height - BOTTOM - TOP) * value / (self.y_max or 1.0), 1)
 
     def axes(self, x_unit: str, y_unit: str) -> str:
-        """Grid lines at round numbers with their labels, and the units."""
+        """Return the axes: grid lines and labels at round numbers, and the units."""
         right, floor = self.width - RIGHT, self.height - BOTTOM
         parts: list[str] = []
         for value in ticks(0.0, self.y_max, 4):
@@ -53,7 +57,7 @@ class Frame:
 
 
 def ticks(low: float, high: float, wanted: int) -> list[float]:
-    """About so many round numbers between two values: steps of 1, 2 or 5 times a power of ten."""
+    """Return about `wanted` round numbers between two values, in steps of 1, 2 or 5 times a power of ten."""
     if not high > low:
         return [low]
     rough = (high - low) / wanted
@@ -64,7 +68,7 @@ def ticks(low: float, high: float, wanted: int) -> list[float]:
 
 
 def short(value: float) -> str:
-    """A number for an axis: 1200000 -> 1.2M."""
+    """Return a number in short form for an axis: 1200000 -> 1.2M."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             return f"{value / (1e3 if letter == 'k' else size):.4g}{letter}"
@@ -82,7 +86,7 @@ def polyline(frame: Frame, xs: Sequence[float], ys: Sequence[float], kind: str =
 
 
 def steps(frame: Frame, borders: Sequence[float], values: Sequence[float], kind: str = "a") -> str:
-    """A line that keeps its value across each bin, over a filled area."""
+    """Return a step curve that is constant across each bin, over a filled area."""
     if not len(values):
         return ""
     points: list[str] = []
@@ -95,20 +99,20 @@ def steps(frame: Frame, borders: Sequence[float], values: Sequence[float], kind:
 
 
 def vertical(frame: Frame, value: float, label: str, *, above: float | None = None) -> str:
-    """A dashed mark at a value of x, with its name beside it: at the top, or so many lines above the floor."""
+    """Return a dashed vertical line at an x value with a label: at the top, or `above` lines above the x axis."""
     x, floor = frame.x(value), frame.height - BOTTOM
     line = f'<line class="mark" x1="{x}" x2="{x}" y1="{TOP}" y2="{floor}"/>'
     return line + beside(frame, x, TOP + 12 if above is None else floor - 6 - LINE * above, label)
 
 
 def beside(frame: Frame, x: float, y: float, label: str) -> str:
-    """A name beside a pixel: to the right of it, near the plot's right end to the left."""
+    """Return a label to the right of a pixel, or to the left of it near the plot's right end."""
     anchor, dx = ("end", -4) if x > frame.width * 0.7 else ("start", 4)
     return f'<text class="marked" x="{x + dx}" y="{y}" text-anchor="{anchor}">{escape(label)}</text>'
 
 
 def rectangle(box: Box, kind: str, words: str = "", opacity: float = 1.0) -> str:
-    """`words` show when the mouse rests on it."""
+    """Return a rectangle. `words` appear as its tooltip."""
     shade = "" if opacity >= 1 else f' fill-opacity="{opacity:.2f}"'
     x1, x2, y, height = box
     place = f'x="{x1}" y="{y}" width="{round(max(x2 - x1, 0.3), 1)}" height="{height}"'
