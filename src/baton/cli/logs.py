@@ -65,17 +65,17 @@ def _warn(why: str) -> None:
 
 
 def policies_of(header: Header) -> PolicyConfig:
-    """What decided. Raises ConfigError for a name that is not known any more."""
+    """Return the policies of the log. Raises ConfigError if it names a policy set that this version does not have."""
     return policy_set(header.policy) if isinstance(header.policy, str) else header.policy
 
 
 def block_tokens(header: Header) -> int:
-    """Tokens of the blocks that the log's hashes name."""
+    """Return the number of tokens per block hash in the log."""
     return spec_of(header).kv.block_tokens if isinstance(header, SimHeader) else header.block_tokens
 
 
 def spec_of(header: SimHeader) -> ClusterSpec:
-    """The cluster that a simulation's log is of. Raises ConfigError for one of another version."""
+    """Return the simulated cluster of a log. Raises ConfigError if another version has written it."""
     try:
         return msgspec.json.decode(header.cluster, type=ClusterSpec)
     except msgspec.DecodeError as error:

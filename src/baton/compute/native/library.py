@@ -120,7 +120,7 @@ class NativeRouter(Structure):
 
 
 class NativeStep(Structure):
-    """`BatonStep`."""
+    """The inputs of one step, in the memory layout of the C++ struct `BatonStep`."""
 
     _fields_ = (
         ("slices", c_int32),

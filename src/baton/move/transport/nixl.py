@@ -59,7 +59,7 @@ class _Card(Struct, frozen=True, array_like=True):
     locations: list[Location] = []
     """Location of each region."""
     checksum: int = 0
-    """Checksum of the whole offer, sent after the last read."""
+    """Checksum of all offered bytes. The source sends it after the last read."""
 
 
 class NixlTransport:

@@ -329,7 +329,10 @@ class TcpStream:
 
 
 def _receive_bytes(piece: PullPiece, connection: socket.socket, end: memoryview) -> int:
-    """Receive a piece into its place, and the trailer behind it. Return the checksum if the ticket has one."""
+    """Receive a piece into the target's memory, and the trailer after it into `end`.
+
+    Return the checksum of the bytes if the ticket requests one; otherwise the value has no meaning.
+    """
     target, left_bytes, state = piece.pull.target, piece.size_bytes, xxhash.xxh3_64()
     with closing(target.write(piece.start, left_bytes, target.portion_bytes(left_bytes))) as portions:
         for views in portions:

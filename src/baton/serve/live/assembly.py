@@ -1,4 +1,4 @@
-"""Build the parts of a server: everything that decides, and what its own host runs."""
+"""Build the parts of a server: the cluster with its policies, the driver, and the server's own host."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ log = logging.getLogger("baton.server")
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a server consists of before anything runs."""
+    """The parts of a server, before any process is started."""
 
     config: Config
     card: ModelCard
@@ -60,15 +60,15 @@ class Parts:
     hooks: Hooks
     computing: Computing
     own: HostParts | None
-    """What the server's own host runs. None: all workers are on hosts that join."""
+    """The server's own host. None: all workers are on hosts that join."""
     given_cost: dict[str, Any]
-    """What the configuration said itself of `cost`, which hosts that join fill in for themselves."""
+    """The section `cost` as configured, without estimated prices: joining hosts estimate their own."""
     own_tiers: OwnTiers | None = None
     """The tiers below the arena of the server's own host."""
 
 
 def assemble(config: Config, card: ModelCard) -> Parts:
-    """Build everything that decides, and the arena; start nothing. Raises ConfigError and ArenaError."""
+    """Build all parts and reserve the arena; start no process. Raises ConfigError or ArenaError."""
     policy = resolve(config.policy)
     _check_batching(policy.batching)
     computing = choose_computing(config, card)
@@ -104,12 +104,12 @@ def assemble(config: Config, card: ModelCard) -> Parts:
 
 
 def window_of(card: ModelCard) -> Window | None:
-    """How far back the model sees, where no layer sees everything."""
+    """Return the model's attention window. None: at least one layer attends to all tokens."""
     return None if card.window_tokens is None else Window(tokens=card.window_tokens)
 
 
 def _build_cluster(policy: PolicyConfig, config: Config, layout: KVLayout, prompts: PromptRules) -> Cluster:
-    """Build everything that decides. Raises ConfigError for a policy that does not fit."""
+    """Build the cluster with the configured policies. Raises ConfigError if a policy is invalid."""
     coordinator = build_coordinator(
         policy,
         cost=load_cost(config.cost, folder=Path()).cost,
@@ -122,7 +122,7 @@ def _build_cluster(policy: PolicyConfig, config: Config, layout: KVLayout, promp
 
 
 def _open_log(policy: PolicyConfig, config: Config, layout: KVLayout, prompts: PromptRules) -> LogWriter | None:
-    """Open the decision log. Raises ConfigError where it cannot be written. None: none is configured."""
+    """Open the decision log. Return None if none is configured. Raises ConfigError if it cannot be written."""
     if not config.log:
         return None
     header = LogHeader(
@@ -147,10 +147,7 @@ def _open_tiers(
 
 
 def _check_batching(plugin: Plugin) -> None:
-    """Make the workers' batching once, so that a wrong one is told here and not by workers that die of it.
-
-    Raises ConfigError: show it and exit with code 2.
-    """
+    """Raise ConfigError if the batching policy is invalid, before workers start and fail on it."""
     load_plugin(plugin.use, plugin.options, expects=BatchingPolicy)
 
 

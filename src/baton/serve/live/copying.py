@@ -1,8 +1,8 @@
-"""Sees every copy of KV blocks between two hosts through, by orders to their movers, however it goes.
+"""Copies of KV blocks between two hosts: give orders to both movers until each copy has ended.
 
-A copy is over when its blocks have landed, or when neither mover can touch them any more: each has said so, or is
-certainly dead. Only then is the cluster told, and pools give the blocks to others (INV-3). A copy takes at most
-`copy_s`, then both are told to end it; a mover that hangs, or of which a thread fails, is killed or ends itself.
+A copy has ended when its blocks have landed, or when neither mover can touch them any more: each has confirmed that,
+or is dead. Only then is the cluster told, and pools reuse the blocks (INV-3). After `copy_s`, both movers are ordered
+to end the copy. A mover that hangs is killed, and a mover with a failed thread ends itself.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ from baton.serve.messages.moving import (
 )
 
 _LEASE_MORE_S = 5.0
-"""An offer outlives the copy's own limit by this, so that not both end it at once."""
+"""Additional lifetime of an offer, so that it does not expire before the copy's own deadline."""
 
 
 class Orders(Protocol):
-    """The road to a host's mover."""
+    """Sends orders to a host's mover."""
 
     def send(self, generation: int, order: MoverOrder) -> None: ...
 
 
 class Timer(Protocol):
-    """A call that is due later."""
+    """A scheduled call."""
 
     def cancel(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyEnd:
-    """How a copy has ended."""
+    """The result of a copy."""
 
     landed: bool
     moved_bytes: int = 0
     took_s: float = 0.0
     error: str = ""
     loss: str = ""
-    """What the KV lost by being converted, in words. Empty: nothing."""
+    """Description of the precision that the conversion lost. Empty: none."""
 
 
 @dataclass(slots=True)
 class _Mover:
-    """A host's mover. Not ready: it is being started, and copies wait for it."""
+    """A host's mover. While `ready` is None, the mover starts and copies wait for it."""
 
     orders: Orders
     layout: KVLayout
@@ -73,21 +73,21 @@ class _Copy:
     copy: CopyBlocks
     began_s: float
     spec: CopySpec | None = None
-    """Set when the source is ordered to offer."""
+    """Set once the source was ordered to offer the blocks."""
     transport: str = ""
     offered: bool = False
     """The source's mover may read the blocks."""
     pulling: bool = False
     """The target's mover may write them."""
     error: str = ""
-    """Not empty: it is being ended."""
+    """Reason of the failure. Not empty: the copy is being ended."""
     timer: Timer | None = None
     dtypes: tuple[KVDtype, KVDtype] | None = None
-    """What the numbers are at the source and at the target."""
+    """KV types of the source and of the target."""
 
 
 class Copying:
-    """One entry per copy under way, bounded by the transfers of live requests."""
+    """The copies under way. The transfers of live requests bound their number."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Copying:
         later: Callable[[float, Callable[[], None]], Timer],
         ended: Callable[[CopyBlocks, CopyEnd], None],
     ) -> None:
-        """`later` calls back after so many seconds; `ended` is never called from within `begin`."""
+        """`later` schedules a call after a delay in seconds. `ended` is never called from within `begin`."""
         self._copy_s = copy_s
         self._now_s = now_s
         self._later = later
@@ -105,26 +105,26 @@ class Copying:
         self._movers: dict[HostId, _Mover] = {}
         self._copies: dict[int, _Copy] = {}
         self._apart: set[tuple[HostId, HostId]] = set()
-        """Pairs of one machine that do not reach each other's memory after all."""
+        """Pairs of hosts on one machine between which a copy through shared memory has failed."""
 
     def concerns(self, host: HostId) -> bool:
-        """Some copy from or to this host has not ended: none may join under that name yet."""
+        """Return whether a copy from or to this host is under way: no host may join under its name yet."""
         return any(host in (made.copy.source, made.copy.target) for made in self._copies.values())
 
     # ---- hosts and their movers
 
     def add_host(self, host: HostId, orders: Orders, layout: KVLayout) -> None:
-        """Know of a host whose mover is being started. Copies from and to it wait for that."""
+        """Add a host whose mover is starting. Copies from and to it wait until the mover is ready."""
         self._movers[host] = _Mover(orders, layout)
 
     def lose_host(self, host: HostId, reason: str) -> None:
-        """A host is gone: end its copies. Its mover may still touch its arena, which no process uses any more."""
+        """End the copies of a lost host. Its mover may still touch its arena, which no other process uses any more."""
         if self._movers.pop(host, None) is not None:
             self._apart = {pair for pair in self._apart if host not in pair}
             self._end_at(host, f"host {host} is lost: {reason}")
 
     def mover_ready(self, host: HostId, generation: int, ready: MoverReady) -> None:
-        """See `MoverListener.mover_ready`."""
+        """Begin the copies that waited for this mover."""
         mover = self._movers.get(host)
         if mover is not None:
             mover.generation, mover.ready = generation, ready
@@ -132,14 +132,14 @@ class Copying:
                 self._offer(copy)
 
     def mover_lost(self, host: HostId, generation: int, reason: str) -> None:
-        """See `MoverListener.mover_lost`."""
+        """End the copies of a lost mover, unless a newer generation runs already."""
         mover = self._movers.get(host)
         if mover is not None and mover.ready is not None and mover.generation == generation:
             mover.ready = None
             self._end_at(host, f"the mover of {host} is lost: {reason}")
 
     def _end_at(self, host: HostId, reason: str) -> None:
-        """Nothing touches blocks of that host any more: end every copy that has begun there."""
+        """End every copy that has begun at this host, whose mover cannot touch blocks any more."""
         for copy in list(self._copies.values()):
             is_begun = copy.offered or copy.pulling or host not in self._movers
             if host not in (copy.copy.source, copy.copy.target) or not is_begun:
@@ -151,7 +151,7 @@ class Copying:
     # ---- copies
 
     def begin(self, copy: CopyBlocks) -> None:
-        """Begin a copy. Its end is told once, and not before this has returned."""
+        """Begin a copy. `ended` is called exactly once, after this call has returned."""
         made = self._copies[copy.number] = _Copy(copy, self._now_s())
         strange = [host for host in (copy.source, copy.target) if host not in self._movers]
         if strange:
@@ -163,7 +163,7 @@ class Copying:
         self._offer(made)
 
     def _offer(self, made: _Copy) -> None:
-        """Order the source to offer the blocks, once both movers are there."""
+        """Order the source to offer the blocks, once both movers are ready."""
         copy = made.copy
         source, target = self._movers.get(copy.source), self._movers.get(copy.target)
         if made.offered or made.error or source is None or target is None:
@@ -191,13 +191,13 @@ class Copying:
         source.orders.send(source.generation, order)
 
     def _transport(self, copy: CopyBlocks, source: MoverReady, target: MoverReady) -> str:
-        """Choose the best that both have: shared memory only on one machine. Empty: there is none."""
+        """Return the target's preferred transport that the source has too; `shm` only on one machine. Empty: none."""
         near = source.machine == target.machine != "" and (copy.source, copy.target) not in self._apart
         common = [name for name in target.transports if name in source.transports and (near or name != "shm")]
         return common[0] if common else ""
 
     def mover_said(self, host: HostId, generation: int, news: CopyNews) -> None:
-        """See `MoverListener.mover_said`. What an earlier mover said is dropped: its loss has ended its copies."""
+        """Handle an answer of a mover. Answers of earlier generations are dropped: their copies have ended."""
         mover, made = self._movers.get(host), self._copies.get(news.number)
         if mover is None or mover.generation != generation or made is None:
             return
@@ -236,7 +236,7 @@ class Copying:
         self._close(made, CopyEnd(landed=True, moved_bytes=news.moved_bytes, took_s=took_s, loss=lost or ""))
 
     def _fail(self, made: _Copy, reason: str) -> None:
-        """End a copy: both movers let go of its blocks, then the driver is told."""
+        """End a copy: order both movers to release its blocks, and report the failure once both have."""
         if not made.error:
             made.error = reason
             if made.pulling:

@@ -1,7 +1,7 @@
-"""Drives the deciding half of the live server: events of HTTP, workers, movers and stores in, commands performed.
+"""The live driver: pass events of HTTP, workers, movers and stores to the cluster, and perform its commands.
 
-Everything here runs on one event loop, and no method waits. `tell` hands an event to the cluster, logs what it decides,
-and performs its commands before the next event. So the live server and the simulator see events in the same order.
+All methods run on one event loop, and none waits. `tell` passes an event to the cluster, logs the decisions, and
+performs the commands before the next event. So the live server and the simulator process events in the same order.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ log = logging.getLogger("baton.server")
 
 
 class Driver:
-    """Knows every worker and every live request. Feeds the cluster, and performs its commands."""
+    """Feeds events to the cluster and performs its commands, for all workers and live requests."""
 
     def __init__(
         self,
@@ -76,15 +76,15 @@ class Driver:
         copy_s: float,
         log_writer: LogWriter | None = None,
     ) -> None:
-        """`copy_s`: longest time of a copy between hosts. `log_writer`: where decisions are written. None: nowhere."""
+        """`copy_s`: deadline of a copy between hosts. `log_writer`: writes the decision log. None: there is no log."""
         self.cluster = cluster
         self.layout = layout
-        """Of the server's own blocks."""
+        """KV layout of the server's own host."""
         self.log = log_writer
         self.live: dict[RequestId, LiveRequest] = {}
         self.links: dict[WorkerId, WorkerLink] = {}
         self.layouts: dict[HostId, KVLayout] = {}
-        """How KV lies on each host that is there."""
+        """KV layout of each host."""
         self.quiet = asyncio.Event()
         """Set while no request is live."""
         self.quiet.set()
@@ -98,16 +98,16 @@ class Driver:
 
     @property
     def is_restless(self) -> bool:
-        """Tell whether some policy wants to be asked at ticks."""
+        """Return whether a policy needs ticks."""
         return self.cluster.coordinator.policies.is_restless
 
     @property
     def pools(self) -> dict[HostId, HostPool]:
-        """The KV blocks of every host, by its name."""
+        """The pool of every host."""
         return self.cluster.pools
 
     def tell(self, event: ClusterEvent) -> None:
-        """Let the cluster handle an event, log what it decides, and perform its commands."""
+        """Pass an event to the cluster, log the decisions, and perform the commands."""
         moment_s = now_s()
         commands = self.cluster.handle(event, moment_s)
         if self.log is not None and not self.log.full:
@@ -120,7 +120,7 @@ class Driver:
     # ---- requests
 
     def submit(self, request: Request, prompt: Sequence[int]) -> LiveRequest:
-        """Let a request arrive."""
+        """Submit a request. Return its live state, which receives tokens and the result."""
         live = self.live[request.id] = LiveRequest(request, prompt)
         self.quiet.clear()
         self._meter.arrived(request)
@@ -134,7 +134,7 @@ class Driver:
         self.tell(RoleSet(link.view.id, role))
 
     def tick(self) -> list[StartWorker | RetireWorker]:
-        """Let policies look at roles, scaling and moves. Return the workers that scaling starts and ends."""
+        """Run the policies for roles, scaling and moves. Return the workers to start and to end."""
         coordinator = self.cluster.coordinator
         before = coordinator.reshaping_failure
         self.tell(Tick(self._meter.take(now_s())))
@@ -147,11 +147,11 @@ class Driver:
     # ---- workers and hosts
 
     def join(self, link: WorkerLink) -> None:
-        """A worker is ready for work."""
+        """Add a worker that is ready for requests."""
         self.tell(WorkerJoined(link.view))
 
     def lose(self, worker: WorkerId, reason: str) -> None:
-        """A worker's process is certainly dead, or will never be. Its requests, if any, go on elsewhere."""
+        """Remove a worker whose process is dead or will never start. Its requests continue on other workers."""
         link = self.links.get(worker)
         if link is not None:
             link.view = WorkerView(id=worker, host=link.view.host, role=link.view.role)
@@ -160,12 +160,12 @@ class Driver:
         self.room.look()
 
     def add_host(self, added: HostAdded) -> None:
-        """Note a host's arena. Its workers may join from now on."""
+        """Add a host. Its workers may join from now on."""
         self.layouts[added.host] = added.layout
         self.tell(added)
 
     def lose_host(self, host: HostId, reason: str) -> None:
-        """A host is gone, with its KV and its workers. Their requests go on elsewhere."""
+        """Remove a lost host, with its KV and workers. Their requests continue on other hosts."""
         lost = {worker for worker, link in self.links.items() if link.view.host == host}
         for worker in lost:
             del self.links[worker]
@@ -175,13 +175,13 @@ class Driver:
         self.room.look()
 
     def _orphan(self, workers: Set[WorkerId]) -> None:
-        """Take their requests from lost workers: another process under the same name does not have them."""
+        """Detach requests from lost workers: a new process under the same name does not know them."""
         for live in self.live.values():
             if live.worker in workers:
                 live.worker = None
 
     def _copied(self, copy: CopyBlocks, end: CopyEnd) -> None:
-        """A copy between two hosts is over: nothing reads or writes its blocks any more."""
+        """Record the end of a copy between two hosts, and pass it to the cluster."""
         if end.landed:
             self.recorder.copied(end.moved_bytes, 0 if copy.layers is None else end.moved_bytes)
             if end.loss and copy.request_id in self.live:
@@ -191,7 +191,7 @@ class Driver:
         self.tell(CopyEnded(copy.request_id, copy.number, end.landed))
 
     def hear(self, report: StepReport | LayersDone) -> None:
-        """Take a worker's report in: tokens to their clients, then events to the cluster."""
+        """Process a worker's report: pass tokens to their requests, then events to the cluster."""
         if isinstance(report, LayersDone):
             self.tell(report)
             return
@@ -256,7 +256,7 @@ class Driver:
                 assert_never(command)
 
     def _send(self, to: ToWorker) -> None:
-        """Pass a command on. To a worker that is gone it goes nowhere: its loss is an event of its own."""
+        """Send a command to its worker. Drop it if the worker is gone: WorkerLost reports that separately."""
         link = self.links.get(to.worker)
         if link is None:
             return
@@ -284,7 +284,7 @@ class Driver:
         link.send(start)
 
     def _assign(self, start: StartPrefill | StartDecode) -> None:
-        """Note which worker has the request now: tokens of any other are dropped."""
+        """Set the worker of the request. Tokens from any other worker are dropped from now on."""
         live = self.live[start.request.id]
         if start.attempt > live.attempt and self._has_moved(live):
             live.stamps.moves += 1
@@ -296,7 +296,7 @@ class Driver:
         live.attempt, live.worker = start.attempt, start.worker
 
     def _close(self, command: CloseRequest) -> None:
-        """Tell the client how its request ended."""
+        """Give the request its result, and wake its reader."""
         live = self.live.pop(command.request_id)
         finish = Finish(
             outcome="finished" if live.stopped and command.outcome == "cancelled" else command.outcome,
@@ -314,22 +314,22 @@ class Driver:
             self.quiet.set()
 
     def _flip(self, link: WorkerLink, role: Role) -> None:
-        """Note a worker's new role."""
+        """Record a worker's new role."""
         link.view = msgspec.structs.replace(link.view, role=role)
         self.recorder.role_flipped()
 
     def _note_hit(self, request_id: RequestId, cached_tokens: int) -> None:
-        """Note how much of a prompt was there when its first worker began: on its host, or from another."""
+        """Record the cached tokens of a prompt when its first worker begins, copied ones included."""
         live = self.live.get(request_id)
         if live is not None and live.stamps.started_s is None and cached_tokens:
             live.stamps.cached_tokens = cached_tokens
 
     def _has_moved(self, live: LiveRequest) -> bool:
-        """Tell whether a policy has moved the request from a living worker: that is no failover."""
+        """Return whether the request leaves a live worker: then a policy has moved it, and it is no failover."""
         link = self.links.get(live.worker) if live.worker is not None else None
         return link is not None and link.state == "ready"
 
-    # ---- what clients do
+    # ---- clients
 
     def cancel(self, live: LiveRequest) -> None:
         """Cancel a request. Does nothing if it has ended."""
@@ -338,7 +338,7 @@ class Driver:
 
 
 def _given(view: WorkerView, begin: BeginRequest) -> WorkerView:
-    """Count a request that the worker has been given: it reports it with the first step that it is in."""
+    """Return the worker's view with one more request, until the worker itself reports that request."""
     if begin.block_table:
         return msgspec.structs.replace(view, running_requests=view.running_requests + 1)
     return msgspec.structs.replace(view, waiting_requests=view.waiting_requests + 1)

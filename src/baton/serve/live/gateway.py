@@ -1,4 +1,4 @@
-"""The cluster as one object, for the HTTP half of the server. Deciding and driving are the driver's."""
+"""The gateway: operations of the cluster for the HTTP routes. The driver makes and performs the decisions."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from baton.serve.live.status import ClusterStatus, HostStatus, TierStatus, Worke
 
 
 class LiveGateway:
-    """The workers of every host, as the HTTP routes use them."""
+    """Submit, cancel and observe requests, set roles, and show the state of the cluster."""
 
     def __init__(self, card: ModelCard, driver: Driver, *, policy_names: dict[str, str], slo: Slo | None) -> None:
         self.card = card
         self.state = "loading"
-        """`loading`, `ready`, `deserted` (every host that had joined is gone), `stopping`, or `failed: <why>`."""
+        """`loading`, `ready`, `deserted` (all joined hosts are lost), `stopping`, or `failed: <reason>`."""
         self._driver = driver
         self._policy_names = policy_names
         self._slo = slo
         self.addresses: dict[str, str] = {}
-        """Where the movers of hosts give KV blocks to others."""
+        """Address of each host's mover, from which other hosts pull KV blocks."""
         self.request_tokens_max = card.context_tokens
         """Maximum tokens of a request: the smaller of the model's context and the KV cache of one host."""
         self.limit_requests()
 
     def limit_requests(self) -> None:
-        """Take no request that one of the hosts could not hold alone: it may be sent there.
+        """Limit the length of requests to what every host can hold, because a request may be sent to any of them.
 
-        Does nothing once requests are taken: hosts that come then have to have that room, and those that go must not
-        change what clients were told.
+        Does nothing once the server is ready, because clients have seen the limit. Hosts that join later need enough
+        KV blocks for it.
         """
         if self.state == "loading":
             rooms = [
@@ -128,10 +128,10 @@ class LiveGateway:
 
     @property
     def decision_log(self) -> LogWriter | None:
-        """The decision log. None: decisions are not written."""
+        """The writer of the decision log. None: there is no log."""
         return self._driver.log
 
-    # ---- what the service asks
+    # ---- shutdown
 
     async def stop(self) -> None:
         """Refuse requests from now on. Returns once no request is live any more."""

@@ -255,7 +255,7 @@ class Hosts:
         self.copying.mover_lost(host, generation, reason)
         if self._movers.get(host) == generation:
             del self._movers[host]
-            if host in self._joined:  # the own host's tiers are no matter of its mover
+            if host in self._joined:  # the mover of the server's own host does not serve its tiers
                 self.driver.tiers.end_all(host)
 
     def mover_said(self, host: HostId, generation: int, news: MoverNews) -> None:

@@ -19,13 +19,13 @@ _READ_BYTES = 1 << 20
 
 
 class LogWriter:
-    """Appends decisions as they are made, unbuffered: a crash loses none. Stops at its bound (INV-9)."""
+    """Appends decisions without a buffer, so that a crash loses none. Stops at its size limit (INV-9)."""
 
     def __init__(self, path: Path, header: LogHeader | SimHeader, bytes_max: int) -> None:
-        """Start a log, in the place of an old one. Raises ConfigError where it cannot or another process does."""
+        """Start a log and replace an old one. Raises ConfigError if it is not writable or another process writes it."""
         self.full = False
         self.end = ""
-        """Why the log ends before the server does."""
+        """Reason why the log has ended before the server. Empty: it goes on."""
         self.path = path
         self._bytes_max = bytes_max
         self._encoder = msgspec.msgpack.Encoder()
@@ -48,7 +48,7 @@ class LogWriter:
             )
 
     def append(self, entry: LogEntry) -> None:
-        """Write an entry, unless the log is full or the disk refuses it; `full` says so."""
+        """Write an entry. If the size limit is reached or the disk fails, set `full` and write nothing more."""
         if self.full:
             return
         data = frame(self._encoder.encode(entry))
@@ -74,17 +74,17 @@ class LogWriter:
 
 
 class _AnyHeader(Struct):
-    """What the header of every version has."""
+    """The fields that the header has in every version."""
 
     type: str = ""
     version: int = 0
 
 
 def read_log(path: Path, name: str = "") -> tuple[LogHeader | SimHeader, Iterator[Decision]]:
-    """Open a log. A last entry that was cut off by a crash is left out.
+    """Open a log. A last entry that a crash has cut off is left out.
 
-    `name`: what its reader calls it, where that is not the path. Raises ConfigError for what is no such log, or one of
-    another version, here or while it is read.
+    `name`: name of the log in error messages, if it is not the path. Raises ConfigError, here or while it is read, if
+    the file is no decision log or has another version.
     """
     name = name or str(path)
     payloads = _payloads(path, name)
@@ -97,7 +97,7 @@ def read_log(path: Path, name: str = "") -> tuple[LogHeader | SimHeader, Iterato
 
 
 def _check_version(first: bytes, name: str) -> None:
-    """Tell a log of another version from a file that is none: its entries may be of unknown kinds."""
+    """Raise ConfigError if the file is no log, or has another version: its entries may be of unknown kinds."""
     try:
         header = msgspec.msgpack.decode(first, type=_AnyHeader)
     except msgspec.MsgspecError as error:
@@ -117,7 +117,7 @@ def _no_log(name: str, why: object) -> ConfigError:
 
 
 def cut_bytes(path: Path) -> int:
-    """Count the bytes of a last entry that was cut off, by a crash or by a copy: `read_log` leaves them out."""
+    """Return the bytes of an incomplete last entry, which `read_log` leaves out."""
     size = path.stat().st_size
     with path.open("rb") as file:
         while (head := file.read(HEAD_BYTES)) and len(head) == HEAD_BYTES:

@@ -1,6 +1,6 @@
-"""The tiers below every arena, as the server sees them: their movers, the work under way, and its counts.
+"""The tiers of all hosts in the live server: pass on the pools' commands, track the work under way, and count it.
 
-Bytes of the server's own host are moved by threads of this process; those of a host that has joined by its mover.
+Threads of this process move the bytes of the server's own host. For a joined host, its mover does.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from baton.serve.messages.moving import ListTiers, TierOrder
 log = logging.getLogger("baton.server")
 
 Way = Callable[[TierOrder], bool]
-"""Passes an order to the mover of a host's bytes. False: there is none now."""
+"""Passes an order to the threads or the mover of a host. Returns False if no mover runs now."""
 
 
 class Listener(Protocol):
-    """Takes the events of tiers: the driver."""
+    """Receives the events of tiers. Implemented by the driver."""
 
     @property
     def pools(self) -> Mapping[HostId, HostPool]: ...
@@ -49,9 +49,9 @@ class Listener(Protocol):
 
 
 class LiveTiers:
-    """Performs what pools want of their tiers. Called on the event loop; answers come there too.
+    """Performs the tier commands of pools. All calls and answers are on the event loop.
 
-    Work under way is bounded by the pools: they begin a bounded number of writes, and a read for a live request.
+    The pools bound the work under way: they limit their writes, and each read belongs to a live request.
     """
 
     def __init__(self, metrics: Metrics, listener: Listener) -> None:
@@ -63,33 +63,33 @@ class LiveTiers:
         self._loads: dict[int, LoadBlocks] = {}
 
     def close(self) -> None:
-        """Tell no more events: the server ends."""
+        """Ignore all further events, because the server ends."""
         self._is_closed = True
 
     def add_host(self, host: HostId, way: Way) -> None:
-        """Note the mover of a host's bytes, and have it list what the tiers hold; also after a mover has died."""
+        """Set the way to a host's mover, and order it to list the blocks in its tiers. Also used for a new mover."""
         self._ways[host] = way
         way(ListTiers())
 
     def lose_host(self, host: HostId) -> None:
-        """A host is gone: nothing of it is read or written any more."""
+        """Remove a lost host, and fail its work under way."""
         self._ways.pop(host, None)
         self.end_all(host)
 
     def end_all(self, host: HostId) -> None:
-        """The mover of the host's bytes is certainly dead: fail the work under way."""
+        """Fail the work under way of a host whose mover is dead."""
         for place, write in [(place, write) for place, write in self._writes.items() if place[0] == host]:
             self.heard(place[0], _failure(write))
         for load in [load for load in self._loads.values() if load.host == host]:
             self.heard(host, _failure(load))
         pool = self._listener.pools.get(host)
         for tier in sorted(pool.tiers.resting) if pool is not None and pool.tiers is not None else ():
-            self.heard(host, TierRests(tier, rests=False))  # the next process knows of no failures
+            self.heard(host, TierRests(tier, rests=False))  # the next mover has no record of failures
 
     def perform(self, command: StoreBlocks | DropBlocks | LoadBlocks) -> None:
-        """Have bytes moved between an arena and its tiers.
+        """Pass on a command of a pool.
 
-        A write or a read is answered once, however it ends and within a stated time.
+        Each write and each read is answered exactly once, at the latest after `ANSWER_S`, even if it fails.
         """
         way = self._ways.get(command.host)
         if isinstance(command, StoreBlocks):
@@ -100,7 +100,7 @@ class LiveTiers:
             asyncio.get_running_loop().call_soon(self.heard, command.host, _failure(command))
 
     def heard(self, host: HostId, news: TierNews) -> None:
-        """Count an answer of a store, and tell it. A repeated answer changes nothing."""
+        """Count an event of a tier and pass it to the cluster. Repeated answers are ignored."""
         if self._is_closed:
             return
         match news:
@@ -135,7 +135,7 @@ class LiveTiers:
 
 
 class OwnTiers:
-    """The tiers of the server's own host: threads of this process, whose answers are brought to its event loop."""
+    """The tiers of the server's own host: threads of this process, which answer on the event loop."""
 
     def __init__(self, live: LiveTiers, host: HostId, opened: Sequence[OpenTier]) -> None:
         self.rules = tuple(tier.rules for tier in opened)
@@ -147,7 +147,7 @@ class OwnTiers:
         self._listed = asyncio.Event()
 
     async def start(self, arena: ArenaBytes, block_bytes: int) -> None:
-        """Begin, and wait until the tiers have listed the blocks of earlier runs, at most `ANSWER_S`."""
+        """Start the threads, and wait at most `ANSWER_S` until the tiers have listed the blocks of earlier runs."""
         loop = asyncio.get_running_loop()
         work = self._work = TierWork(self._opened, arena, block_bytes, partial(self._tell, loop))
         self._live.add_host(self._host, partial(_do, work))
@@ -157,7 +157,7 @@ class OwnTiers:
             log.warning("tiers %s have not said what they hold: it is used once they do", ", ".join(self._unlisted))
 
     async def close(self) -> None:
-        """End the work under way. A store that hangs is left behind."""
+        """End the work under way. A store that hangs stays open until the process ends."""
         self._live.close()
         if self._work is not None:
             for name in await asyncio.to_thread(self._work.close):
@@ -192,9 +192,9 @@ def _failure(command: StoreBlocks | LoadBlocks) -> BlocksKept | LoadEnded:
 
 
 def kv_blocks(pools: Collection[HostPool]) -> list[tuple[str, HostView]]:
-    """Count the blocks of every arena, and of each tier below: a tier, and what a host has there.
+    """Return the block counts of every arena and tier: pairs of the tier's name (`host` for an arena) and a view.
 
-    What several hosts share has one book, and is counted at the first of them.
+    A tier that several hosts share is counted once, for the first of them.
     """
     arenas = [("host", pool.view()) for pool in pools]
     books: dict[int, tuple[HostId, Tier]] = {}
@@ -205,9 +205,9 @@ def kv_blocks(pools: Collection[HostPool]) -> list[tuple[str, HostView]]:
 
 
 def _blocks_of(tier: Tier, host: HostId) -> HostView:
-    """Count a tier's blocks by state, as an arena's are counted: blocks being written are used.
+    """Return a tier's block counts in the form of an arena's: blocks that are being written count as used.
 
-    Where the other side decides how many it keeps, as many are there as are known, and none is free.
+    If the store decides how many blocks it keeps, the total is the number of known blocks, and none is free.
     """
     view = tier.view()
     return HostView(

@@ -1,4 +1,4 @@
-"""How long requests wait for a worker while none is there."""
+"""The deadline of requests that wait for a worker while none is available."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from baton.move.clock import now_s
 from baton.serve.host.worker_link import WorkerLink
 
 TOKEN_S = 600.0
-"""How long a token is valid: a host asks for one, makes its arena, starts its mover, and presents it."""
+"""Lifetime of a token for joining. Within it, the host reserves its arena, starts its mover and presents the token."""
 
 
 class Connection(Protocol):
@@ -26,33 +26,33 @@ class Connection(Protocol):
 
 @dataclass(slots=True)
 class Arrivals:
-    """Hosts that are about to join: requests wait longer while there are any."""
+    """Hosts that are about to join. While there are any, requests wait longer."""
 
     tokens: OrderedDict[str, float] = field(default_factory=OrderedDict[str, float])
-    """Tokens given to hosts that asked to join, with their times."""
+    """Tokens of hosts that asked to join, with their times of issue."""
     strangers: set[Connection] = field(default_factory=set[Connection])
     """Connections that have not presented a token."""
     without_workers: set[HostId] = field(default_factory=set[HostId])
-    """Hosts that have joined and have named no worker yet."""
+    """Joined hosts that have not announced a worker yet."""
 
     @property
     def is_any(self) -> bool:
-        """Tell whether a host may join soon. A connection counts only while a valid token is out."""
+        """Return whether a host may join soon. Connections without a token count only while some token is valid."""
         asked = any(now_s() - given_s <= TOKEN_S for given_s in self.tokens.values())
         return (asked and bool(self.strangers)) or bool(self.without_workers)
 
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """How long a request may wait for a worker."""
+    """Limits of the wait for a worker."""
 
     wait_s: float
     start_s: float
-    """How much longer while some worker starts."""
+    """Additional time while a worker starts or a host joins."""
 
 
 class Waiting(Protocol):
-    """What a watch needs of the driver."""
+    """The part of the driver that `RoomWatch` uses."""
 
     arrivals: Arrivals
     cluster: Cluster
@@ -64,7 +64,7 @@ class Waiting(Protocol):
 
 
 class RoomWatch:
-    """Tells the cluster when the first waiting request has waited for too long. One timer serves all of them."""
+    """Tells the cluster when the oldest waiting request is overdue. One timer serves all requests."""
 
     def __init__(self, driver: Waiting, waits: Waits) -> None:
         self._driver = driver
@@ -72,7 +72,7 @@ class RoomWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def look(self) -> None:
-        """Set the timer anew: a request has come to wait, or a worker that it waits for may not come any more."""
+        """Set the timer again, because a request began to wait or the time limit may have changed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
