@@ -253,6 +253,8 @@ class Transfers:
         if end.number in self._layers.copies:
             yield from self._chunk_over(self._layers.copy_ended(end), now_s)
             return
+        if not self.table.has(end.number, end.request_id):
+            return
         blocks = None if end.landed else 0
         over = yield from self._landings.ended(end.number, end.request_id, blocks=blocks, landed=end.landed)
         yield from self._over(over, now_s)

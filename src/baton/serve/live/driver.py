@@ -267,8 +267,8 @@ class Driver:
 
     def _begin(self, begin: BeginRequest) -> None:
         """Send a request to its worker, with its tokens so far."""
-        link, live = self.links.get(begin.worker), self.live[begin.request_id]
-        if link is None:
+        link, live = self.links.get(begin.worker), self.live.get(begin.request_id)
+        if link is None or live is None:
             return
         self._note_hit(begin.request_id, begin.computed_tokens)
         link.view = _given(link.view, begin)

@@ -70,6 +70,8 @@ class LogWriter:
         )
 
     def close(self) -> None:
+        """Close the file. Entries of connections and timers that end after it are dropped."""
+        self.full = True
         self._file.close()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.core.errors import RequestError
-from baton.serve.http.wire.parsing import convert, parse_object
+from baton.serve.http.wire.parsing import WALKED_MAX, convert, parse_object
 from baton.serve.http.wire.schemas import ChatRequest, CompletionRequest
 
 
@@ -53,6 +53,23 @@ def test_a_bad_field_is_named_with_its_range_and_its_value(fields: dict[str, obj
     with pytest.raises(RequestError) as refused:
         convert({"prompt": "a", **fields}, CompletionRequest)
     assert (refused.value.param, str(refused.value)) == (param, message)
+
+
+def test_an_integer_beyond_every_float_is_out_of_range() -> None:
+    """400 digits do not fit into a float: that is a client's mistake, not ours."""
+    with pytest.raises(RequestError, match="max_tokens must be an integer") as refused:
+        convert({"prompt": "a", "max_tokens": int("1" * 400)}, CompletionRequest)
+    assert refused.value.status == 400
+
+
+def test_the_walk_for_a_wrong_part_is_bounded() -> None:
+    """A wrong message behind `WALKED_MAX` right ones is told of the whole list, so no body holds up other requests."""
+    messages = [{"role": "user", "content": "a"}] * WALKED_MAX
+    with pytest.raises(RequestError) as near:
+        convert({"messages": [*messages[:10], {"role": "user", "content": 7}]}, ChatRequest)
+    with pytest.raises(RequestError) as far:
+        convert({"messages": [*messages, {"role": "user", "content": 7}]}, ChatRequest)
+    assert (near.value.param, far.value.param) == ("messages[10].content", "messages")
 
 
 def test_a_long_value_is_cut_in_the_message() -> None:

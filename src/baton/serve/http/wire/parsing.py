@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal, TypeVar
+from itertools import islice
+from typing import Any, Literal, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import inspect
@@ -17,6 +18,8 @@ from baton.serve.http.wire.describe import describe, show, type_of
 from baton.serve.http.wire.schemas import UNSUPPORTED, ChatRequest, TokenizeRequest
 
 Body = TypeVar("Body", bound=msgspec.Struct)
+WALKED_MAX = 10_000
+"""Most parts of a refused field that are looked at, to name the first wrong one. A walk holds up the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +60,27 @@ def convert(body: Mapping[str, Any], into: type[Body]) -> Body:
             raise _unknown_field(name, into)
     try:
         made = msgspec.convert(body, into)
-    except msgspec.ValidationError as error:
-        misfit = find_misfit(body, _info(into))
-        if misfit is not None:
-            raise _misfit_error(misfit) from error
-        made = msgspec.convert(_with_whole_numbers(body), into)
+    except msgspec.ValidationError:
+        whole = {name: _with_whole_numbers(value) for name, value in body.items()}
+        try:
+            made = msgspec.convert(whole, into)
+        except msgspec.ValidationError as error:
+            raise _misfit_error(_first_misfit(body, whole, into)) from error
     _check_messages(made)
     return made
+
+
+def _first_misfit(body: Mapping[str, Any], whole: Mapping[str, Any], into: type[msgspec.Struct]) -> Misfit:
+    """Return the first wrong part of a body. Only fields that msgspec refuses, which is fast, are walked."""
+    fields, hints = {field.encode_name: field for field in _info(into).fields}, _hints(into)
+    for name, value in body.items():
+        field = fields[name]
+        try:
+            msgspec.convert(whole[name], hints[field.name])
+        except msgspec.ValidationError:
+            return find_misfit(value, field.type, (name,)) or Misfit((name,), "value", field.type, value)
+    missing = next(name for name, field in fields.items() if field.required and name not in body)
+    return Misfit((missing,), "missing")
 
 
 def _check_messages(body: msgspec.Struct) -> None:
@@ -74,12 +91,15 @@ def _check_messages(body: msgspec.Struct) -> None:
             raise _misfit_error(Misfit(("messages", index, "content"), "missing"))
 
 
+_PLAIN = frozenset({int, str, bool, type(None)})
+
+
 def _with_whole_numbers(value: object) -> object:
     """Return the value with 80 for 80.0: JSON has one kind of number, but msgspec takes no float for an integer."""
     match value:
         case float() if value.is_integer():
             return int(value)
-        case list():
+        case list() if not _PLAIN.issuperset(map(type, value)):
             return [_with_whole_numbers(part) for part in value]
         case dict():
             return {name: _with_whole_numbers(part) for name, part in value.items()}
@@ -87,18 +107,25 @@ def _with_whole_numbers(value: object) -> object:
             return value
 
 
-def find_misfit(value: object, kind: inspect.Type, steps: tuple[str | int, ...] = ()) -> Misfit | None:
-    """Return the first part of a decoded JSON value that a type does not accept. None: it accepts the value."""
+def find_misfit(
+    value: object, kind: inspect.Type, steps: tuple[str | int, ...] = (), left: Iterator[int] | None = None
+) -> Misfit | None:
+    """Return the first part of a decoded JSON value that a type does not accept.
+
+    None: the type accepts the value, or `WALKED_MAX` parts of it. `left`: yields once for each part still to be walked.
+    """
+    left = iter(range(WALKED_MAX)) if left is None else left
     match kind:
         case inspect.Metadata():
-            found = find_misfit(value, kind.type, steps)
+            found = find_misfit(value, kind.type, steps, left)
         case inspect.UnionType():
             member = next((part for part in kind.types if _has_json_type(value, part)), None)
-            found = Misfit(steps, "value", kind, value) if member is None else find_misfit(value, member, steps)
+            found = Misfit(steps, "value", kind, value) if member is None else find_misfit(value, member, steps, left)
         case inspect.StructType() if isinstance(value, dict):
-            return _struct_misfit(value, kind, steps)
+            return _struct_misfit(value, kind, steps, left)
         case inspect.ListType() if isinstance(value, list) and _fits_length(value, kind):
-            parts = (find_misfit(part, kind.item_type, (*steps, index)) for index, part in enumerate(value))
+            walked = zip(range(len(value)), value, left)  # noqa: B905  the shortest ends it
+            parts = (find_misfit(part, kind.item_type, (*steps, index), left) for index, part, _ in walked)
             return next((part for part in parts if part is not None), None)
         case _:
             found = None if _accepts(kind, value) else Misfit(steps, "value", kind, value)
@@ -107,12 +134,14 @@ def find_misfit(value: object, kind: inspect.Type, steps: tuple[str | int, ...] 
     return found
 
 
-def _struct_misfit(value: dict[str, Any], kind: inspect.StructType, steps: tuple[str | int, ...]) -> Misfit | None:
+def _struct_misfit(
+    value: dict[str, Any], kind: inspect.StructType, steps: tuple[str | int, ...], left: Iterator[int]
+) -> Misfit | None:
     fields = {field.encode_name: field for field in kind.fields}
     for name, part in value.items():
         if name not in fields:
             return Misfit((*steps, name), "unknown")
-        found = find_misfit(part, fields[name].type, (*steps, name))
+        found = find_misfit(part, fields[name].type, (*steps, name), left)
         if found is not None:
             return found
     missing = [name for name, field in fields.items() if field.required and name not in value]
@@ -144,13 +173,15 @@ def _accepts(kind: inspect.Type, value: object) -> bool:
         return False
     match kind, value:
         case inspect.DictType(), dict():
-            fits = all(find_misfit(key, kind.key_type) is None for key in value)
-            fits = fits and all(find_misfit(part, kind.value_type) is None for part in value.values())
-            return fits and _fits_length(value, kind)
+            if not _fits_length(value, kind):
+                return False
+            items = islice(value.items(), WALKED_MAX)
+            wrong = (find_misfit(key, kind.key_type) or find_misfit(part, kind.value_type) for key, part in items)
+            return all(misfit is None for misfit in wrong)
         case inspect.StrType(), str():
             return _fits_length(value, kind) and (kind.pattern is None or re.search(kind.pattern, value) is not None)
         case inspect.IntType(), int() | float():
-            return float(value).is_integer() and _fits_range(value, kind)
+            return (isinstance(value, int) or value.is_integer()) and _fits_range(value, kind)
         case inspect.FloatType(), int() | float():
             return _fits_range(value, kind)
         case inspect.LiteralType(), _:
@@ -177,6 +208,11 @@ def _fits_range(value: float, kind: inspect.IntType | inspect.FloatType) -> bool
 @cache
 def _info(struct: type[msgspec.Struct]) -> inspect.StructType:
     return type_of(struct)
+
+
+@cache
+def _hints(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    return get_type_hints(struct, include_extras=True)
 
 
 @cache
