@@ -1,1 +1,1 @@
-"""Policies of published systems, for comparison. The server imports one only if a configuration names it."""
+"""Policies of published systems, for comparison. The server imports one only if its configuration names it."""

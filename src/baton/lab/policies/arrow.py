@@ -40,12 +40,12 @@ class ArrowRouting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrowRoles:
-    """Move one worker per tick from the role with slack to the role that misses its SLO, or is about to."""
+    """Flip one worker per tick from the role with slack to the role that is predicted to miss its SLO."""
 
     ttft_s: float = 1.0
-    """TTFT target where the requests of the last window have no SLO."""
+    """TTFT target if the requests of the last window have no SLO."""
     tpot_s: float = 0.1
-    """TPOT target where the requests of the last window have no SLO."""
+    """TPOT target if the requests of the last window have no SLO."""
     ease_ratio: float = 0.5
     """A role gives a worker away only while its latency is at most this share of its SLO."""
 

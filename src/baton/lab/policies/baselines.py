@@ -41,7 +41,7 @@ class RoundRobin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomWorker:
-    """Use a random worker, drawn from the request id and a seed: repeated runs make the same choices."""
+    """Use a random worker, drawn from the request id and a seed, so that repeated runs make the same choices."""
 
     seed: int = 0
 
@@ -63,7 +63,7 @@ class RandomWorker:
 
 @dataclass(frozen=True, slots=True)
 class LeastLoad:
-    """Use the worker with the fewest requests; the lower id on a tie. Routes and places."""
+    """Use the worker with the fewest requests, and the lower id on a tie."""
 
     def route(
         self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel
@@ -96,9 +96,9 @@ class ShortestQueue:
 
 @dataclass(frozen=True, slots=True)
 class Colocated:
-    """No disaggregation: each request runs on one worker from prompt to end, the one with the fewest requests.
+    """Run each request on one worker from prompt to end, the one with the fewest requests. Roles are ignored.
 
-    Roles are ignored. Source: Sarathi-Serve (OSDI 2024). The batching policy divides prompts into chunks.
+    Source: Sarathi-Serve (OSDI 2024). The batching policy divides prompts into chunks.
     """
 
     def route(self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel) -> Route:

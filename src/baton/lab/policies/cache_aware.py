@@ -15,13 +15,13 @@ from baton.lab.policies.draws import draw
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalCacheAware:
-    """Use the worker with the lowest TTFT; it may first pull the longest prefix from any host.
+    """Use the worker with the lowest predicted TTFT, which may include pulling the longest prefix from another host.
 
     Source: Mooncake (FAST 2025), algorithm 1 (cache-aware prefill scheduling with cache load balancing).
     """
 
     balance_ratio: float = 1.0
-    """Pull a prefix if it is more than this many times as long as the local one."""
+    """Pull a remote prefix if it is longer than this multiple of the local one."""
 
     def route(self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel) -> Route:
         hits = cluster.prefix_hit_tokens
@@ -50,10 +50,10 @@ class GlobalCacheAware:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DynamoRouter:
-    """Use the lowest cost in blocks: prompt blocks to compute, minus cached blocks, plus blocks in use.
+    """Use the worker with the lowest cost in blocks: prompt blocks to compute, minus cached blocks, plus blocks in use.
 
-    Source: NVIDIA Dynamo 1.6.1, `lib/kv-router/src/scheduling/selector/default.rs`, with its default weights;
-    temperature 0, ties to the lower id instead of at random.
+    Source: NVIDIA Dynamo 1.6.1, `lib/kv-router/src/scheduling/selector/default.rs`, with its default weights and
+    temperature 0. Ties go to the lower id, where the original draws at random.
     """
 
     block_tokens: int = 16
@@ -102,8 +102,8 @@ class DynamoRouter:
 class SglangRouter:
     """Use the host with the longest prefix hit, or the least loaded worker if load is uneven or the hit is short.
 
-    Source: SGLang router 0.3.2, `src/policies/cache_aware.rs`, with its default thresholds. The original matches
-    characters of the prompts that it has sent; this version matches blocks that hosts report.
+    Source: SGLang router 0.3.2, `src/policies/cache_aware.rs`, with its default thresholds. The original matches the
+    characters of prompts that it routed earlier; this version matches blocks that hosts report.
     """
 
     cache_threshold_ratio: float = 0.3
@@ -126,7 +126,7 @@ class SglangRouter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmdScorer:
-    """Use the highest weighted sum of three scores from 0 to 1: short queue, free KV, prefix hit. Routes and places.
+    """Use the worker with the highest weighted sum of three scores from 0 to 1: short queue, free KV, prefix hit.
 
     Source: llm-d-router (August 2026), `pkg/epp/config/loader/defaults.go`: weights 2, 2 and 3. Ties are broken by a
     draw from the request id, where the original draws at random.

@@ -13,7 +13,7 @@ from baton.core.types import ClusterView, FlightView, HostId, Request, RequestId
 from baton.decide.policy.routing import Route
 
 UNTOLD_KV_TOKENS = 1_000_000
-"""Assumed arena size where the worker does not report it: then only the used tokens matter."""
+"""Assumed arena size of a worker that does not report it. Being large, it leaves the order to the used tokens."""
 
 
 def freeness(worker: WorkerView) -> float:
@@ -27,9 +27,9 @@ def freeness(worker: WorkerView) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LlumnixRouting:
-    """Route to the worker with the highest freeness, and place on the host that has the KV.
+    """Route to the worker with the highest freeness, and decode on the host that holds the KV.
 
-    The prompt runs until its first token, although the same worker usually continues: only decodes can be moved.
+    Every prefill ends at the first token, even if the same worker decodes: only decoding requests can be moved.
     """
 
     def route(self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel) -> Route:
@@ -52,9 +52,9 @@ class LlumnixMoves:
     """At every tick, pair the workers with the lowest and the highest freeness, and move one request per pair."""
 
     source_steps_max: float = 100.0
-    """Workers with a lower freeness give requests away."""
+    """A worker with a lower freeness is a source of moves."""
     target_steps_min: float = 400.0
-    """Workers with a higher freeness take them."""
+    """A worker with a higher freeness is a target of moves."""
 
     def moves(
         self, cluster: ClusterView, flights: Sequence[FlightView], cost: CostModel, now_s: float

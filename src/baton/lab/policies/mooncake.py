@@ -19,9 +19,9 @@ RECENT_MAX = 65_536
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyRejection:
-    """Reject by the current prefill and decode load.
+    """Reject a request by the current prefill and decode load.
 
-    The current decode load differs from the load when the prompt finishes, so rejections come in waves.
+    The load may change until the prompt finishes. Then rejections and admissions alternate in waves.
     """
 
     requests_max: int = 65_536
@@ -44,16 +44,16 @@ class EarlyRejection:
 
 @dataclass(slots=True, kw_only=True)
 class PredictedRejection:
-    """Reject by the decode load predicted for the time when this prompt finishes, over the whole cluster.
+    """Reject a request by the decode load that the whole cluster is predicted to have when its prompt finishes.
 
-    Every admitted request is assumed to decode for the same time from its predicted first token on. The load at a given
-    time is then the number of such spans that cover it.
+    The prediction assumes that each admitted request decodes from its predicted first token on, for the expected
+    output length. The load at a given time is the number of these spans that cover it.
     """
 
     requests_max: int = 65_536
     """Maximum number of requests in the cluster (INV-9)."""
     output_tokens: float = 200.0
-    """Expected answer length until some requests have finished."""
+    """Expected output length until some requests have finished."""
     _spans: deque[tuple[float, float, int]] = field(
         default_factory=lambda: deque[tuple[float, float, int]](maxlen=RECENT_MAX)
     )
@@ -78,7 +78,7 @@ class PredictedRejection:
         return None
 
     def _step_s(self, workers: list[WorkerView], at_s: float, request: Request, cost: CostModel) -> float:
-        """Predict a decode step at a time, with the requests spread evenly over the workers."""
+        """Return the predicted decode step time at `at_s`, with the requests spread evenly over the workers."""
         prompts = [prompt for begin_s, end_s, prompt in self._spans if begin_s <= at_s < end_s]
         shape = StepShape(
             decode_requests=-(-len(prompts) // len(workers)) + 1,
@@ -88,6 +88,6 @@ class PredictedRejection:
 
 
 def soonest_s(request: Request, cluster: ClusterView, cost: CostModel) -> float:
-    """Predict the lowest TTFT of all workers that prefill; 0 if there is none."""
+    """Return the lowest predicted TTFT of all prefill workers, or 0 if there is none."""
     workers = cluster.having("prefill")
     return min((first_token_s(worker, request, cluster, cost) for worker in workers), default=0.0)

@@ -1,7 +1,7 @@
-"""Splitwise: prompt machines, token machines, and a mixed pool that grows when either side is overloaded.
+"""Splitwise: prefill workers, decode workers, and a mixed pool that grows when either side is overloaded.
 
-Source: Splitwise (ISCA 2024), section IV.A, and the artefact's mixed-pool scheduler with its limits. Here a machine is
-in the mixed pool while it has work of the other kind, and returns to its own pool after the last such request.
+Source: Splitwise (ISCA 2024), section IV.A, and the artefact's mixed-pool scheduler with its limits. Here a worker
+belongs to the mixed pool while it has work of the other role, and leaves it after the last such request.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def is_mixed(worker: WorkerView) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitwiseRouting:
-    """Join the shortest prompt queue; past its limit use the mixed pool, then borrow a token machine."""
+    """Use the prefill worker with the shortest queue. Beyond its limit use the mixed pool, then a decode worker."""
 
     queued_tokens_max: int = 8192
 
@@ -53,10 +53,10 @@ class SplitwiseRouting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitwisePlacement:
-    """Use the token machine with the least KV in use; past its limit the mixed pool, then a prompt machine."""
+    """Use the decode worker with the least KV in use. Beyond its limit use the mixed pool, then a prefill worker."""
 
     requests_max: int = 2048
-    """Maximum number of requests on a token machine."""
+    """Maximum number of requests on a decode worker."""
 
     def place(
         self,

@@ -1,4 +1,4 @@
-"""TetriInfer: two-level scheduling, placement by predicted answer length, and role flips of idle workers.
+"""TetriInfer: two-level scheduling, placement by predicted output length, and role flips of idle workers.
 
 Source: Inference without Interference (arXiv 2401.11181), sections 3.2 to 3.5. Its chunked prefill is part of the
 batching policies here.
@@ -18,16 +18,16 @@ from baton.lab.policies.draws import draw
 
 @dataclass(slots=True, kw_only=True)
 class TetriInferPlacement:
-    """Draw two workers that have room for the predicted answer, and use the one with fewer heavy decodes.
+    """Draw two workers with room for the predicted output, and use the one with fewer heavy decodes.
 
-    A decode is heavy if its predicted length exceeds `heavy_tokens`. Lengths are predicted in ranges, from finished
-    answers.
+    A decode is heavy if its predicted length exceeds `heavy_tokens`. Room is reserved for the upper end of the range
+    that the predicted length falls in.
     """
 
     range_tokens: int = 200
     """Width of the ranges of predicted lengths."""
     heavy_tokens: int = 128
-    """Longer predicted answers are heavy."""
+    """A longer predicted output counts as heavy."""
     _placed: dict[WorkerId, deque[bool]] = field(default_factory=dict[WorkerId, deque[bool]])
     """For each worker, whether each of its latest requests is heavy, oldest first."""
 

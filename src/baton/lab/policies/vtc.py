@@ -1,8 +1,8 @@
-"""Virtual token counters: the tenant that was served least is next, and an idle tenant saves up no credit.
+"""Virtual token counters: serve the tenant with the least service so far. Idle time earns no credit.
 
-Source: Fairness in Serving Large Language Models (VTC, OSDI 2024), algorithm 2 and theorem 4.4: while two clients both
-have requests waiting, the service that they got differs by at most 2 max(w_p L_input, w_q M), M being the tokens that
-fit into memory.
+Source: Fairness in Serving Large Language Models (VTC, OSDI 2024), algorithm 2 and theorem 4.4. While two clients both
+have waiting requests, their service differs by at most 2 max(w_p L_input, w_q M). M is the number of tokens that fit
+into memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from baton.core.types import Request
 
 @dataclass(slots=True, kw_only=True)
 class VirtualTokenCounter:
-    """Sort waiting requests by the service that their tenant has received; within a tenant by arrival."""
+    """Sort waiting requests by priority, then by the service that their tenant has received, then by arrival."""
 
     prompt_weight: float = 1.0
     output_weight: float = 2.0
@@ -22,9 +22,9 @@ class VirtualTokenCounter:
     """Maximum number of counters. Beyond it, the tenant with the lowest counter and no waiting request is dropped."""
     _served: dict[str, float] = field(default_factory=dict[str, float])
     _waiting: dict[str, int] = field(default_factory=dict[str, int])
-    """Number of waiting requests per tenant. Tenants without any are left out."""
+    """Number of waiting requests per tenant, without tenants that have none."""
     _last: float = 0.0
-    """Counter of the tenant that was the last to have no waiting request left."""
+    """Counter of the tenant whose waiting requests ran out last."""
     _version: int = 0
 
     @property

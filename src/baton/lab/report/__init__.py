@@ -1,1 +1,1 @@
-"""Reports: from records and decision logs to pages, traces and explanations. Pure: data in, text out."""
+"""Render reports: turn records and decision logs into pages, traces and explanations. Pure functions."""

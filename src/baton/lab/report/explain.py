@@ -1,4 +1,4 @@
-"""One request: every decision about it with what the policies saw, and where its time went."""
+"""Explain one request of a decision log: the decisions about it, the policies' view, and the time of each stage."""
 
 from __future__ import annotations
 
@@ -44,68 +44,69 @@ from baton.lab.report.first_tokens import FirstTokens
 from baton.lab.report.questions import Notes, Question
 
 LATEST_MAX = 5
-"""Request ids that are told where the one asked for is not in the log."""
+"""Number of request ids to suggest if the requested one is not in the log."""
 
 
 class Moment(Struct, frozen=True, kw_only=True):
-    """Something that happened to the request."""
+    """One decision that concerns the request."""
 
     at_s: float
-    """Since it arrived."""
+    """Time since the request's arrival."""
     what: str
     questions: tuple[Question, ...] = ()
-    """What the policies were asked because of it."""
+    """Questions that the policies were asked in this decision."""
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
-    """All that a log knows about one request. Durations are None where it does not tell."""
+    """History of one request. A duration is None if the log does not contain it."""
 
     request_id: RequestId
     arrived_at_s: float
-    """Of the log's clock."""
+    """Arrival time on the log's clock."""
     prompt_tokens: int
     output_tokens_max: int
     tenant: str
     priority: int
     slo: Slo | None
     outcome: Outcome | None
-    """None: the log ends before the request."""
+    """None: the request is still open at the end of the log."""
     reason: str
     attempts: int
     queue_s: float | None
-    """Until a worker was told to compute it: 0 unless it waited for one in the coordinator's room."""
+    """Time until a worker starts on it. Positive only if it waited in the coordinator's queue."""
     prefill_s: float | None
-    """From there to the first token, its wait in the worker included. None: none came."""
+    """Time from there to the first token, including the wait on the worker. None: no first token."""
     ttft_s: float | None
-    """From its arrival to the first token, as the coordinator heard of it."""
+    """Time from arrival to the first token, as observed by the coordinator."""
     predicted_ttft_s: float | None
-    """Of the first worker that was chosen."""
+    """TTFT predicted for the first chosen worker."""
     decode_s: float | None
-    """From the first token, or from the start where none came, to the end."""
+    """Time from the first token to the end, or from the start if there is no first token."""
     e2e_s: float | None
     output_tokens: int | None
-    """None: it has not finished, or an old log."""
+    """None: the request has not finished, or an old log lacks the number."""
     tpot_s: float | None
-    """Mean time from token to token. None where the first token's time is not known, or there is no second."""
+    """Mean gap between tokens. None: no time of a first token, or no second token."""
     moments: tuple[Moment, ...]
     differences: int
-    """Events of the log, up to the request's end, that a replay decides otherwise: the code or a policy has changed."""
+    """Number of events up to the request's end that the replay decides differently. Above 0 if code or policies
+    changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a log has under an id."""
+    """Result of a lookup of a request id in a log."""
 
     ids: tuple[RequestId, ...]
-    """Requests of that id. A client's id stands for every choice of its request: `x` for `x-17-0` and `x-17-1`."""
+    """Matching requests. A client's id matches every choice of its request: `x` matches `x-17-0` and `x-17-1`."""
     requests: int
-    """How many the log has in all."""
+    """Number of requests in the log."""
     latest: tuple[RequestId, ...]
-    """The last of them."""
+    """Latest requests in the log."""
 
 
 def find_requests(decisions: Iterable[Decision], asked: str) -> Found:
-    """Look an id up: a request's own, or the one that its client sent or got as X-Request-Id."""
+    """Return the requests that match an id: the request's own, or the X-Request-Id of its client."""
     choice = re.compile(rf"{re.escape(asked)}-\d+-\d+")
     ids: list[RequestId] = []
     latest: deque[RequestId] = deque(maxlen=LATEST_MAX)
@@ -121,9 +122,9 @@ def find_requests(decisions: Iterable[Decision], asked: str) -> Found:
 
 
 def explain(cluster: Cluster, notes: Notes, decisions: Iterable[Decision], request_id: str) -> Explanation:
-    """Replay the log into a fresh cluster and keep what concerns the request. Raises LookupError for an unknown one.
+    """Replay the log into a fresh cluster and return the history of one request. Raises LookupError for an unknown id.
 
-    `notes`: filled by the cluster's policies, which rank the options of this request.
+    The cluster's policies must be `watched` with `notes`, and `notes.ranked` must be this request.
     """
     arrived: Decision | None = None
     differences = 0
@@ -146,7 +147,7 @@ def explain(cluster: Cluster, notes: Notes, decisions: Iterable[Decision], reque
 
 
 def concerns(decision: Decision, request_id: str) -> bool:
-    """Tell whether an event is about a request, or something was ordered for it."""
+    """Return whether one of the decision's events or commands is about the request."""
     return any(_about(event) == request_id for event in coordinator_events(decision.event)) or any(
         _about(command) == request_id for command in decision.commands
     )
@@ -236,7 +237,7 @@ def _between(start_s: float | None, end_s: float | None) -> float | None:
 
 
 def _words(decision: Decision, request_id: RequestId, *, tells_first: bool) -> str:
-    """Describe the events about the request, and what was ordered. `tells_first`: its first token is out."""
+    """Return a description of the request's events and commands. `tells_first`: the decision shows its first token."""
     events = [event for event in coordinator_events(decision.event) if _about(event) == request_id]
     causes = [_event_words(event, tells_first=tells_first) for event in events] or [_cause_words(decision.event)]
     orders = [_order(command) for command in decision.commands if _about(command) == request_id]
@@ -266,7 +267,7 @@ def _event_words(event: CoordinatorEvent, *, tells_first: bool) -> str:
 
 
 def _cause_words(event: ClusterEvent) -> str:
-    """Describe an event that is not about the request alone."""
+    """Return a description of an event that concerns more than one request."""
     match event:
         case WaitedTooLong(wait_s=wait_s):
             return f"no worker has come for {wait_s:g} s"
@@ -289,7 +290,7 @@ def _cause_words(event: ClusterEvent) -> str:
 
 
 def _way_words(handoff: HandoffView) -> str:
-    """Describe what was predicted of each path when one was chosen."""
+    """Return a description of the predicted times of each path of a handoff."""
     direct, put, get = (_road_words(road) for road in (handoff.direct, handoff.put, handoff.get))
     pooled = f", {handoff.pooled_tokens:,} of which the pool has," if handoff.pooled_tokens else ""
     rest = f" and {handoff.rest_s * 1000:,.4g} ms to compute the rest" if handoff.rest_s else ""

@@ -1,4 +1,4 @@
-"""Finds in a decision log when the first token of each request came: one of three events tells it."""
+"""Find the time of each request's first token in a decision log. Any of three events reports it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from baton.decide.control.decision_log import Decision, coordinator_events
 
 @dataclass(slots=True)
 class FirstTokens:
-    """Take every decision of a log, in order."""
+    """Finds first tokens. `take` expects every decision of a log, in order."""
 
     _left: set[RequestId] = field(default_factory=set[RequestId])
-    """Requests whose prompts are computed by a worker that leaves the first token to another."""
+    """Requests whose prefill worker leaves the first token to the decode worker."""
 
     def take(self, decision: Decision) -> list[RequestId]:
-        """Return the requests whose first token this decision tells of; after a failover maybe once more."""
+        """Return the requests whose first token this decision reports. A failover may report a request again."""
         told: list[RequestId] = []
         for event in coordinator_events(decision.event):
             match event:
@@ -26,7 +26,7 @@ class FirstTokens:
                 case DecodeBegun(request_id=request_id) | RequestFinished(request_id=request_id, output_tokens=1):
                     told.append(request_id)
                 case _:
-                    pass  # tells of no first token
+                    pass  # other events report no first token
         for command in decision.commands:
             if isinstance(command, StartPrefill) and command.until == "prompt":
                 self._left.add(command.request.id)

@@ -1,4 +1,4 @@
-"""Plots of what workers did: roles and queues of each over time, and heat maps of their load."""
+"""Plots of workers: roles and queues over time, and heat maps of their load."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from baton.lab.report.timeline import Timeline, WorkerLine
 
 BINS = 120
 LINES_MAX = 48
-"""Workers that get a row of their own; of a larger fleet every nth, and the heat maps show more."""
+"""Bound on the workers with a row of their own. Of a larger fleet every nth worker is shown."""
 HEAT_ROWS_MAX = 128
-"""Workers in a heat map; of a larger fleet every nth, and the page says so."""
+"""Bound on the workers in a heat map. Of a larger fleet every nth worker is shown, and the page says so."""
 _NAMES = 96
-"""Pixels for the workers' names."""
+"""Width of the workers' names, in pixels."""
 _ROW, _ROLE = 30, 4
 
 
 def fleet_plots(timeline: Timeline) -> list[str]:
-    """Empty for a log without workers."""
+    """Return the plots of a timeline's workers. Empty without workers."""
     lines = list(timeline.workers.values())
     if not lines or timeline.start_s is None:
         return []
@@ -50,7 +50,7 @@ def _means(line: WorkerLine, values: Sequence[int], borders: Values) -> Values:
 
 
 def _queue_plot(lines: Sequence[WorkerLine], borders: Values) -> str:
-    """All workers together."""
+    """Return the plot of running and waiting requests, summed over all workers."""
     running = np.sum([_means(line, line.running, borders) for line in lines], axis=0)
     waiting = np.sum([_means(line, line.waiting, borders) for line in lines], axis=0)
     times_s = (borders - borders[0]).tolist()
@@ -62,7 +62,7 @@ def _queue_plot(lines: Sequence[WorkerLine], borders: Values) -> str:
 
 
 def _rows_plot(lines: Sequence[WorkerLine], borders: Values) -> str:
-    """A row per worker: its role as a band, its running and waiting requests above it."""
+    """Return the plot with a row per worker: its role as a band, and its running and waiting requests above it."""
     every = -(-len(lines) // LINES_MAX)
     shown = lines[::every]
     values = [(_means(line, line.running, borders), _means(line, line.waiting, borders)) for line in shown]
@@ -98,7 +98,7 @@ def _roles(line: WorkerLine, frame: Frame, start_s: float, end_s: float, floor: 
 
 
 def _hill(values: Values, borders: Values, frame: Frame, place: tuple[int, float], kind: str) -> str:
-    """A filled area of a row's height. `place`: the pixel of its floor, the value of its full height."""
+    """Return a filled area in a worker's row. `place`: pixel of its floor, and the value at its full height."""
     floor, most = place
     room = _ROW - _ROLE - 6
     points: list[str] = []
@@ -117,7 +117,10 @@ def _heat_plot(
     of: Callable[[WorkerLine], Sequence[int]],
     look: tuple[str, str],
 ) -> str:
-    """A row per worker, darker where the value is higher. Nothing where all are 0. `look`: its color, and the unit."""
+    """Return a heat map with a row per worker, darker for higher values. Empty if all are 0.
+
+    `look`: color class and unit.
+    """
     kind, unit = look
     every = -(-len(lines) // HEAT_ROWS_MAX)
     shown = lines[::every]
@@ -142,7 +145,7 @@ def _heat_plot(
 
 
 def _heat_row(line: WorkerLine, shades: Values, y: int, height: int, drawing: tuple[Frame, str, float]) -> str:
-    """Cells of one shade become one box."""
+    """Return the cells of a row. Adjacent cells of equal shade become one rectangle."""
     frame, kind, most = drawing
     coarse = np.round(shades * 20) / 20
     changes = [0, *(np.flatnonzero(np.diff(coarse)) + 1).tolist(), len(coarse)]

@@ -1,4 +1,4 @@
-"""Write a run for the Perfetto UI (or chrome://tracing): the requests of each worker over time, and queue lengths.
+"""Export a timeline for the Perfetto UI or chrome://tracing: requests per worker over time, and queue lengths.
 
 Source: "Trace Event Format", the JSON that both read.
 """
@@ -12,13 +12,13 @@ import msgspec
 from baton.lab.report.timeline import RequestLine, Timeline, WorkerLine
 
 WORKERS, REQUESTS = 1, 2
-"""The two process rows of the trace."""
+"""Process ids of the trace: one for all workers, one for all requests."""
 
 Event = dict[str, object]
 
 
 def render_perfetto(timeline: Timeline) -> bytes:
-    """Encode a timeline as trace events. Times are microseconds from the log's first event."""
+    """Return the timeline as JSON trace events. Times are microseconds since the first event of the log."""
     start_s = timeline.start_s or 0.0
     events = [
         _name(WORKERS, 0, "process_name", "workers"),
@@ -38,12 +38,12 @@ def _name(process: int, thread: int, kind: str, name: str) -> Event:
 
 
 def _stamp(at_s: float, start_s: float) -> float:
-    """The format counts in microseconds."""
+    """Return the time in microseconds, the unit of the format."""
     return round((at_s - start_s) * 1e6, 3)
 
 
 def _roles(line: WorkerLine, thread: int, start_s: float, end_s: float) -> Iterator[Event]:
-    """A slice per role on the worker's row."""
+    """Yield one slice per role on the worker's row."""
     for span in line.roles:
         until_s = end_s if span.end_s is None else span.end_s
         yield {
@@ -57,7 +57,7 @@ def _roles(line: WorkerLine, thread: int, start_s: float, end_s: float) -> Itera
 
 
 def _counters(line: WorkerLine, start_s: float) -> Iterator[Event]:
-    """Requests and queued tokens of a worker: one event per change."""
+    """Yield counters of a worker's requests and queued tokens, one event per change."""
     before: tuple[int, int, int] | None = None
     for at_s, running, waiting, queued in zip(
         line.times_s, line.running, line.waiting, line.queued_tokens, strict=True
@@ -75,7 +75,7 @@ def _counter(name: str, stamp: float, values: dict[str, int]) -> Event:
 
 
 def _request(line: RequestLine, start_s: float, end_s: float) -> Iterator[Event]:
-    """A row per request: the whole of it, and inside one slice per worker that had it."""
+    """Yield the row of a request: one slice for the whole request, and nested slices for its workers."""
     closed_s = end_s if line.closed_s is None else line.closed_s
     outcome = line.outcome or "open"
     facts: dict[str, object] = {
@@ -93,7 +93,7 @@ def _request(line: RequestLine, start_s: float, end_s: float) -> Iterator[Event]
 
 
 def _hops(line: RequestLine, closed_s: float, start_s: float) -> Iterator[Event]:
-    """Yield a slice for each worker that had the request, inside the slice of the request."""
+    """Yield a slice for each worker of the request, nested inside the slice of the request."""
     stations = [(line.arrived_s, "waits for a worker", 1)] if line.hops[0].at_s > line.arrived_s else []
     stations += [(hop.at_s, f"{hop.stage} on {hop.worker}", hop.attempt) for hop in line.hops]
     ends_s = [at_s for at_s, _, _ in stations[1:]] + [closed_s]
@@ -103,6 +103,9 @@ def _hops(line: RequestLine, closed_s: float, start_s: float) -> Iterator[Event]
 
 
 def _edge(line: RequestLine, phase: str, name: str, stamp: float, facts: dict[str, object] | None = None) -> Event:
-    """Begin (b) or end (e) of a slice on the request's row, or a moment (n). Slices close in the order of a stack."""
+    """Return an event on the request's row: begin (b) or end (e) of a slice, or an instant (n).
+
+    Slices close in stack order.
+    """
     edge: Event = {"ph": phase, "pid": REQUESTS, "tid": 0, "cat": "request", "id": line.request.id, "name": name}
     return {**edge, "ts": stamp} if facts is None else {**edge, "ts": stamp, "args": facts}

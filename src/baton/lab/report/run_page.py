@@ -1,4 +1,4 @@
-"""A run as a page: `baton bench --html`, `baton sim --html` and `baton replay --html` differ in what they know."""
+"""Render a run as an HTML page, for the `--html` option of `baton bench`, `baton sim` and `baton replay`."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from baton.lab.report.summary import Distribution, RequestRecord, Results, SloTa
 from baton.lab.report.timeline import Timeline
 
 ROWS_MAX = 50
-"""Of the table of tenants, and of that of cells."""
+"""Bound on the rows of the tables of tenants and of cells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPage:
-    """All that a page can show of a run."""
+    """Input of a run's page."""
 
     title: str
     subtitle: str
     facts: Sequence[tuple[str, str]]
-    """What was run: names and values in words."""
+    """Settings of the run: names and values as text."""
     remarks: Sequence[str] = ()
-    """What limits the figures."""
+    """Remarks that limit the validity of the figures."""
     results: Results
     records: Sequence[RequestRecord]
     slo: SloTargets
     timeline: Timeline | None = None
-    """Of the workers. None: not known."""
+    """Timeline of the workers. None: unknown."""
     cells: Sequence[Sequence[RequestRecord]] = ()
-    """What each cell of the fleet did, where it has several."""
+    """Records of each cell, if the fleet has several."""
 
 
 def render_run(run: RunPage) -> str:
-    """The whole page."""
+    """Return the page."""
     return page(
         run.title,
         run.subtitle,
@@ -75,12 +75,12 @@ def _latencies(results: Results) -> str:
 
 
 def _cells(cells: Sequence[Sequence[RequestRecord]], slo: SloTargets) -> str:
-    """A row per cell. Its number is in the names of its workers."""
+    """Return a table with a row per cell. The names of a cell's workers contain its number."""
     return _parts("cell", [(f"c{number}", records) for number, records in enumerate(cells)], slo) if cells else ""
 
 
 def _tenants(records: Sequence[RequestRecord], slo: SloTargets) -> str:
-    """A row per tenant, the busiest first. Nothing where there is only one."""
+    """Return a table with a row per tenant, the busiest first. Empty if there is only one tenant."""
     by_tenant: dict[str, list[RequestRecord]] = {}
     for record in records:
         by_tenant.setdefault(record.tenant, []).append(record)
@@ -90,7 +90,7 @@ def _tenants(records: Sequence[RequestRecord], slo: SloTargets) -> str:
 
 
 def _parts(kind: str, parts: Sequence[tuple[str, Sequence[RequestRecord]]], slo: SloTargets) -> str:
-    """A row per part of the requests, up to a bound."""
+    """Return a table with a row per group of records, at most `ROWS_MAX`."""
     head = (
         kind,
         "requests",

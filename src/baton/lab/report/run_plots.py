@@ -1,4 +1,4 @@
-"""Plots of what clients saw: distributions of latencies, and load, output and SLO attainment over time."""
+"""Plots of client metrics: distributions of latencies, and load, output and SLO attainment over time."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from baton.lab.report.summary import RequestRecord, SloTargets, token_gaps_s
 from baton.lab.report.svg import Frame
 
 POINTS_MAX = 300
-"""Of a curve; it is drawn through as many quantiles."""
+"""Points of a distribution curve, one quantile each."""
 TARGET_SHOWN_MAX = 3.0
-"""A target that is farther away than so many times the latencies is named, not drawn."""
+"""A target above this multiple of the latencies is named, not drawn."""
 BINS = 120
-"""Over the time of a run."""
+"""Bins over the duration of a run."""
 LIVES_MAX = 1000
-"""Requests whose lives are drawn; of a longer run every nth, and the page says so."""
+"""Bound on the drawn requests. Of a longer run every nth request is drawn, and the page says so."""
 
 
 def latency_plots(records: Sequence[RequestRecord], slo: SloTargets) -> list[str]:
-    """TTFT, TPOT, ITL and E2E of completed requests."""
+    """Return the plots of TTFT, TPOT, ITL and E2E of completed requests."""
     done = [record for record in records if record.outcome == "finished"]
     tpot_s = [value for record in done if (value := record.tpot_s) is not None]
     return [
@@ -45,7 +45,10 @@ def e2e_plot(records: Sequence[RequestRecord]) -> str:
 
 
 def _distribution(values_s: Values, target_s: float | None, name: str) -> str:
-    """Share of values at or below x. The axis ends at p99.5, so that neither a straggler nor a far target hides it."""
+    """Return the plot of the cumulative distribution. The axis ends at p99.5, or at the target if that is near.
+
+    An outlier or a distant target would compress the curve.
+    """
     if not len(values_s):
         return ""
     shares = np.linspace(0, 1, POINTS_MAX)
@@ -74,7 +77,7 @@ def _distribution(values_s: Values, target_s: float | None, name: str) -> str:
 
 
 def time_plots(records: Sequence[RequestRecord], slo: SloTargets) -> list[str]:
-    """Requests under way, arrivals and tokens per second, and SLO attainment, each over the time of the run."""
+    """Return plots over time: open requests, arrivals and tokens per second, and SLO attainment."""
     if not records:
         return []
     start_s, borders = _span(records)
@@ -87,7 +90,7 @@ def time_plots(records: Sequence[RequestRecord], slo: SloTargets) -> list[str]:
 
 
 def load_plots(records: Sequence[RequestRecord]) -> list[str]:
-    """Requests under way, and arrivals per second."""
+    """Return plots over time of open requests and arrivals per second."""
     if not records:
         return []
     start_s, borders = _span(records)
@@ -103,7 +106,7 @@ def load_plots(records: Sequence[RequestRecord]) -> list[str]:
 
 
 def _span(records: Sequence[RequestRecord]) -> tuple[float, Values]:
-    """Time of the first arrival, and the borders of equal bins from there to the last end."""
+    """Return the time of the first arrival, and bin borders from there to the last end."""
     start_s = min(record.arrival_s for record in records)
     return start_s, bins.edges(0.0, max(record.end_s for record in records) - start_s, BINS)
 
@@ -128,7 +131,7 @@ def _rate(times_s: Sequence[float] | Values, borders: Values, unit: str) -> str:
 
 
 def _attainment(records: Sequence[RequestRecord], slo: SloTargets, start_s: float, borders: Values) -> str:
-    """Share of the requests that arrived in each bin; a gap where none did."""
+    """Return the plot of SLO attainment by time of arrival. Bins without arrivals stay empty."""
     if not slo.given and all(record.slo is None for record in records):
         return ""
     judged = [record for record in records if record.outcome != "cancelled"]
@@ -148,7 +151,7 @@ def _attainment(records: Sequence[RequestRecord], slo: SloTargets, start_s: floa
 
 
 def lives_plot(records: Sequence[RequestRecord]) -> str:
-    """A line per request, from arrival to end."""
+    """Return a plot with one line per request, from its arrival to its end."""
     if not records:
         return ""
     ordered = sorted(records, key=lambda record: record.arrival_s)

@@ -1,15 +1,15 @@
-"""From what happened to each request to the results of a run: one schema for `baton bench` and `baton sim`.
+"""Summarize the request records of a run, in one schema for `baton bench` and `baton sim`.
 
 Definitions, so that two runs can be compared:
-- TTFT, ITL, TPOT and E2E are of completed requests only, measured from the moment the request was sent (bench) or
-  arrived (simulator). TPOT needs two output tokens; a request with one has none, and meets any TPOT target.
-- p50, p90 and p99 interpolate linearly between the two nearest ranks (NumPy's default). ITL is over all gaps of all
-  requests together, not over means of requests.
-- duration_s runs from the first arrival to the last end of any request. Rates are of completed requests over it.
-- A request attains the SLO when it completed and met every target given (its own, where its workload promised it
-  some). Failed and rejected requests missed it. One that its client cancelled counts in `requests` and nowhere else.
-- prefix_hit_ratio is over completed requests whose server told their cached tokens.
-- What cannot be known is null: no request, no target, no cached tokens told. Never NaN.
+- TTFT, ITL, TPOT and E2E cover completed requests only. They start when the request is sent (bench) or arrives
+  (simulator). A request with one output token has no TPOT, and meets any TPOT target.
+- p50, p90 and p99 interpolate linearly between the two nearest ranks (NumPy's default). ITL covers all gaps of all
+  requests together; it is not a mean of per-request means.
+- duration_s runs from the first arrival to the last end of any request. Rates count completed requests over it.
+- A request attains the SLO if it completes and meets every target: its own, or the run's if it has none. Failed and
+  rejected requests miss it. Cancelled requests count in `requests` only.
+- prefix_hit_ratio covers completed requests whose server reports cached tokens.
+- An unknown value is null, never NaN: there was no request, no target, or no report of cached tokens.
 """
 
 from __future__ import annotations
@@ -25,31 +25,30 @@ from baton.core.types import Slo
 
 
 class RequestRecord(Struct, frozen=True, kw_only=True, gc=False):
-    """What happened to one request. All times are of one clock.
+    """Outcome and times of one request. All times are on one clock.
 
-    A struct, as what is said is: a simulation makes one for every request, and a frozen dataclass takes several times
-    as long to make.
+    A struct, not a frozen dataclass: a simulation creates one per request, and a dataclass takes several times as long.
     """
 
     arrival_s: float
     end_s: float
-    """When it was closed, whatever the outcome."""
+    """Time at which the request was closed, whatever the outcome."""
     outcome: Outcome
     reject: RejectReason | None = None
-    """Why it was rejected, where that is known."""
+    """Reason of a rejection. None: not rejected, or unknown."""
     failure: str = ""
-    """Why it failed, in words, where that is known."""
+    """Reason of a failure. Empty: not failed, or unknown."""
     input_tokens: int
     token_times_s: Sequence[float] = ()
-    """When each output token came, ascending; empty unless it finished (or got that far)."""
+    """Time of each output token, ascending. Empty if the request produced none before it ended."""
     cached_tokens: int | None = None
-    """Input tokens that needed no prefill. None: the server does not tell."""
+    """Input tokens that needed no prefill. None: the server does not report it."""
     cut_tokens: int = 0
-    """Output tokens of the trace that never came, since the request could not ask for as many."""
+    """Output tokens of the trace that the request could not ask for."""
     slo: Slo | None = None
-    """What this request was promised. None: what the run was."""
+    """SLO of this request. None: the targets of the run apply."""
     tenant: str = ""
-    """The client's tenant."""
+    """Tenant of the client."""
 
     @property
     def output_tokens(self) -> int:
@@ -70,7 +69,7 @@ class RequestRecord(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Distribution(Struct, frozen=True, kw_only=True):
-    """Seconds; null where there was nothing to measure."""
+    """Mean and quantiles in seconds. Null: nothing was measured."""
 
     mean: float | None = None
     p50: float | None = None
@@ -79,7 +78,7 @@ class Distribution(Struct, frozen=True, kw_only=True):
 
 
 class SloTargets(Struct, frozen=True, kw_only=True):
-    """Targets of the whole run. None: not asked for."""
+    """SLO targets of a run. None: no target."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -89,7 +88,7 @@ class SloTargets(Struct, frozen=True, kw_only=True):
         return self.ttft_s is not None or self.tpot_s is not None
 
     def met_by(self, record: RequestRecord) -> bool:
-        """Whether a request finished in time: by its own targets where it has some."""
+        """Return whether a request finished within its own targets, or within these if it has none."""
         if record.outcome != "finished":
             return False
         targets = self if record.slo is None else record.slo
@@ -106,7 +105,7 @@ class SloResult(Struct, frozen=True, kw_only=True):
 
 
 class Results(Struct, frozen=True, kw_only=True):
-    """The results JSON of `baton bench` and `baton sim`. Its keys are a public contract."""
+    """Results JSON of `baton bench` and `baton sim`. Its keys are a public contract."""
 
     requests: int
     completed: int
@@ -122,19 +121,19 @@ class Results(Struct, frozen=True, kw_only=True):
     e2e_s: Distribution
     slo: SloResult
     goodput_rps: float | None
-    """Requests per second that met every target; null where none was given."""
+    """Requests per second that met every target. Null: no target was given."""
     prefix_hit_ratio: float | None
     wall_s: float
-    """Real time that the run took, warm-up included: of a simulation, how long one waited for it."""
+    """Real time that the run or simulation took, including warm-up."""
 
 
 def summarize(records: Sequence[RequestRecord], *, slo: SloTargets, wall_s: float) -> Results:
-    """Reduce the records of a run, in any order, to its results."""
+    """Return the results of a run from its records, in any order."""
     completed = [record for record in records if record.outcome == "finished"]
     duration_s = _duration_s(records)
     attained = sum(slo.met_by(record) for record in completed)
     gaps_s = token_gaps_s(completed)
-    gaps_s.sort()  # in place: of a million requests they are gigabytes
+    gaps_s.sort()  # in place: a million requests have gigabytes of gaps
     promised = slo.given or any(record.slo is not None for record in records)
     judged = sum(record.outcome != "cancelled" for record in records)
     return Results(
@@ -162,12 +161,15 @@ def summarize(records: Sequence[RequestRecord], *, slo: SloTargets, wall_s: floa
 
 
 def distribution(values: Sequence[float] | npt.NDArray[np.float64]) -> Distribution:
-    """Mean and quantiles; all null for no values."""
+    """Return mean and quantiles, all null without values."""
     return _of_sorted(np.sort(np.asarray(values, np.float64)))
 
 
 def _of_sorted(ordered: npt.NDArray[np.float64]) -> Distribution:
-    """Reduce values in ascending order, so that the mean does not depend on the order either. May write into them."""
+    """Return mean and quantiles of ascending values. May overwrite them.
+
+    Sorting makes the floating-point mean independent of the order of the records.
+    """
     if not len(ordered):
         return Distribution()
     mean = float(ordered.mean())
@@ -176,10 +178,10 @@ def _of_sorted(ordered: npt.NDArray[np.float64]) -> Distribution:
 
 
 def token_gaps_s(records: Sequence[RequestRecord]) -> npt.NDArray[np.float64]:
-    """Every gap between two tokens of one request: [gaps]."""
+    """Return every gap between two tokens of a request: [gaps]."""
     gaps = np.empty(sum(max(0, len(record.token_times_s) - 1) for record in records), np.float64)
     begin = 0
-    for record in records:  # into one array: there are hundreds of millions of gaps in a large simulation
+    for record in records:  # one array, because a large simulation has hundreds of millions of gaps
         own = np.diff(np.asarray(record.token_times_s, np.float64))
         gaps[begin : begin + len(own)] = own
         begin += len(own)

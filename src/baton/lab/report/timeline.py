@@ -1,6 +1,6 @@
-"""What a decision log says about time: every worker's load and role, every request's stations.
+"""Read a timeline from a decision log: load and role of every worker, and the workers of every request.
 
-The same log is written live (`baton serve --log`) and by the simulator, so there is nothing else to record.
+The server (`baton serve --log`) and the simulator write the same log, so neither records anything else.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Stage = Literal["prefill", "decode"]
 
 @dataclass(frozen=True, slots=True)
 class RoleSpan:
-    """A worker in a role. `end_s` None: to the end of the log."""
+    """Time span of a worker in one role. `end_s` is None if the span lasts until the log's end."""
 
     start_s: float
     end_s: float | None
@@ -45,14 +45,14 @@ class RoleSpan:
 
 @dataclass(slots=True)
 class WorkerLine:
-    """One worker: its reports and what it was given since, each valid until the next, and its roles.
+    """Load and roles of one worker over time. Each entry of the lists is valid until the next.
 
-    A gap between roles: it was dead.
+    The load comes from the worker's reports and from the requests assigned since. Between two roles the worker is dead.
     """
 
     worker: WorkerId
     host: HostId | None = None
-    """As it joined."""
+    """Host of the worker when it joined."""
     times_s: array[float] = field(default_factory=lambda: array("d"))
     running: array[int] = field(default_factory=lambda: array("q"))
     waiting: array[int] = field(default_factory=lambda: array("q"))
@@ -63,7 +63,10 @@ class WorkerLine:
         self._note(now_s, (view.running_requests, view.waiting_requests, view.queued_tokens))
 
     def take(self, now_s: float, start: StartPrefill | StartDecode) -> None:
-        """It was given a request. It reports that with the first step that the request is in."""
+        """Add a request that was assigned to the worker.
+
+        The worker itself reports it only after the first step that includes it.
+        """
         running, waiting, queued_tokens = self.last
         if isinstance(start, StartPrefill):
             queued_tokens += start.request.prompt_tokens
@@ -72,7 +75,7 @@ class WorkerLine:
 
     @property
     def last(self) -> tuple[int, int, int]:
-        """Running, waiting, and the prompt tokens of those that wait: as far as it is known now."""
+        """Running and waiting requests, and queued prompt tokens, as last known."""
         return (self.running[-1], self.waiting[-1], self.queued_tokens[-1]) if self.times_s else (0, 0, 0)
 
     def _note(self, now_s: float, load: tuple[int, int, int]) -> None:
@@ -81,7 +84,7 @@ class WorkerLine:
             values.append(value)
 
     def enter(self, now_s: float, role: Role) -> None:
-        """Begin a role, and end the one before."""
+        """Start a role and end the previous one."""
         self.leave(now_s)
         self.roles.append(RoleSpan(now_s, None, role))
 
@@ -90,14 +93,14 @@ class WorkerLine:
             self.roles[-1] = RoleSpan(self.roles[-1].start_s, now_s, self.roles[-1].role)
 
     def silence(self, now_s: float) -> None:
-        """It is dead: nothing runs and nothing waits there."""
+        """Record the worker's death: its role ends and its load is 0."""
         self.leave(now_s)
         self._note(now_s, (0, 0, 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """A worker was told to compute a request."""
+    """Start of a request on a worker."""
 
     at_s: float
     stage: Stage
@@ -107,13 +110,13 @@ class Hop:
 
 @dataclass(slots=True)
 class RequestLine:
-    """One request's stations. Times of the log's clock."""
+    """History of one request, on the log's clock."""
 
     request: Request
     arrived_s: float
     hops: list[Hop] = field(default_factory=list[Hop])
     first_token_s: float | None = None
-    """None: none came."""
+    """None: no first token."""
     closed_s: float | None = None
     outcome: Outcome | None = None
     reason: str = ""
@@ -121,9 +124,9 @@ class RequestLine:
 
 @dataclass(slots=True)
 class Timeline:
-    """Fold decisions, in order; then read.
+    """Timeline of a log. Pass every decision to `take`, in order, then read the fields.
 
-    Grows with the log: by four numbers for a report or a start, and one line for a request.
+    Memory grows with the log: four numbers per report or start, and one `RequestLine` per request.
     """
 
     start_s: float | None = None
@@ -133,7 +136,7 @@ class Timeline:
     _first_tokens: FirstTokens = field(default_factory=FirstTokens)
 
     def take(self, decision: Decision) -> None:
-        """Take the next decision of the log."""
+        """Add the next decision of the log."""
         now_s = decision.now_s
         self.start_s = now_s if self.start_s is None else self.start_s
         self.end_s = now_s
@@ -165,7 +168,7 @@ class Timeline:
             case RequestArrived(request=request):
                 self.requests[request.id] = RequestLine(request, now_s)
             case _:
-                pass  # nothing that a timeline shows
+                pass  # other events do not show in a timeline
 
     def _command(self, command: LoggedCommand, now_s: float) -> None:
         match command:
@@ -183,12 +186,15 @@ class Timeline:
                 pass
 
     def line(self, worker: WorkerId) -> WorkerLine:
-        """Find a worker's line, or begin it."""
+        """Return the line of a worker. Create it on first use."""
         return self.workers.setdefault(worker, WorkerLine(worker))
 
 
 def join_timelines(cells: Sequence[Timeline]) -> Timeline:
-    """Join the timelines of a fleet's cells. Names say the cell: `c2/decode-0` is the worker decode-0 of cell 2."""
+    """Return one timeline for all cells of a fleet.
+
+    Each name gets its cell as a prefix: `c2/decode-0` is the worker decode-0 of cell 2.
+    """
     starts_s = [cell.start_s for cell in cells if cell.start_s is not None]
     joined = Timeline(start_s=min(starts_s, default=None), end_s=max((cell.end_s for cell in cells), default=0.0))
     for number, cell in enumerate(cells):
@@ -208,7 +214,7 @@ def _worker_of(cell: int, worker: WorkerId) -> WorkerId:
 
 
 def read_timeline(decisions: Iterable[Decision]) -> Timeline:
-    """Fold a whole log."""
+    """Return the timeline of a whole log."""
     timeline = Timeline()
     for decision in decisions:
         timeline.take(decision)

@@ -1,4 +1,4 @@
-"""A workload as a TOML file: whose requests come when, how long they are and what they share. See docs/workloads.md."""
+"""Workload description in TOML: arrivals, lengths and shared prefixes of requests. Reference: docs/workloads.md."""
 
 from __future__ import annotations
 
@@ -15,80 +15,83 @@ from baton.lab.workload.arrivals import AllAtOnce, Arrivals, ConstantArrivals, a
 
 
 class SystemPrompts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Prompts begin with one of a few texts: what a prefix cache lives on."""
+    """Shared first part of prompts, chosen from a few texts. It gives the prefix cache hits."""
 
     tokens: int
-    """Of each text; rounded up to whole blocks of 16."""
+    """Length of each text, rounded up to whole blocks of 16 tokens."""
     texts: int = 1
-    """How many different ones, all as likely."""
+    """Number of texts, all equally likely."""
 
 
 class Conversation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Arrivals open conversations; each later turn comes `think_s` after the answer before it (a closed loop)."""
+    """Multi-turn requests. Each arrival opens a conversation, and each later turn follows its predecessor's output.
+
+    The next turn comes `think_s` after the output, so the load forms a closed loop.
+    """
 
     turns: Amount = 4.0
     think_s: Amount = 10.0
-    """Between an answer and the next turn."""
+    """Time between an output and the next turn."""
     followup_tokens: Amount | None = None
-    """New tokens of every turn but the first. None: as `input_tokens`."""
+    """New tokens of each turn after the first. None: as `input_tokens`."""
     context_tokens: int | None = None
-    """A conversation ends before prompt and answer would be longer than this."""
+    """Bound on prompt and output together. A conversation ends before a turn exceeds it."""
 
 
 class Tenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One kind of client. What it does not say is as the file says it for everybody."""
+    """One kind of client. Keys left out take the value of the whole file."""
 
     name: str
     share: float = 1.0
-    """Of the arrivals, in relation to the other tenants' shares."""
+    """Weight of this tenant's arrivals relative to the shares of the other tenants."""
     arrivals: Arrivals | None = None
-    """Its own process, at its own rate; then `share` says nothing."""
+    """Arrival process of this tenant alone, at its own rate. `share` is then ignored."""
     input_tokens: Amount | None = None
     output_tokens: Amount | None = None
     system_prompts: SystemPrompts | None = None
     conversation: Conversation | None = None
     slo: str | None = None
-    """Name of a class of `[slo_classes]`."""
+    """Name of a class in `[slo_classes]`."""
     priority: int = 0
 
 
 class TraceCut(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Requests of a trace file: a part of it, faster, smoother."""
+    """Section of a trace file, optionally faster or smoother."""
 
     file: str
-    """Beside the workload file, or absolute."""
+    """Path relative to the workload file, or absolute."""
     start_s: float = 0.0
     duration_s: float | None = None
     skip: int = 0
-    """Requests left out after `start_s`."""
+    """Number of requests to skip after `start_s`."""
     rate_scale: float = 1.0
     spread_s: float = 0.0
-    """Arrivals logged at one instant are spread over this many seconds. 3 for Mooncake, which logs every 3 s."""
+    """Spread arrivals with equal times over this many seconds. Use 3 for Mooncake's trace, which logs every 3 s."""
     arrivals: Arrivals | None = None
-    """Drawn times instead of the logged ones, for the requests of the part."""
+    """Arrival process that replaces the logged times of the section."""
 
 
 class ServeGen(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sampled from ServeGen's statistics of each client of a production service."""
+    """Requests sampled from ServeGen's statistics about each client of a production service."""
 
     arrivals: str
     """File of rates and variations, one row per client and window of 600 s."""
     lengths: str
     """File of length percentiles, one row per client and window of 6 h."""
     start_s: float = 0.0
-    """Where in the statistics the workload begins."""
+    """Start time of the workload within the statistics."""
     duration_s: float | None = None
-    """None: to the end of the statistics, or until `requests` are drawn."""
+    """None: the workload ends with the statistics or after `requests`."""
     rate_scale: float = 1.0
-    """Times as many requests of every client, as bursty as before."""
+    """Factor on the request rate of every client. Burstiness stays the same."""
 
 
 class Workload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that a workload file can say. `requests`, `sessions` or `duration_s` ends it."""
+    """All keys of a workload file. `requests`, `sessions` or `duration_s` ends the workload."""
 
     requests: int | None = None
     sessions: int | None = None
-    """Conversations that open, each with all its turns; without conversations: requests."""
+    """Number of conversations, each with all its turns. Without conversations, number of requests."""
     duration_s: float | None = None
     arrivals: Arrivals = ConstantArrivals(1.0)
     input_tokens: Amount = 512.0
@@ -106,7 +109,7 @@ _DRAWN = ("sessions", "arrivals", "input_tokens", "output_tokens", "system_promp
 
 
 def load_workload(text: str) -> Workload:
-    """Decode and check a workload file's text. Raises ConfigError with every problem that was found, one per line."""
+    """Return the workload of a file's text. Raises ConfigError with every problem, one per line."""
     try:
         raw = msgspec.toml.decode(text)
     except msgspec.DecodeError as error:
@@ -146,7 +149,7 @@ def _problems(workload: Workload, given: set[str]) -> list[str]:
 
 
 def _source_problems(workload: Workload, given: set[str]) -> list[str]:
-    """One source, and an end."""
+    """Return problems with the source of requests, the end of the workload, and its numbers."""
     found = [
         f"{name} is {value:g}, but must be {'at least' if low == 0 else 'above'} 0"
         for name, value, low in _numbers(workload)
@@ -169,7 +172,7 @@ def _source_problems(workload: Workload, given: set[str]) -> list[str]:
 
 
 def _endless(workload: Workload) -> list[str]:
-    """What is wrong with arrivals at-once where no number of sessions ends them."""
+    """Return the problem of `at-once` arrivals that no number of sessions ends."""
     if workload.requests is None:
         return ["arrivals at-once never come to duration_s, for all come at 0: give requests"]
     talks = (workload.conversation, *(tenant.conversation for tenant in workload.tenants))
@@ -184,7 +187,7 @@ def _all_at_once(workload: Workload) -> bool:
 
 
 def _numbers(workload: Workload) -> list[tuple[str, float | None, int]]:
-    """(name, value, 0 where 0 is allowed, else 1)."""
+    """Return (name, value, bound) triples. Bound 0 allows 0; bound 1 requires a value above 0."""
     trace, servegen = workload.trace, workload.servegen
     numbers: list[tuple[str, float | None, int]] = [
         ("requests", workload.requests, 1),
