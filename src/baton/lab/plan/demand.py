@@ -1,4 +1,4 @@
-"""What has to be served: how many requests a second, how long, and within which times."""
+"""The workload of a plan: request rate, lengths, prefix hits and SLO."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from baton.core.types import Slo
 
 STRATA = 24
-"""Classes of requests that a trace is reduced to: the screening asks the cost model about each."""
+"""Maximum of length classes of a trace. The screening queries the cost model for each class."""
 
 
 @dataclass(frozen=True, slots=True)
 class LengthClass:
-    """Requests of about one length."""
+    """Requests of similar length."""
 
     input_tokens: int
     output_tokens: int
@@ -23,41 +23,41 @@ class LengthClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadDemand:
-    """The workload, reduced to what the screening asks for."""
+    """The workload, reduced to the numbers that the screening needs."""
 
     rate_rps: float | None
-    """None: as much as the hardware gives."""
+    """Wanted rate. None: as high as the hardware allows."""
     lengths: tuple[LengthClass, ...]
     cached_ratio: float
-    """Share of a prompt's tokens that the prefix cache is expected to hold."""
+    """Expected share of prompt tokens that hit the prefix cache."""
     slo: Slo
     attainment_ratio: float
     """Share of the requests that must meet the SLO."""
 
     @property
     def input_tokens(self) -> float:
-        """Mean prompt."""
+        """Mean prompt length."""
         return sum(each.weight * each.input_tokens for each in self.lengths)
 
     @property
     def output_tokens(self) -> float:
-        """Mean answer."""
+        """Mean output length."""
         return sum(each.weight * each.output_tokens for each in self.lengths)
 
     @property
     def context_tokens(self) -> float:
-        """Mean context of a request while it decodes: long answers are met more often than they arrive."""
+        """Mean context of a decoding request. Long outputs decode longer, so they weigh more."""
         whole = sum(
             each.weight * each.output_tokens * (each.input_tokens + each.output_tokens / 2) for each in self.lengths
         )
         return whole / self.output_tokens
 
     def new_tokens(self, each: LengthClass) -> int:
-        """Tokens of a prompt that have to be computed."""
+        """Return the prompt tokens to compute, without the cached ones."""
         return max(1, round(each.input_tokens * (1 - self.cached_ratio)))
 
     def input_quantile(self, ratio: float) -> int:
-        """Prompt length that this share of the requests does not exceed."""
+        """Return the prompt length that this share of the requests does not exceed."""
         below = 0.0
         ordered = sorted(self.lengths, key=lambda each: each.input_tokens)
         for each in ordered:
@@ -68,7 +68,7 @@ class WorkloadDemand:
 
 
 def strata(pairs: Iterable[tuple[int, int]]) -> tuple[LengthClass, ...]:
-    """Reduce pairs of input and output tokens to classes of equal weight by input length, each with its means."""
+    """Group pairs of input and output tokens by input length into equally large classes. Return the mean of each."""
     ordered = sorted(pairs)
     count = min(STRATA, len(ordered))
     classes: list[LengthClass] = []

@@ -1,6 +1,6 @@
 """Adapter of SciPy's HiGHS solver, an optional dependency."""
 # pyright: basic
-# SciPy ships no types that the strict mode could read.
+# SciPy ships no types for pyright's strict mode.
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting in front of a pool of workers, in closed form. Good enough to screen; what is kept is simulated."""
+"""Closed-form queueing times of a pool of workers, for screening. The simulator verifies the best fleets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 def waiting_ratio(workers: int, busy_ratio: float) -> float:
-    """Share of arrivals that find all workers busy (Erlang C), Poisson arrivals."""
+    """Return the share of Poisson arrivals that find all workers busy (Erlang C)."""
     if busy_ratio >= 1:
         return 1.0
     load = workers * busy_ratio
@@ -17,22 +17,22 @@ def waiting_ratio(workers: int, busy_ratio: float) -> float:
 
 
 def wait_scale_s(*, workers: int, busy_ratio: float, service_s: float, variation: float) -> float:
-    """Mean wait of those that wait. `variation`: squared coefficient of variation of the service time.
+    """Return the mean wait of requests that wait. `variation`: squared coefficient of variation of the service time.
 
-    Source: Allen and Cunneen's approximation for M/G/k; for one worker the formula of Pollaczek and Khinchine.
+    Source: Allen-Cunneen approximation for M/G/k, which for one worker is the Pollaczek-Khinchine formula.
     """
     return service_s * (1 + variation) / 2 / (workers * (1 - busy_ratio))
 
 
 def within_ratio(*, limit_s: float, waiting: float, scale_s: float) -> float:
-    """Share of arrivals that wait at most `limit_s`: those that wait do so exponentially."""
+    """Return the share of arrivals that wait at most `limit_s`, if waits are exponentially distributed."""
     if limit_s < 0:
         return 0.0
     return 1 - waiting * math.exp(-limit_s / scale_s) if scale_s > 0 else 1.0
 
 
 def normal_quantile(ratio: float) -> float:
-    """Standard normal quantile, within 0.00045. Source: Abramowitz and Stegun, 26.2.23."""
+    """Return the standard normal quantile, within 0.00045. Source: Abramowitz and Stegun, 26.2.23."""
     if ratio < 0.5:
         return -normal_quantile(1 - ratio)
     t = math.sqrt(-2 * math.log(max(1e-12, 1 - ratio)))

@@ -1,4 +1,4 @@
-"""The answer to a plan's question: searched, verified, explained."""
+"""Answer a plan's question: search for fleets, verify them by simulation, and explain the result."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from baton.lab.report.summary import Results
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """A recommendation, and everything that speaks for it."""
+    """A recommended fleet and the evidence for it."""
 
     question: PlanInput
     search: Search
     best: PlannedFleet
     verified: dict[Shape, VerifiedFleet]
-    """Finalists, and what the simulator says of them. Empty where none was asked for."""
+    """Finalists with their simulation results. Empty if the plan asks for no finalists."""
     admissions: list[AdmissionResult]
-    """Admissions that were played, the recommended one first. Empty where nothing is simulated."""
+    """Results of the simulated admission policies, the recommended one first. Empty without simulation."""
     tiers: list[TierAdvice]
-    """Tiers that were tried, and none, the best first. Empty where none was asked about."""
+    """Results with each tier and without one, best first. Empty if the plan names no tier."""
     points: list[FrontierPoint]
     links: list[LinkAdvice]
     reasons: list[str]
     not_recommended: list[str]
     out: list[str]
-    """Workers that could not be built: what does not fit or divide."""
+    """Reasons why worker kinds were excluded."""
 
     @property
     def played(self) -> FleetResults | None:
@@ -49,24 +49,24 @@ class Recommendation:
 
     @property
     def results(self) -> Results | None:
-        """Its results."""
+        """Results of the recommended fleet's simulation."""
         return self.played.results if self.played is not None else None
 
     @property
     def notes(self) -> list[str]:
-        """Return which figures of the recommended fleet are borrowed from other hardware, for lack of measurements."""
+        """Figures of the recommended fleet that are taken from other hardware, for lack of measurements."""
         return sorted({note for group in self.best.groups for note in group.option.facts.notes})
 
     @property
     def short(self) -> bool:
-        """It carries less than was asked for, or missed its SLO in simulation."""
+        """The fleet serves less than the wanted rate, or missed the SLO in simulation."""
         demand, results = self.search.demand, self.results
         missed = results is not None and (results.slo.attainment_ratio or 0.0) < demand.attainment_ratio
         return missed or (demand.rate_rps is not None and self.best.rate_rps < demand.rate_rps * (1 - 1e-3))
 
 
 def recommend(question: PlanInput) -> Recommendation:
-    """Search, simulate the finalists, and explain. Raises ConfigError where nothing fits or nothing meets the SLO."""
+    """Return the recommended fleet. Raises ConfigError if no worker fits the hardware or no fleet meets the SLO."""
     spec = question.spec
     found, out = build_options(question.choices, question.stocks, spec.wire)
     if not found:
@@ -110,9 +110,9 @@ def recommend(question: PlanInput) -> Recommendation:
 
 
 def _finalists(search: Search, spec: PlanSpec, plays: FleetSimulator) -> dict[Shape, VerifiedFleet]:
-    """The best fleet of each shape, and of both mixed, as far as the simulator lets them; the most promising first.
+    """Return the verified fleet of each shape. The most promising shape is verified first.
 
-    Once one holds, of the others only what is worth more is searched for.
+    Once a fleet meets the SLO, only better fleets of the other shapes are simulated.
     """
     shapes: tuple[Shape, ...] = ("disaggregated", "mixed") if spec.shape == "best" else (spec.shape,)
     if spec.finalists > len(shapes):
@@ -136,7 +136,7 @@ def _unplayed(search: Search, shape: Shape) -> VerifiedFleet:
 
 
 def _shape_words(best: PlannedFleet, verified: dict[Shape, VerifiedFleet], points: list[FrontierPoint]) -> list[str]:
-    """Whether to disaggregate, in a sentence."""
+    """Return in words whether to disaggregate."""
     separate = bool(best.having("prefill"))
     head = "separate prefill and decode workers" if separate else "do not disaggregate: mixed workers"
     found = [f"{head}: {best.name} carries {best.rate_rps:.2f} req/s within the SLO on {best.gpus} GPUs"]
@@ -166,13 +166,13 @@ class PlanReport(Struct, frozen=True, kw_only=True):
     value: float
     simulated: Results | None
     attainment_ratios: list[float]
-    """Of each sequence of arrivals of the same simulation: how far they differ."""
+    """SLO attainment of each sequence of arrivals, which shows the spread."""
     admissions: list[AdmissionResult]
     tiers: list[TierAdvice]
     reasons: list[str]
     not_recommended: list[str]
     out: list[str]
-    """Workers that could not be built, and why."""
+    """Reasons why worker kinds were excluded."""
     links: list[LinkAdvice]
     crossover_tokens_per_s: float | None
     frontier: list[FrontierPoint]
@@ -180,7 +180,7 @@ class PlanReport(Struct, frozen=True, kw_only=True):
 
 
 def make_report(found: Recommendation) -> PlanReport:
-    """Return the parts of a recommendation that are data."""
+    """Return a recommendation in its JSON form."""
     best, objective = found.best, found.search.objective
     groups: list[dict[str, str | int | float]] = [
         {
