@@ -1,8 +1,8 @@
-"""The deciding half of a server: the coordinator, the transfers and the pools of all hosts, as one state machine.
+"""The cluster: the coordinator, the transfers and the pools of all hosts as one state machine.
 
-An event from outside is routed to the machine that it concerns; what that machine orders is routed on, until nothing
-follows. Every command is carried out with all its consequences before the next one: depth first. So a pool hears of an
-assignment before the worker does, and of a worker's event before the coordinator does.
+An event from outside is routed to one of these parts, and the commands of that part to others, until none remains.
+Each command is carried out with all its consequences before the next one (depth first). So a pool gets an assignment
+before the worker does, and a worker's event before the coordinator does.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ from baton.decide.kv.window import ONE_HASH_A_BLOCK, PromptRules
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRules:
-    """How the pools of all hosts work."""
+    """Rules for the pools of all hosts."""
 
     eviction: Callable[[], EvictionOrder]
     """Makes an eviction order for an arena or a tier."""
@@ -102,14 +102,14 @@ class Cluster:
     def __init__(
         self, coordinator: Coordinator, rules: PoolRules, steps: list[CoordinatorDecision | PoolDecision] | None = None
     ) -> None:
-        """`steps`: takes every event into the coordinator and the pools with what they decide, for tests."""
+        """`steps`: a list that records the events and commands of the coordinator and the pools, for tests."""
         self.coordinator = coordinator
         self.pools: dict[HostId, HostPool] = {}
         self.workers: dict[WorkerId, WorkerView] = {}
-        """Workers that have joined, as they were then."""
+        """Workers that have joined, with their views at that time."""
         self.transfers = Transfers(coordinator.policies, self.pools, self.workers)
         self.decided: list[LoggedCommand] = []
-        """What all machines have ordered because of the last event, in order: the commands of the decision log."""
+        """All commands that resulted from the last event, in order, as written to the decision log."""
         self._rules = rules
         self._steps = steps
         self._shared: dict[tuple[str, str, int], Tier] = {}
@@ -117,7 +117,7 @@ class Cluster:
         self._out: list[ClusterCommand] = []
 
     def handle(self, event: ClusterEvent, now_s: float) -> list[ClusterCommand]:
-        """Apply one event from outside and return what the driver must do about it, in order."""
+        """Apply one event from outside. Return the commands for the driver, in order."""
         self.decided, self._out = [], []
         match event:
             case WorkerSaid():
@@ -157,7 +157,7 @@ class Cluster:
         self.transfers.add_host(event.host, event.layout)
 
     def _tiers(self, event: HostAdded) -> list[Tier]:
-        """Make a host's tiers. A store that several hosts share has one tier, whichever of them are there."""
+        """Return a host's tiers. Hosts that share a store share one tier object."""
         tiers: list[Tier] = []
         for rules in event.tiers:
             key = (rules.name, rules.shared_as, event.layout.block_tokens)
@@ -178,14 +178,14 @@ class Cluster:
         self._carry_out(self.transfers.handle(event, now_s), now_s)
 
     def _hear(self, said: WorkerSaid, now_s: float) -> None:
-        """Take a worker's events in their order, then its load."""
+        """Apply a worker's events in order, then its load."""
         for request_id, attempt in said.begun:
             self._ask_coordinator(DecodeBegun(request_id, attempt, said.worker), now_s)
         view = self.workers.get(said.worker)
         for event in said.events:
             if view is not None:
                 if isinstance(event, PrefillFinished) and self.transfers.copies_layers:
-                    # The layers that remain are read from blocks that the pool may release once it hears of the end.
+                    # Copy the remaining layers first: after this event the pool may release their blocks.
                     self._carry_out(self.transfers.handle(Computed(view.host, event), now_s), now_s)
                 commands = self._ask_pool(view.host, event, now_s)
                 if commands:
@@ -224,7 +224,7 @@ class Cluster:
     # ---- commands of the machines
 
     def _carry_out(self, commands: Iterable[_Command], now_s: float) -> None:
-        """Carry out commands in order, each with everything that follows from it before the next one is taken."""
+        """Carry out commands in order, depth first: all consequences of one command before the next command."""
         stack: list[Iterator[_Command]] = [iter(commands)]
         while stack:
             command = next(stack[-1], None)
@@ -256,7 +256,7 @@ class Cluster:
             case StoreBlocks() | LoadBlocks():
                 following = self._use_tier(command, now_s)
             case WayChosen():
-                pass  # it says why the commands behind it are what they are
+                pass  # only for the log: it explains the commands after it
             case HostLost():
                 return self._coordinate(command, now_s)
             case _:
@@ -265,7 +265,7 @@ class Cluster:
         return following
 
     def _use_tier(self, command: StoreBlocks | LoadBlocks, now_s: float) -> Iterable[_Command]:
-        """Have blocks written or read. A read of nothing is over at once."""
+        """Pass on a write or read of a tier. A read without blocks ends at once."""
         if isinstance(command, LoadBlocks) and not command.hashes:
             nothing = LoadEnded(command.request_id, command.number, ())
             return self.transfers.handle(FromTier(command.host, nothing), now_s)
@@ -273,7 +273,7 @@ class Cluster:
         return self.transfers.handle(command, now_s)
 
     def _begin(self, begin: Begin, now_s: float) -> Iterable[_Command]:
-        """Give a request's blocks to its worker and start it there, before what its pool grants next."""
+        """Start a request on its worker with its blocks, before the further commands of its pool are carried out."""
         start, host = begin.start, begin.host
         following = self._ask_pool(host, start, now_s)
         table, computed_tokens = self.pools[host].table(start.request.id)

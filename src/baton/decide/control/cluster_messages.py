@@ -1,4 +1,4 @@
-"""Events into the deciding half of a server, and the commands that come out of it. See `Cluster`."""
+"""Events of the cluster's state machine, and its commands. See `Cluster`."""
 
 from __future__ import annotations
 
@@ -37,33 +37,33 @@ from baton.decide.kv.layout import KVLayout
 from baton.decide.kv.tier import TierRules
 
 _ENDS = (PrefillFinished, RequestFinished)
-"""Events after which a worker does not decode a request."""
+"""Events after which the worker does not decode the request."""
 
 
 class HostAdded(Struct, frozen=True, tag=True):
-    """A host has an arena of so many blocks, and these tiers below it. Its workers may join from now on."""
+    """A host with its arena and tiers has been added. Its workers may join from now on."""
 
     host: HostId
     blocks_total: int
     layout: KVLayout
     tiers: tuple[TierRules, ...] = ()
-    """The fastest first."""
+    """Tiers below the arena, the fastest first."""
 
 
 class WorkerSaid(Struct, frozen=True, tag=True, gc=False):
-    """The events of a worker's report, without its tokens: those go past the deciding half to their clients."""
+    """A worker's report without its tokens, which the driver sends to clients directly."""
 
     worker: WorkerId
     begun: tuple[tuple[RequestId, int], ...] = ()
-    """Requests, with attempts, whose first token is out and that the worker goes on with."""
+    """Requests (with attempts) whose first token the worker has sent and that it continues to decode."""
     events: tuple[BatcherEvent, ...] = ()
     """In the order in which they happened."""
     view: WorkerView | None = None
-    """None: the worker's load is as the coordinator predicts it."""
+    """The worker's load. None: it is as the coordinator predicts."""
 
 
 class BeginRequest(Struct, frozen=True, tag=True):
-    """Send a request to its worker, with its tokens so far, which the driver holds. See `StartRequest`."""
+    """Send a request to its worker as a `StartRequest`. The driver adds the tokens so far."""
 
     worker: WorkerId
     request_id: RequestId
@@ -75,7 +75,7 @@ class BeginRequest(Struct, frozen=True, tag=True):
 
 
 class ToPool(Struct, frozen=True, tag=True, gc=False):
-    """An event for a host's pool, from a transfer."""
+    """An event from a transfer for a host's pool."""
 
     host: HostId
     event: PoolEvent
@@ -96,7 +96,7 @@ ClusterEvent = (
     | Tick
     | WaitedTooLong
 )
-"""Everything that reaches the deciding half from outside."""
+"""All events from outside of the cluster's state machine."""
 
 ClusterCommand = (
     StartPrefill
@@ -112,19 +112,19 @@ ClusterCommand = (
     | StartWorker
     | RetireWorker
 )
-"""What the driver performs. StartPrefill and StartDecode say which worker has the request from now on; it is sent there
-with BeginRequest, once its KV is there."""
+"""Commands for the driver. StartPrefill and StartDecode only assign the request to a worker. BeginRequest follows once
+its KV is on the worker's host, and sends the request there."""
 
 LoggedCommand = (
     CoordinatorCommand | PoolCommand | ToPool | CopyBlocks | BeginRequest | RequestDropped | AheadEnded | WayChosen
 )
-"""What the coordinator, the pools and the transfers decide because of one event."""
+"""Decisions of the coordinator, the pools and the transfers, as written to the decision log."""
 
 
 def worker_said(report: StepReport, view: WorkerView) -> WorkerSaid | None:
-    """Take the events out of a report. None: there is nothing for the deciding half, as in most steps of decoding.
+    """Return the events of a report. None: the report has only tokens, as after most decode steps.
 
-    `view`: the worker's, in the role that it has now.
+    `view`: the view of the worker with its current role.
     """
     begun = [(token.request_id, token.attempt) for token in report.tokens if token.index == 0]
     if begun and report.events:

@@ -32,26 +32,26 @@ from baton.decide.control.cluster_messages import ClusterEvent, HostAdded, Logge
 from baton.decide.kv.window import PromptRules
 
 LOG_VERSION = 4
-"""Raised with every change of the log's format, which a test notices. 4: every event from outside is an entry, with the
-commands of the coordinator, the pools and the transfers; versions up to 3 held the coordinator's decisions only."""
+"""Version of the log's format; a test fails if the format changes without it. Since version 4 there is one entry per
+event from outside, with all commands. Earlier versions held the coordinator's decisions only."""
 
 
 class LogHeader(Struct, frozen=True, kw_only=True, tag=True):
-    """What a replay needs to build the same cluster."""
+    """The header of a server's log: everything that a replay needs to build the same cluster."""
 
     version: int = LOG_VERSION
     policy: PolicyConfig
     block_tokens: int
     attempts_max: int
     cost: dict[str, Any] = {}
-    """The configuration's section: policies choose by it."""
+    """The section `cost` of the configuration, which policies use."""
     prompts: PromptRules = PromptRules()
     sources: dict[str, str] = {}
     """The digest of the source of each user-defined policy, by its `module:Class`. See `source_digests`."""
 
 
 class SimHeader(Struct, frozen=True, kw_only=True, tag=True):
-    """The header of a simulation's log: its cluster and its policies, or their name."""
+    """The header of a simulation's log: the cluster, and the policies or the name of their set."""
 
     version: int = LOG_VERSION
     cluster: str
@@ -62,7 +62,7 @@ class SimHeader(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Decision(Struct, frozen=True, tag=True):
-    """One event from outside, and everything that was decided because of it."""
+    """A log entry: one event from outside, and all resulting commands."""
 
     now_s: float
     event: ClusterEvent
@@ -73,10 +73,10 @@ _PROGRESS = (PrefillFinished, RequestFinished, RequestFailed)
 
 
 def decided(now_s: float, event: ClusterEvent, commands: Iterable[LoggedCommand]) -> Decision:
-    """Make a log entry without any `cache_salt`: that is its tenant's secret, and the log has other readers.
+    """Return a log entry without `cache_salt`, which is a tenant's secret.
 
-    Decisions depend on block hashes only, so the replay of the entry decides the same. Commands repeat neither the
-    hashes of a request nor the names of blocks to land in: the entry of its arrival and those of its worker have them.
+    Decisions depend on block hashes only, so a replay is not affected. Commands in the log omit the block hashes of
+    requests and of landings, because the entries of the request's arrival and of its worker contain them.
     """
     if isinstance(event, RequestArrived) and event.request.cache_salt:
         event = replace(event, request=replace(event.request, cache_salt=""))
@@ -84,7 +84,7 @@ def decided(now_s: float, event: ClusterEvent, commands: Iterable[LoggedCommand]
 
 
 def _brief(command: LoggedCommand) -> LoggedCommand:
-    """Shorten what a command says of its request."""
+    """Return a command without the parts of its request that the log has already."""
     match command:
         case StartPrefill() | StartDecode() | SendAhead():
             return replace(command, request=_known(command.request))
@@ -99,12 +99,12 @@ def _brief(command: LoggedCommand) -> LoggedCommand:
 
 
 def _known(request: Request) -> Request:
-    """Return the request without what only its arrival tells."""
+    """Return the request without the fields that only the entry of its arrival holds."""
     return replace(request, block_hashes=(), cache_salt="")
 
 
 def coordinator_events(event: ClusterEvent) -> Iterator[CoordinatorEvent]:
-    """Return what an event from outside tells the coordinator, in order."""
+    """Yield the coordinator's events that an event from outside contains, in order."""
     match event:
         case WorkerSaid():
             yield from (DecodeBegun(request_id, attempt, event.worker) for request_id, attempt in event.begun)
@@ -124,7 +124,7 @@ LogEntry = LogHeader | SimHeader | Decision
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where a replay decided otherwise."""
+    """The first entry whose replay gave other commands."""
 
     index: int
     recorded: Decision
@@ -132,7 +132,7 @@ class Difference:
 
 
 def replay(cluster: Cluster, decisions: Iterable[Decision]) -> tuple[int, Difference | None]:
-    """Feed recorded events into `cluster`. Return how many agreed, and the first that did not."""
+    """Apply recorded events to `cluster`. Return the number of equal entries, and the first difference if any."""
     index = 0
     for index, recorded in enumerate(decisions, 1):
         cluster.handle(recorded.event, recorded.now_s)

@@ -12,7 +12,7 @@ from baton.decide.kv.host_pool import HostPool
 
 
 def tokens_at(pools: Mapping[HostId, HostPool], source: HostId | None, start: Start) -> int:
-    """Count the leading tokens of the request whose KV a host can give now."""
+    """Return the number of the request's leading tokens whose KV the host `source` can provide now."""
     pool = pools.get(source) if source is not None else None
     if pool is None:
         return 0
@@ -25,7 +25,7 @@ def tokens_at(pools: Mapping[HostId, HostPool], source: HostId | None, start: St
 
 
 def reachable_blocks(pool: HostPool, names: Sequence[BlockHash]) -> int:
-    """Count the leading blocks of these that a host has in its arena or can read from its tiers."""
+    """Return how many of the leading blocks a host has in its arena or can read from its tiers."""
     if pool.tiers is None:
         return 0
     reached = pool.tiers.reach(names)
@@ -33,14 +33,15 @@ def reachable_blocks(pool: HostPool, names: Sequence[BlockHash]) -> int:
 
 
 def prefix_names(pool: HostPool, request: Request) -> tuple[BlockHash, ...]:
-    """Return the hashes of a prompt's full blocks that may be shared, in blocks of this host. See `prefix_of`."""
+    """Return the hashes of a prompt's shareable full blocks, for this host's block size. See `prefix_of`."""
     return prefix_of(request, block_runs=pool.block_runs, block_tokens=pool.block_tokens)
 
 
 def names_at(giver: HostPool, taker: HostPool, request: Request, tokens: int) -> tuple[BlockHash, ...]:
-    """Return the hashes of the full blocks that the request's leading tokens fill at the taker, as far as known.
+    """Return the known hashes of the full blocks that the request's leading tokens fill at the target (`taker`).
 
-    Those of the prompt are known; behind it, those that end where a block sealed at the giver ends.
+    Hashes of the prompt are known. After the prompt, a hash is known if a sealed block of the source (`giver`) ends at
+    the same token.
     """
     blocks, sealed = tokens // taker.block_tokens, giver.names(request.id)
     if giver.block_runs == taker.block_runs:

@@ -1,4 +1,4 @@
-"""Transfers from host to host: blocks to land in, leases of the blocks to copy, one copy, and word to both pools."""
+"""Transfers into one host: request blocks to land in, lease the source's blocks, copy, and notify both pools."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from baton.decide.kv.host_pool import HostPool
 
 @dataclass(slots=True, kw_only=True)
 class Landings:
-    """Takes every transfer from the request for blocks to its end."""
+    """Runs each transfer from the request for blocks to its end."""
 
     table: TransferTable
     pools: Mapping[HostId, HostPool]
@@ -30,10 +30,10 @@ class Landings:
     def fetch(
         self, start: Start, *, source: HostId, target: HostId, tokens: int, names: tuple[BlockHash, ...]
     ) -> Steps[None]:
-        """Ask for blocks to land in; the request starts when they are filled.
+        """Request blocks to land in. The request starts when they are filled.
 
-        `tokens`: how many leading tokens to transfer. `names`: the hashes of their full blocks at the target. The
-        source is the target itself where its tiers are read.
+        `tokens`: number of leading tokens to transfer. `names`: hashes of their full blocks at the target. `source` is
+        the target itself for a read from its tiers.
         """
         transfer = Transfer(
             number=self.table.next_number(),
@@ -50,7 +50,7 @@ class Landings:
         yield ToPool(target, LandingWanted(start.request, start.attempt, start.worker, blocks, names, first))
 
     def granted(self, granted: LandingGranted, now_s: float) -> Steps[Over | None]:
-        """Lease the blocks to copy from and copy them, or have the tiers read. Nothing to copy: it is over at once."""
+        """Lease and copy the source's blocks, or read the tiers. A transfer without missing blocks ends at once."""
         request_id, target = granted.request_id, granted.host
         transfer = self.table.find_landing(request_id, target)
         assert transfer is not None, f"{request_id} is granted blocks to land in, and no transfer waits for them"
@@ -67,7 +67,7 @@ class Landings:
         if transfer.start is not None:
             transfer.tokens = min(transfer.tokens, tokens_at(self.pools, transfer.source, transfer.start))
         if transfer.tokens:
-            self.homes[request_id].add(transfer.source)  # again: the host may have died meanwhile, and joined again
+            self.homes[request_id].add(transfer.source)  # the host may have been lost and joined again meanwhile
             prefix = prefix_names(self.pools[transfer.source], transfer.request)
             yield ToPool(transfer.source, LeaseWanted(transfer.request, prefix))
         return (yield from self._copy(transfer, granted, now_s))
@@ -101,7 +101,7 @@ class Landings:
         return None
 
     def ended(self, number: int, request_id: RequestId, *, blocks: int | None, landed: bool) -> Steps[Over]:
-        """Tell both pools that a transfer is over. `blocks`: how many were written, from the first. None: all."""
+        """Notify both pools of the end of a transfer. `blocks`: leading blocks that were written; None: all."""
         transfer, is_awaited = self.table.end(number, request_id)
         landed = landed and not transfer.is_too_late
         tokens = transfer.cached_tokens
@@ -115,7 +115,7 @@ class Landings:
         return Over(transfer=transfer, is_awaited=is_awaited, is_whole=is_whole)
 
     def chunk_over(self, transfer: Transfer) -> Steps[Over]:
-        """Tell both pools that a chunk is over. A prompt that is computed anew needs its last token computed."""
+        """Notify both pools of the end of a chunk. A recomputed prompt must still compute its last token."""
         landed = transfer.chunk is not None and not transfer.chunk.has_failed
         _, is_awaited = self.table.end(transfer.number, transfer.request.id)
         transfer.state = "landed" if landed else "failed"
@@ -129,12 +129,12 @@ class Landings:
         return Over(transfer=transfer, is_awaited=is_awaited, is_whole=landed)
 
     def _tell_ends(self, transfer: Transfer, tokens: int) -> Steps[None]:
-        """Tell both pools that no wire touches their blocks any more, and how many leading tokens' KV is there."""
+        """End the lease and the landing. `tokens`: leading tokens whose KV is at the target."""
         request_id = transfer.request.id
         if transfer.source in self.pools and transfer.is_leasing:
             yield ToPool(transfer.source, LeaseEnded(request_id))
         if transfer.target in self.pools:
             names = transfer.names[: tokens // self.pools[transfer.target].block_tokens]
             yield ToPool(transfer.target, LandingEnded(request_id, tokens, names))
-            if transfer.start is None:  # cached from now on: no request holds it
+            if transfer.start is None:  # no start waits, so no request holds the blocks: they become cached
                 yield ToPool(transfer.target, ReleaseBlocks(request_id))

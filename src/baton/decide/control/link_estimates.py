@@ -1,4 +1,4 @@
-"""Estimates of how long KV takes between two hosts, and between a host and a tier, corrected by measurements."""
+"""Estimates of the time to copy KV between two hosts, or a host and a tier, corrected by measurements."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ Link = tuple[str, str]
 _NEWEST_RATIO = 0.25
 """Weight of the newest measurement."""
 FORGET_S = 30.0
-"""Time after which a measurement counts for 1/e of itself. So a link that was slow once is tried again, though no
-transfer over it shows that it has recovered."""
+"""Time in which a measurement's weight decays to 1/e. So a link that was slow once is tried again, even without a
+transfer that shows its recovery."""
 
 
 def tier_link(tier: str) -> str:
-    """Name a tier as an end of a link. No host's name has a colon."""
+    """Return the name of a tier as an end of a link. It has a colon, which no host name has."""
     return f"tier:{tier}"
 
 
 def tier_s(tier: Tier, block_tokens: int) -> Callable[[int], float]:
-    """Return a prediction of the seconds that so many tokens take to a tier, or from it."""
+    """Return a function that predicts the seconds to write or read a number of tokens."""
     return lambda tokens: tier.rules.move_s(-(-tokens // block_tokens))
 
 
@@ -47,7 +47,7 @@ class _Measured:
     """Tokens under way."""
 
     def ratio_at(self, now_s: float) -> float:
-        """Return the correction of a prediction, as far as it is remembered."""
+        """Return the correction factor of a prediction, after decay."""
         return 1.0 + (self.ratio - 1.0) * math.exp(-(now_s - self.last_s) / FORGET_S)
 
 
@@ -61,12 +61,12 @@ class _UnderWay:
 
 @dataclass(slots=True, kw_only=True)
 class LinkEstimates:
-    """One entry per pair of hosts, and per host and tier, that was used; one per copy, write and read under way."""
+    """Measured links between hosts and to tiers, and the copies, writes and reads under way on them."""
 
     pools: Mapping[HostId, HostPool]
     cost: CostModel
     kinds: dict[HostId, Set[str]] = field(default_factory=dict[HostId, Set[str]])
-    """Kinds of the workers that each host has had: they share its wire."""
+    """Kinds of the workers that each host has had. They share its network link."""
     _measured: dict[Link, _Measured] = field(default_factory=dict[Link, _Measured])
     _under_way: dict[Hashable, _UnderWay] = field(default_factory=dict[Hashable, _UnderWay])
 
@@ -81,7 +81,7 @@ class LinkEstimates:
         self._under_way = {key: begun for key, begun in self._under_way.items() if host not in begun.link}
 
     def wire_s(self, source: HostId, target: HostId, tokens: int) -> float:
-        """Predict the seconds that so many tokens take from host to host, with nothing else under way."""
+        """Predict the seconds to copy tokens between two hosts over an idle link."""
         kinds = {*self.kinds.get(source, ()), *self.kinds.get(target, ())}
         return handoff_between_s(self.cost, kinds, tokens=tokens, same_host=False)
 
@@ -115,13 +115,13 @@ class LinkEstimates:
             self.end(("read", host, news.number), landed=any(news.whole), now_s=now_s)
 
     def begin(self, key: Hashable, link: Link, tokens: int, alone_s: Callable[[int], float], now_s: float) -> None:
-        """Note that tokens begin their way over a link. `key` is unique; `alone_s` is as in `view`."""
+        """Record the start of a copy, write or read under a unique `key`. `alone_s`: as in `view`."""
         known = self._measured.setdefault(link, _Measured())
         self._under_way[key] = _UnderWay(link, tokens, alone_s(known.tokens + tokens), now_s)
         known.tokens += tokens
 
     def end(self, key: Hashable, *, landed: bool, now_s: float) -> None:
-        """Learn from the time that was taken. An unknown key, or a link that was forgotten, changes nothing."""
+        """Record the end and its measured time. Does nothing for an unknown key or a forgotten link."""
         begun = self._under_way.pop(key, None)
         known = self._measured.get(begun.link) if begun is not None else None
         if begun is None or known is None:
@@ -139,9 +139,9 @@ class LinkEstimates:
             known.last_s = now_s
 
     def view(self, link: Link, tokens: int, alone_s: Callable[[int], float], now_s: float) -> LinkView:
-        """Predict how long so many tokens take from now on.
+        """Predict the time to copy tokens from now on.
 
-        `alone_s` predicts it for a link with nothing under way; measurements correct it.
+        `alone_s` predicts the time on an idle link; tokens under way and measurements correct it.
         """
         known = self._measured.get(link) or _Measured()
         return LinkView(

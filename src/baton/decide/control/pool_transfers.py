@@ -25,14 +25,14 @@ from baton.decide.kv.host_pool import HostPool
 from baton.decide.kv.tier import Tier
 
 RUN_TOKENS = 128
-"""Fewest tokens that are worth a write and a read where the prompt is not streamed. See `WhileComputing`."""
+"""Minimum tokens per write and read if the prompt is not streamed. See `WhileComputing`."""
 RUNS_MAX = 8
-"""Most writes of one put, unless a run would be longer than what may be under way."""
+"""Maximum number of runs per put."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """Two hosts, and the tier that both have."""
+    """Two hosts, and a tier that they share."""
 
     source: HostId
     target: HostId
@@ -41,7 +41,7 @@ class _Pair:
 
 @dataclass(slots=True)
 class _PoolStream:
-    """A prompt whose blocks are written into the pool as they are sealed."""
+    """A prompt whose blocks are written into the pool while it is computed."""
 
     source: HostId
     read: PoolRead
@@ -50,7 +50,7 @@ class _PoolStream:
 
 @dataclass(slots=True, kw_only=True)
 class PoolTransfers:
-    """Per request at most one handoff or read that its start waits for, and one stream. Bounded by live requests."""
+    """Handoffs and streams through remote pools: per live request at most one start that waits, and one stream."""
 
     policies: Policies
     table: TransferTable
@@ -59,18 +59,18 @@ class PoolTransfers:
     _planned: dict[RequestId, PlannedHandoff] = field(default_factory=dict[RequestId, PlannedHandoff])
     _streams: dict[RequestId, _PoolStream] = field(default_factory=dict[RequestId, _PoolStream])
     _held: dict[RequestId, tuple[Start, HostId]] = field(default_factory=dict[RequestId, tuple[Start, HostId]])
-    """Starts that wait for a read ahead on this host."""
+    """Starts that wait for a read ahead, with the host of the read."""
     _numbers: int = 0
 
     @property
     def waiting(self) -> tuple[RequestId, ...]:
-        """Requests that wait for a put or a read ahead, or are put as they are computed."""
+        """Requests that wait for a put or a read ahead, or whose prompts are streamed into a pool."""
         return (*self._planned, *self._streams, *self._held)
 
-    # ---- which path KV takes
+    # ---- choice of the path
 
     def hand_off(self, start: StartDecode, *, source: HostId, target: HostId, now_s: float) -> Steps[bool]:
-        """Begin a handoff by the pool if the policy chooses that. Return whether it does."""
+        """Begin a handoff through the pool if the policy chooses it. Return whether it does."""
         request = start.request
         stream = self._streams.pop(request.id, None)
         pair = self._pair(source, target)
@@ -91,7 +91,7 @@ class PoolTransfers:
         return True
 
     def stream(self, command: SendAhead, target: HostId, now_s: float) -> Steps[bool]:
-        """Put a prompt's blocks as they are sealed if the policy chooses that. Return whether it does."""
+        """Stream a prompt's blocks into the pool if the policy chooses that. Return whether it does."""
         request, pair = command.request, self._pair(command.source, target)
         if pair is None or not request.shares_blocks:
             return False
@@ -106,7 +106,7 @@ class PoolTransfers:
         return True
 
     def sealed(self, request_id: RequestId) -> Steps[None]:
-        """Put what was sealed of a streamed prompt. Its end is put at once, however short it is."""
+        """Write the newly sealed blocks of a streamed prompt once they fill a run. Its last run may be shorter."""
         stream = self._streams.get(request_id)
         if stream is None or stream.source not in self.pools:
             return
@@ -119,7 +119,7 @@ class PoolTransfers:
         yield ToPool(stream.source, PutWanted(request_id, None, read.tier.name, fresh, run))
 
     def _read(self, command: StartDecode | SendAhead, pair: _Pair, names: tuple[BlockHash, ...]) -> PoolRead:
-        """Begin behind the blocks that the target's arena has."""
+        """Return the progress record of a read that begins after the blocks in the target's arena."""
         held = self._held_blocks(pair.target, names)
         return PoolRead(
             request=command.request,
@@ -140,9 +140,9 @@ class PoolTransfers:
                 yield from self._read_more(each.read)
 
     def _read_more(self, read: PoolRead) -> Steps[None]:
-        """Read what has landed in the pool since the last read, if it is worth one.
+        """Read the blocks that have landed in the pool since the last read, if they fill a run.
 
-        One read at a time: blocks that land meanwhile go with the next one, so a slow pool is asked for long runs.
+        There is one read at a time. Blocks that land meanwhile join the next one, so a slow pool gets few, long reads.
         """
         request, target, tier = read.request, read.target, read.tier
         pool = self.pools.get(target)
@@ -170,7 +170,7 @@ class PoolTransfers:
         yield ToPool(target, LandingWanted(request, read.attempt, None, blocks, names))
 
     def read_over(self, transfer: Transfer, *, is_whole: bool) -> Steps[Start | PlannedHandoff | None]:
-        """A read ahead has ended: begin the next one, or return the start or handoff that waited for it."""
+        """Begin the next read after a read ahead has ended, or return the start or handoff that waited for its end."""
         request_id, target = transfer.request.id, transfer.target
         held, planned, stream = self._held.get(request_id), self._planned.get(request_id), self._streams.get(request_id)
         if held is not None and held[1] == target:
@@ -185,7 +185,7 @@ class PoolTransfers:
         return None
 
     def hold(self, start: Start, target: HostId) -> bool:
-        """Let a start wait for a read ahead on its host; it is placed then. False: nothing is read there."""
+        """Let a start wait for a read ahead on its host. Return False if there is none."""
         reads = self.table.reads_ahead
         if not reads or (start.request.id, target) not in reads:
             return False
@@ -195,12 +195,12 @@ class PoolTransfers:
     # ---- the end of a put
 
     def put_ended(self, ended: PutEnded) -> PlannedHandoff | None:
-        """Return the handoff whose put has ended, if it can go on. A put that was given up changes nothing."""
+        """Return the handoff whose put has ended, if it can continue. None for a put that was given up."""
         planned = self._planned.get(ended.request_id)
         return self._put_over(planned) if planned is not None and planned.number == ended.number else None
 
     def _put_over(self, planned: PlannedHandoff) -> PlannedHandoff | None:
-        """Nothing more is put. Return the handoff once no read for it is under way: it can go on."""
+        """Record the end of a put. Return the handoff if it can continue: no read for it is under way."""
         request_id, read = planned.start.request.id, planned.read
         if self._planned.get(request_id) is not planned:
             return None
@@ -210,10 +210,10 @@ class PoolTransfers:
         del self._planned[request_id]
         return planned
 
-    # ---- what ends a handoff early
+    # ---- early ends
 
     def lose_host(self, host: HostId) -> Iterator[PlannedHandoff]:
-        """Give up what used a lost host. Yield the handoffs from it: they go on with the blocks that it had put."""
+        """Drop the streams and handoffs of a lost host. Yield handoffs from it, which continue with the put blocks."""
         self._streams = {name: stream for name, stream in self._streams.items() if stream.source != host}
         for planned in [each for each in self._planned.values() if host in (each.source, each.read.target)]:
             if planned.read.target == host:
@@ -222,7 +222,7 @@ class PoolTransfers:
                 yield ready
 
     def forget(self, request_id: RequestId) -> None:
-        """Wait no longer for a put or a read ahead of this request."""
+        """Give up the put, the stream and the read ahead of this request."""
         if not (self._held or self._streams or self._planned):
             return
         self._held.pop(request_id, None)
@@ -231,19 +231,19 @@ class PoolTransfers:
                 given_up.read.is_over = True
 
     def find(self, request_id: RequestId) -> Start | None:
-        """Find the start that waits for a put of the request, or for a read ahead of it."""
+        """Return the start that waits for a put or a read ahead of the request, or None."""
         planned = self._planned.get(request_id)
         if planned is not None:
             return planned.start
         held = self._held.get(request_id)
         return held[0] if held is not None else None
 
-    # ---- what each path costs
+    # ---- cost of the paths
 
     def _choose(
         self, request: Request, pair: _Pair, names: Sequence[BlockHash], lengths: tuple[int, int], now_s: float
     ) -> Steps[bool]:
-        """Ask the policy, with measured times. Return whether it chooses the pool. See `_view` for `lengths`."""
+        """Return whether the policy chooses the pool, given the measured times. `lengths`: as in `_view`."""
         if not names:
             return False  # without a full block there is nothing to put
         view = self._view(request, pair, names, lengths, now_s)
@@ -254,7 +254,7 @@ class PoolTransfers:
     def _view(
         self, request: Request, pair: _Pair, names: Sequence[BlockHash], lengths: tuple[int, int], now_s: float
     ) -> HandoffView:
-        """Predict how long each path takes now. `lengths`: tokens to hand off, and blocks of the shortest run."""
+        """Return the predicted times of both paths. `lengths`: tokens to hand off, and blocks of the shortest run."""
         source, target, tier = pair.source, pair.target, pair.tier
         (tokens, least_blocks), links, block_tokens = lengths, self.links, self.pools[target].block_tokens
         held = self._held_blocks(target, names)
@@ -275,10 +275,10 @@ class PoolTransfers:
         )
 
     def _pair(self, source: HostId, target: HostId) -> _Pair | None:
-        """Find a tier that both hosts have, for blocks of one size.
+        """Return a tier that both hosts share, for one block size.
 
-        None where the model sees a window: of a long prompt the source has the end only, and a pool is read from the
-        first block on.
+        None if the model has an attention window: the source then holds only the end of a long prompt, but reads from
+        a pool begin at the first block.
         """
         giver, taker = self.pools.get(source), self.pools.get(target)
         if source == target or giver is None or taker is None or giver.tiers is None or taker.tiers is None:
@@ -289,7 +289,7 @@ class PoolTransfers:
         return _Pair(source, target, tier) if tier is not None else None
 
     def _held_blocks(self, target: HostId, names: Sequence[BlockHash]) -> int:
-        """Count the leading blocks of these that the target's arena has."""
+        """Return how many of the leading blocks the target's arena has."""
         tiers = self.pools[target].tiers
         return tiers.held_blocks(names) if tiers is not None else 0
 
@@ -298,5 +298,5 @@ class PoolTransfers:
 
 
 def run_blocks(blocks: int, least_blocks: int) -> int:
-    """Return the blocks of each run of a put: few runs cost little, and a short last run is read soon."""
+    """Return the blocks per run of a put: large enough for at most RUNS_MAX runs, and at least `least_blocks`."""
     return max(1, least_blocks, -(-blocks // RUNS_MAX))

@@ -1,4 +1,4 @@
-"""Starts of requests on workers: each waits for the transfer of its KV, or begins with the KV that is there."""
+"""Starts of requests on workers, each after the transfer of its KV or at once with the KV on the worker's host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from baton.decide.kv.host_pool import HostPool
 
 @dataclass(slots=True, kw_only=True)
 class RequestStarts:
-    """Chooses where the KV of every start comes from. Knows the hosts whose pools know a request."""
+    """Chooses the source of the KV for every start, and starts the request after the transfer."""
 
     table: TransferTable
     pools: Mapping[HostId, HostPool]
@@ -32,7 +32,10 @@ class RequestStarts:
     by_pool: PoolTransfers
 
     def redirect(self, start: Start) -> Steps[bool]:
-        """Let a transfer under way serve a start, or give it up if it goes elsewhere. Return whether one serves it."""
+        """Let a transfer under way serve a start, if it goes to the same host. Otherwise give it up.
+
+        Return whether a transfer serves the start.
+        """
         request_id, target = start.request.id, self.workers[start.worker].host
         transfer = self.table.awaited(request_id)
         if transfer is not None and transfer.target != target:
@@ -47,7 +50,7 @@ class RequestStarts:
         return True
 
     def place(self, start: Start, now_s: float) -> Steps[None]:
-        """Bring the KV of a request that no transfer serves, then start it."""
+        """Begin a transfer for a start if it needs one; otherwise start the request at once."""
         request_id, worker = start.request.id, self.workers.get(start.worker)
         if worker is None:
             return  # it died while the request waited: the coordinator starts the request elsewhere
@@ -70,14 +73,14 @@ class RequestStarts:
         yield from self._fetch(start, source=source, target=target, tokens=tokens)
 
     def resume(self, ready: Start | PlannedHandoff | None, now_s: float) -> Steps[None]:
-        """Go on with a start that waited for a read ahead, or with a handoff whose put has ended."""
+        """Continue a start that waited for a read ahead, or a handoff whose put has ended."""
         if isinstance(ready, PlannedHandoff):
             yield from self._hand_off_rest(ready)
         elif ready is not None:
             yield from self.place(ready, now_s)
 
     def go_on(self, transfer: Transfer) -> Steps[None]:
-        """Start what waited; first with the rest of its KV, where this was sent ahead only in part."""
+        """Start the request after its transfer. If the KV was sent ahead only in part, copy the rest first."""
         start, target = transfer.start, transfer.target
         assert start is not None, f"no start waits for the transfer of {transfer.request.id}"
         if transfer.state == "landed" and isinstance(start, StartDecode) and target in self.pools:
@@ -89,7 +92,7 @@ class RequestStarts:
         yield from self.begin(start)
 
     def begin(self, start: Start) -> Steps[None]:
-        """Start a request with the KV that its host has, and release what other hosts have of it."""
+        """Start a request with the KV on its host, and release its blocks on all other hosts."""
         request_id, worker = start.request.id, self.workers.get(start.worker)
         if worker is None:
             return  # it died while the KV was on its way: the coordinator starts the request elsewhere
@@ -104,7 +107,7 @@ class RequestStarts:
         yield Begin(start, host, groups)
 
     def stop(self, command: StopRequest) -> Steps[None]:
-        """Stop a request on its worker, or on its way there."""
+        """Stop a request on its worker, or end the transfer that it waits for."""
         request_id = command.request_id
         waiting, transfer = self.by_pool.find(request_id), self.table.awaited(request_id)
         if waiting is not None and waiting.attempt == command.attempt:
@@ -117,7 +120,7 @@ class RequestStarts:
         yield RequestDropped(request_id, command.attempt, command.worker, preempted=False)
 
     def release(self, request_id: RequestId) -> Steps[None]:
-        """End everything about a closed request: every host that knows it releases its blocks."""
+        """Release a closed request on every host, and give up its transfers."""
         self.by_pool.forget(request_id)
         transfer = self.table.awaited(request_id)
         if transfer is not None:
@@ -126,7 +129,7 @@ class RequestStarts:
             yield ToPool(host, ReleaseBlocks(request_id))
 
     def _hand_off_rest(self, planned: PlannedHandoff) -> Steps[None]:
-        """Read from the pool what was put. If that is not all: copy directly, while the source lives."""
+        """Read a handoff's blocks from the pool. If some are missing, copy directly from the source if it is live."""
         start, source, names, target = planned.start, planned.source, planned.read.names, planned.read.target
         worker = self.workers.get(start.worker)
         if worker is None or worker.host != target:
@@ -145,7 +148,7 @@ class RequestStarts:
             yield from self.begin(start)
 
     def _read_tiers(self, start: Start, *, target: HostId, source: HostId | None) -> Steps[bool]:
-        """Read what the tiers of the target have of the request, if it is worth that. Return whether it is."""
+        """Begin a read from the target's tiers if that is worth it. Return whether it is."""
         tokens = self.tiers.worth_reading(start, target=target, source=source)
         if tokens:
             yield from self._fetch(start, source=target, target=target, tokens=tokens)
@@ -156,19 +159,19 @@ class RequestStarts:
         yield from self.landings.fetch(start, source=source, target=target, tokens=tokens, names=names)
 
     def _best_source(self, start: Start, target: HostId) -> HostId:
-        """Return the host that has most of the request; the target where no other has more."""
+        """Return the host with the most KV of the request; the target on a tie."""
         homes = self.homes[start.request.id]
         if homes <= {target}:
             return target
         return max((target, *sorted(homes)), key=lambda host: tokens_at(self.pools, host, start))
 
     def _give_up(self, transfer: Transfer) -> Steps[None]:
-        """Await a transfer no longer. Blocks that a wire still reads or writes are freed when it has ended."""
+        """Give up a transfer that a start waits for. Blocks that a copy still uses are freed after its end."""
         start, request_id, target = transfer.start, transfer.request.id, transfer.target
         assert start is not None, f"no start waits for the transfer of {request_id}"
         self.table.give_up(transfer)
         self.homes[request_id].discard(target)
         if target in self.pools:
-            # Released first, so that the pool grants it no more blocks.
+            # The release comes first, so that the pool grants the request no further blocks.
             yield ToPool(target, ReleaseBlocks(request_id))
             yield ToPool(target, RequestDropped(request_id, start.attempt, start.worker, preempted=False))

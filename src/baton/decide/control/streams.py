@@ -1,4 +1,4 @@
-"""Copies the sealed blocks of running requests to the hosts where they will probably go on."""
+"""Streams: copies of a running request's sealed blocks to the host that will probably continue it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from baton.decide.kv.host_pool import HostPool
 
 @dataclass(slots=True, kw_only=True)
 class Streams:
-    """At most one stream per live request, with one transfer under way."""
+    """The streams: at most one per live request, with at most one transfer under way."""
 
     table: TransferTable
     pools: Mapping[HostId, HostPool]
     layers: LayerTransfers
 
     def begin(self, command: SendAhead, target: HostId) -> Steps[None]:
-        """Copy the blocks that are sealed, and more as they are."""
+        """Begin a stream: copy the sealed blocks now, and further ones when they are sealed."""
         stream = Stream(
             request=command.request,
             attempt=command.attempt,
@@ -37,20 +37,20 @@ class Streams:
         yield from self.send_more(stream)
 
     def sealed(self, request_id: RequestId) -> Steps[None]:
-        """Copy what was sealed since the last copy, unless one is under way."""
+        """Copy the blocks sealed since the last copy, unless a transfer is under way."""
         stream = self.table.streams.get(request_id)
         if stream is not None and stream.transfer is None:
             yield from self.send_more(stream)
 
     def refused(self, request_id: RequestId) -> Steps[None]:
-        """Give up a stream whose target has no free blocks: more of it would find none either."""
+        """End a stream whose target has no free blocks."""
         stream = self.table.streams[request_id]
         assert stream.transfer is not None, f"{request_id} is refused blocks that no transfer asked for"
         self.table.drop(stream.transfer)
         yield from self._end(stream, landed=False)
 
     def over(self, transfer: Transfer, *, landed: bool) -> Steps[None]:
-        """Go on with the stream of a transfer that has ended. A chunk was its last."""
+        """Continue a stream after one of its transfers has ended. End it after a chunk, which is the last transfer."""
         stream = self.table.streams.get(transfer.request.id)
         if stream is None or stream.transfer is not transfer:
             return
@@ -61,7 +61,7 @@ class Streams:
             yield from self._end(stream, landed=landed)
 
     def send_more(self, stream: Stream) -> Steps[None]:
-        """Copy the blocks sealed since the last copy, if they are worth one, or the chunk that is being computed."""
+        """Copy the newly sealed blocks if they are enough for a copy, or the chunk that is being computed."""
         wanted = self.layers.begin(stream)
         if wanted is not None:
             yield ToPool(stream.target, wanted)
@@ -70,7 +70,7 @@ class Streams:
         tokens, least_tokens = self._sealed_tokens(stream), stream.run_tokens
         first = target.behind(max(tokens, request.prompt_tokens - 1))
         if tokens <= first * target.block_tokens:
-            tokens = 0  # all of it is behind the window of the next token
+            tokens = 0  # all sealed blocks are behind the attention window of the next token
         fresh_tokens = tokens - stream.sent_tokens
         if stream.report:
             least_tokens = 1 + max(self.pools[host].block_tokens for host in (stream.source, stream.target))
@@ -94,10 +94,10 @@ class Streams:
         yield ToPool(stream.target, LandingWanted(request, stream.attempt, None, len(names), names, first))
 
     def _sealed_tokens(self, stream: Stream) -> int:
-        """Count the leading tokens that are sealed at the source and fill whole blocks of both hosts."""
+        """Return the number of leading tokens that are sealed at the source and fill whole blocks on both hosts."""
         source, target = self.pools[stream.source], self.pools[stream.target]
         tokens = len(source.names(stream.request.id)) * source.block_tokens
-        if not stream.report:  # a prompt that is computed anew at the target needs its last token computed
+        if not stream.report:  # the target must compute the last token of a prompt
             tokens = min(tokens, stream.request.prompt_tokens - 1)
         tokens -= tokens % target.block_tokens
         return len(names_at(source, target, stream.request, tokens)) * target.block_tokens

@@ -1,4 +1,4 @@
-"""Reads from the tiers below an arena, where that is cheaper than computing: for starts and for preempted requests."""
+"""Reads from tiers if they are cheaper than a recompute: for starts, and for preempted requests (swap-in)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from baton.decide.policy.prefix import best_prefix
 
 @dataclass(slots=True, kw_only=True)
 class TierReads:
-    """Decides what is read from tiers, and follows their writes and reads."""
+    """Decides how much KV is read from tiers, and tracks their writes and reads."""
 
     cost: CostModel
     pools: Mapping[HostId, HostPool]
@@ -30,16 +30,15 @@ class TierReads:
     """Tiers of the writes under way, by host and number. Bounded by the pools."""
 
     def hits(self, request: Request) -> dict[HostId, tuple[TierHit, ...]]:
-        """Return what the tiers of every host can add to the blocks that its arena holds of a prompt."""
+        """Return, by host, the longer prefixes of a prompt that reads from its tiers can provide."""
         hits = {host: _tier_hits(pool, request) for host, pool in self.pools.items() if pool.tiers is not None}
         return {host: found for host, found in hits.items() if found} if hits else hits
 
     def worth_reading(self, start: Start, *, target: HostId, source: HostId | None) -> int:
-        """Return how many leading tokens of a request to read from the tiers of its host. 0: none is worth a read.
+        """Return how many leading tokens of a request to read from the tiers of its host. 0: a read is not worth it.
 
-        For a prompt's first attempt the coordinator has decided, by what tiers had at its arrival. A request that goes
-        on without its KV, or begins again, is read where that is sooner than computing what neither the arena nor the
-        other host, `source`, has.
+        For the first attempt of a prompt, the coordinator has decided at the arrival. Any other start reads if that is
+        faster than to recompute the KV that neither the arena nor the other host, `source`, has.
         """
         pool, request = self.pools[target], start.request
         if pool.tiers is None or request.sampling.prompt_logprobs:
@@ -57,7 +56,7 @@ class TierReads:
         return wanted_tokens
 
     def read_back(self, wanted: ReadBackWanted, number: int) -> ToPool:
-        """Decide how much of a preempted request is read, from what its tiers have and are predicted to take now."""
+        """Decide how much KV of a preempted request to swap in, by the tiers' contents and predicted times."""
         pool, cost = self.pools[wanted.host], self.cost.on(self._kind(wanted.worker))
         assert pool.tiers is not None, f"{wanted.host} wants to read {wanted.request_id} back, and has no tiers"
         held_tokens = pool.tiers.held_blocks(wanted.hashes) * pool.block_tokens
@@ -68,13 +67,13 @@ class TierReads:
         return ToPool(wanted.host, ReadBack(wanted.request_id, number, tokens))
 
     def begins(self, command: StoreBlocks | LoadBlocks, now_s: float) -> None:
-        """Note a write or a read that begins."""
+        """Record the start of a write or a read."""
         self.links.tier_work_begins(command, now_s)
         if isinstance(command, StoreBlocks):
             self._writes[command.host, command.number] = command.tier
 
     def note(self, host: HostId, news: TierNews, now_s: float) -> Steps[str | None]:
-        """Pass an event of a tier to its pool. Return the tier that has more blocks than before, if one has."""
+        """Pass an event of a tier to its pool. Return the name of a tier that has new blocks, or None."""
         if isinstance(news, BlocksKept | LoadEnded):
             self.links.tier_work_ends(host, news, now_s)
         tier = self._writes.pop((host, news.number), None) if isinstance(news, BlocksKept) else None

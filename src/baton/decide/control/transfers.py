@@ -1,10 +1,10 @@
-"""The state machine of all KV transfers of a cluster: between hosts, from tiers and by remote pools.
+"""The state machine of all KV transfers of a cluster: between hosts, from tiers and through remote pools.
 
-A request starts where its KV is not, and waits for a transfer. Or it still runs, and its sealed blocks are sent ahead
-to where it will probably go on, so that little is left to transfer then. Blocks of a prompt that a tier has are read
-before the request starts, where that is cheaper than computing them.
+A request that starts on a host without its KV waits for a transfer. The sealed blocks of a running request may be sent
+ahead to the host that will probably continue it, so that little is left to transfer. Prompt blocks in a tier are read
+before the start if that is cheaper than to compute them.
 
-`Transfers.handle` yields commands one by one. It goes on once a command was carried out with all its consequences.
+`Transfers.handle` yields commands one by one, and continues after each was carried out with all its consequences.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ TransferEvent = (
 
 
 class Transfers:
-    """Owns the record of every transfer. Its pools and workers are those of the cluster, which changes them."""
+    """Owns all transfers. The cluster updates the pools and workers, which are shared with it."""
 
     def __init__(
         self, policies: Policies, pools: Mapping[HostId, HostPool], workers: Mapping[WorkerId, WorkerView]
@@ -95,24 +95,24 @@ class Transfers:
 
     @property
     def waiting_for_pools(self) -> tuple[RequestId, ...]:
-        """Requests that wait for a remote pool, or are put into one."""
+        """Requests that wait for a remote pool, or are streamed into one."""
         return self._by_pool.waiting
 
     @property
     def copies_layers(self) -> bool:
-        """Tell whether the end of some prompt is copied by layer."""
+        """Return whether the end of a prompt is being copied layer by layer."""
         return self._layers.is_active
 
     def add_host(self, host: HostId, layout: KVLayout) -> None:
-        """Note the layout of KV on a host."""
+        """Record the KV layout of a host."""
         self._layers.layouts[host] = layout
 
     def tier_hits(self, request: Request) -> dict[HostId, tuple[TierHit, ...]]:
-        """Return what the tiers of every host can add to the blocks that its arena holds of a prompt."""
+        """Return, by host, the longer prefixes of a prompt that reads from its tiers can provide."""
         return self._tiers.hits(request)
 
     def handle(self, event: TransferEvent, now_s: float) -> Steps[None]:
-        """Apply one event. Yield what must be done about it. Late and repeated events change nothing."""
+        """Apply one event and yield the resulting commands. Late and repeated events have no effect."""
         match event:
             case StartPrefill() | StartDecode():
                 yield from self._start(event, now_s)
@@ -152,7 +152,7 @@ class Transfers:
         | FromTier,
         now_s: float,
     ) -> Steps[None]:
-        """Go on with transfers whose blocks were granted, copied, written or read."""
+        """Continue transfers whose blocks were granted, copied, written or read."""
         match event:
             case LandingGranted():
                 yield from self._over((yield from self._landings.granted(event, now_s)), now_s)
@@ -174,10 +174,10 @@ class Transfers:
     # ---- requests that start, run and close
 
     def _start(self, start: Start, now_s: float) -> Steps[None]:
-        """Start a request after its KV was brought from where it is."""
+        """Start a request after the transfer of its KV, if it needs one."""
         request_id = start.request.id
         self._homes.setdefault(request_id, set())
-        self._by_pool.forget(request_id)  # it may wait there since an attempt that was given up
+        self._by_pool.forget(request_id)  # an abandoned attempt may still wait there
         if not self.table.is_empty:
             self.table.streams.pop(request_id, None)
             yield from self._chunk_over(self._layers.call_off(request_id), now_s)
@@ -193,7 +193,7 @@ class Transfers:
         yield from self._starts.release(request_id)
 
     def _send_ahead(self, command: SendAhead, now_s: float) -> Steps[None]:
-        """Copy the sealed blocks of a running request to where it will probably go on, and more as they are sealed."""
+        """Begin to send the sealed blocks of a running request to the host that will probably continue it."""
         target = self._workers[command.worker].host
         if command.source == target:
             return
@@ -220,7 +220,7 @@ class Transfers:
             yield from self._chunk_over(self._layers.call_off(request_id), now_s)
 
     def _lose_host(self, lost: HostLost, now_s: float) -> Steps[None]:
-        """End what used a lost host. The coordinator is told in between: it starts the requests elsewhere."""
+        """End the transfers of a lost host. In between, the coordinator starts its requests on other hosts."""
         host = lost.host
         streams = self.table.lose_host(host)
         self.links.lose_host(host)
@@ -231,7 +231,7 @@ class Transfers:
         self._layers.layouts.pop(host, None)
         yield lost
         for stream in streams:
-            if stream.report:  # otherwise its request counts as one that is about to move until it ends
+            if stream.report:  # without this event, the request would count as moving until its end
                 yield AheadEnded(stream.request.id, stream.attempt, landed=False)
         for ready in self._by_pool.lose_host(host):
             yield from self._starts.resume(ready, now_s)
@@ -248,7 +248,7 @@ class Transfers:
         yield from self._starts.resume((yield from self._by_pool.read_over(read, is_whole=False)), now_s)
 
     def _copy_ended(self, end: CopyEnded, now_s: float) -> Steps[None]:
-        """A copy is over: nothing reads its source or writes its target any more."""
+        """Continue the transfer or the chunk of a copy that has ended."""
         self.links.copy_ends(end, now_s)
         if end.number in self._layers.copies:
             yield from self._chunk_over(self._layers.copy_ended(end), now_s)
@@ -260,26 +260,26 @@ class Transfers:
         yield from self._over(over, now_s)
 
     def _tier_moved(self, event: FromTier, now_s: float) -> Steps[None]:
-        """A write or a read of a tier is over, or the tier itself has changed: tell its pool, then go on."""
+        """Pass an event of a tier to its pool, then continue the transfers that waited for it."""
         news = event.news
-        # The number of a read for a preempted request is of no transfer: its pool goes on with it.
+        # The swap-in of a preempted request belongs to no transfer: its pool alone handles the end.
         is_transfer = isinstance(news, LoadEnded) and self.table.has(news.number, news.request_id)
         grown = yield from self._tiers.note(event.host, news, now_s)
         if grown is not None:
             yield from self._by_pool.tier_grew(grown)
         if isinstance(news, LoadEnded) and is_transfer:
-            blocks = sum(takewhile(bool, news.whole))  # blocks behind the first that was missing are computed again
+            blocks = sum(takewhile(bool, news.whole))  # blocks after the first missing one are recomputed
             landed = blocks == len(news.whole)
             over = yield from self._landings.ended(news.number, news.request_id, blocks=blocks, landed=landed)
             yield from self._over(over, now_s)
 
     def _chunk_over(self, transfer: Transfer | None, now_s: float) -> Steps[None]:
-        """End the transfer of a chunk. None: there is none, or a copy of it is under way."""
+        """End the transfer of a chunk. Does nothing for None: there is no chunk, or a copy of it is under way."""
         if transfer is not None:
             yield from self._over((yield from self._landings.chunk_over(transfer)), now_s)
 
     def _over(self, over: Over | None, now_s: float) -> Steps[None]:
-        """Go on with what waited for a transfer: a read of a pool, a stream, or a start."""
+        """Continue the pool read, the stream or the start that waited for an ended transfer."""
         if over is None:
             return
         if over.transfer.is_read_ahead:
