@@ -1,4 +1,4 @@
-"""Build a coordinator from configuration: the same way live, in the simulator and in a replay."""
+"""Build a coordinator from configuration. The server, the simulator and replays share this code."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ Port = TypeVar("Port")
 def build_coordinator(
     policy: PolicyConfig, *, cost: CostModel, block_tokens: int, attempts_max: int, window: Window | None = None
 ) -> Coordinator:
-    """Load the configured policies into a coordinator. Raises ConfigError for a plug-in that does not fit."""
+    """Return a coordinator with the configured policies. Raises ConfigError if a plug-in is invalid."""
     return Coordinator(build_policies(policy, cost), block_tokens, attempts_max, window)
 
 
 def build_policies(policy: PolicyConfig, cost: CostModel) -> Policies:
-    """Load what a coordinator asks, family by family. Raises ConfigError for a plug-in that does not fit."""
+    """Load the policy of every family. Raises ConfigError if a plug-in is invalid."""
     cast = _Cast()
     return Policies(
         admission=cast.play(policy.admission, AdmissionPolicy),
@@ -54,7 +54,7 @@ def build_policies(policy: PolicyConfig, cost: CostModel) -> Policies:
 
 @dataclass(slots=True)
 class _Cast:
-    """Loads one object for all families that name it with the same options, so that its parts agree."""
+    """Loads policies. Families that name the same class with the same options share one object."""
 
     made: dict[tuple[str, bytes], object] = field(default_factory=dict[tuple[str, bytes], object])
 

@@ -39,14 +39,14 @@ class LayerTransfers:
         return bool(self._active)
 
     def groups(self, host: HostId, wanted: int) -> int:
-        """Return in how many groups of layers a worker of this host reports progress. 1: it does not."""
+        """Return the number of layer groups after which a worker of this host reports progress. 1: no reports."""
         layout = self.layouts.get(host)
         return min(wanted, layout.layers) if layout is not None and layout.ranks == 1 else 1
 
     # ---- events of workers
 
     def progress(self, host: HostId, done: LayersDone, request: tuple[RequestId, int]) -> Stream | None:
-        """Note the layers that a step has finished of a request and attempt. Return its stream, if that goes on."""
+        """Record the finished layers of a request and attempt. Return its stream, or None for a late event."""
         stream = self.table.streams.get(request[0])
         if stream is None or (stream.attempt, stream.source) != (request[1], host) or not self._can_cut(stream):
             return None  # a late event, or a stream whose layers cannot be cut
@@ -57,7 +57,7 @@ class LayerTransfers:
         return stream
 
     def computed(self, host: HostId, event: PrefillFinished, now_s: float) -> Steps[None]:
-        """Copy the last layers: the step is over. The pool has to hear of that afterwards."""
+        """Copy the last layers after the end of the step. Must be called before the pool gets the event."""
         transfer = self._active.get(event.request_id)
         if transfer is None or transfer.chunk is None or transfer.source != host:
             return
@@ -67,7 +67,7 @@ class LayerTransfers:
             yield from self.copy_done(transfer, now_s)
 
     def call_off(self, request_id: RequestId) -> Transfer | None:
-        """Give up a chunk that is not computed to its end: no copied layer of it counts. Return it if it is over."""
+        """Give up an unfinished chunk: its copied layers are useless. Return its transfer if that has ended."""
         transfer = self._active.get(request_id)
         if transfer is None or transfer.chunk is None or transfer.chunk.is_computed:
             return None
@@ -75,7 +75,7 @@ class LayerTransfers:
         return self.settle(request_id)
 
     def on(self, lost: WorkerId | HostId) -> list[RequestId]:
-        """Return the requests with a chunk that is computed, read or written on a lost worker or host."""
+        """Return the requests whose chunk is computed, read or written on this lost worker or host."""
         return [
             transfer.request.id
             for transfer in self._active.values()
@@ -85,7 +85,7 @@ class LayerTransfers:
     # ---- blocks to land in, and copies
 
     def begin(self, stream: Stream) -> LandingWanted | None:
-        """Ask for blocks for the whole prompt while its end is computed. None: it is not, or has too few blocks yet."""
+        """Request blocks for the whole prompt while its end is computed. None: the conditions are not met yet."""
         request, chunk, source = stream.request, stream.chunk, self.pools[stream.source]
         if chunk is None or not source.is_computing(request.id, stream.attempt, chunk.worker):
             return None
@@ -138,7 +138,7 @@ class LayerTransfers:
         return None if transfer is None else self._settle(transfer)
 
     def _can_cut(self, stream: Stream) -> bool:
-        """Tell whether layers can be cut. Behind a window, blocks may be released while they are computed."""
+        """Return whether the stream's KV can be copied by layer. Not with a window: it releases blocks in the step."""
         source, target = self.layouts.get(stream.source), self.layouts.get(stream.target)
         if source is None or source != target or stream.report or self.pools[stream.source].window is not None:
             return False
@@ -165,7 +165,7 @@ class LayerTransfers:
         layers: LayerSpan | None,
         now_s: float,
     ) -> CopyBlocks:
-        """Make a copy. `blocks`: to read and to write."""
+        """Return the command of a copy, and record it. `blocks`: blocks to read, blocks to write."""
         copy = CopyBlocks(
             request_id=transfer.request.id,
             number=self.table.next_number(),

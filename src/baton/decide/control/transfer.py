@@ -27,11 +27,11 @@ from baton.decide.kv.tier import Tier
 
 Start = StartPrefill | StartDecode
 State = Literal["planned", "landing", "copying", "landed", "failed"]
-"""Planned: the source still writes the KV into a pool. Landing: the target has not granted blocks yet. Copying: a wire
-or a store is at work. Landed, failed: over."""
+"""`planned`: the source still writes the KV into a pool. `landing`: the target has not granted blocks yet. `copying`: a
+copy or a tier read is under way. `landed` and `failed`: the transfer has ended."""
 
 ROUNDS_MAX = 8
-"""Most copies before a request that moves is stopped: each brings the blocks sealed during the one before."""
+"""Maximum copies before a moving request is stopped. Each one copies the blocks sealed during the one before."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,16 +56,16 @@ class Chunk:
 
 @dataclass(slots=True, kw_only=True)
 class Transfer:
-    """One request's KV on its way to a host."""
+    """The transfer of one request's KV to a host."""
 
     number: int
-    """Differs from the number of every other transfer and copy of the cluster."""
+    """Unique among the transfers and copies of the cluster."""
     request: Request
     source: HostId
-    """The target itself where its tiers are read."""
+    """The target itself for a read from its tiers."""
     target: HostId
     tokens: int
-    """Leading tokens whose KV is to be at the target."""
+    """Leading tokens whose KV the target needs."""
     names: tuple[BlockHash, ...]
     """Hashes of the full blocks that these tokens fill at the target."""
     start: Start | None = None
@@ -78,7 +78,7 @@ class Transfer:
     is_too_late: bool = False
     """The source has released the first blocks: the rest is useless at the target."""
     chunk: Chunk | None = None
-    """Set where the end of the prompt is copied by layer. Such a transfer has several copies, each with a number."""
+    """Set if the end of the prompt is copied by layer. Such a transfer has several copies, each with a number."""
 
     @property
     def is_read_ahead(self) -> bool:
@@ -88,29 +88,29 @@ class Transfer:
 
 @dataclass(slots=True, kw_only=True)
 class Stream:
-    """A running request whose sealed blocks are copied to the host where it will probably go on."""
+    """A running request whose sealed blocks are copied to the host that will probably continue it."""
 
     request: Request
     attempt: int
     source: HostId
     target: HostId
     run_tokens: int
-    """Shortest run that is worth a copy."""
+    """Minimum tokens per copy."""
     report: bool
-    """The coordinator waits for `AheadEnded`, to stop the request when little is missing."""
+    """The coordinator waits for `AheadEnded`, and then stops the request to move it."""
     sent_tokens: int = 0
     rounds: int = 0
     transfer: Transfer | None = None
     """The transfer that is under way."""
     chunk: Chunk | None = None
-    """Set while the end of the prompt is computed, where it can be copied by layer."""
+    """Set while the end of the prompt is computed, if it can be copied by layer."""
 
 
 @dataclass(slots=True, kw_only=True)
 class PoolRead:
-    """Progress of one request's blocks through a remote pool: how many are in it, how many the target has read.
+    """Progress of one request's blocks through a remote pool: how many it has, and how many the target has read.
 
-    The runs that were read lie in the target's arena as cached blocks, so a start there finds them.
+    The blocks that were read are cached in the target's arena, so a start there finds them.
     """
 
     request: Request
@@ -118,15 +118,15 @@ class PoolRead:
     target: HostId
     tier: Tier
     names: tuple[BlockHash, ...]
-    """Hashes of the blocks that are to get to the target, from the first one on."""
+    """Hashes of the leading blocks that the target needs."""
     run_blocks: int = 1
-    """Fewest blocks that are worth a read."""
+    """Minimum blocks per read."""
     pooled_blocks: int
-    """Leading blocks that the target has or that the pool was seen to have."""
+    """Leading blocks that the target or the pool is known to have."""
     taken_blocks: int
-    """Leading blocks that the target has or has asked for."""
+    """Leading blocks that the target has or is reading."""
     is_over: bool = False
-    """No more is read ahead: the target has no room, the pool lacks blocks, or the request goes on."""
+    """No further blocks are read ahead: the target has no room, the pool lacks blocks, or the request continues."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -138,12 +138,12 @@ class PlannedHandoff:
     source: HostId
     read: PoolRead
     is_put: bool = False
-    """The source is done: the start waits for a read only."""
+    """The put has ended: the start waits only for a read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Give the request's blocks to the worker and start it, before anything else that follows from it."""
+    """Start the request on its worker with its blocks, before all other consequences."""
 
     start: Start
     host: HostId
@@ -152,7 +152,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """A worker has computed a prompt, and its pool does not know it yet."""
+    """A worker has computed a prompt. Its pool gets the event after the transfers."""
 
     host: HostId
     event: PrefillFinished
@@ -160,43 +160,43 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """The coordinator knows that a prompt is computed: a chunk of it that has landed is over."""
+    """The coordinator has handled the end of a prompt: end the transfer of its chunk if no copy is under way."""
 
     request_id: RequestId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Over:
-    """A transfer that has ended. Both ends have been told."""
+    """A transfer that has ended. Both pools have been notified."""
 
     transfer: Transfer
     is_awaited: bool
     is_whole: bool
-    """All tokens that were wanted are at the target."""
+    """The target has all tokens of the transfer."""
 
 
 TransferCommand = ToPool | ToWorker | CopyBlocks | Begin | AheadEnded | RequestDropped | WayChosen | HostLost
 Outcome = TypeVar("Outcome")
 Steps = Generator[TransferCommand, None, Outcome]
-"""Commands of a transfer, one by one. A step is resumed once its command was carried out with all its consequences, so
-the code behind a `yield` sees them. The cluster resumes every step to its end before it takes another event."""
+"""A generator of a transfer's commands. The cluster resumes it after a command was carried out with all consequences,
+so the code after a `yield` sees them. It runs each generator to its end before the next event."""
 
 
 @dataclass(slots=True)
 class TransferTable:
-    """All transfers under way: per request at most one that a start waits for.
+    """All transfers under way: at most one per request that a start waits for, and others.
 
-    Bounded by live requests and their attempts.
+    Live requests and their attempts bound their number.
     """
 
     streams: dict[RequestId, Stream] = field(default_factory=dict[RequestId, Stream])
     reads_ahead: dict[tuple[RequestId, HostId], Transfer] = field(
         default_factory=dict[tuple[RequestId, HostId], Transfer]
     )
-    """Reads from tiers that no start waits for. A start there waits until such a read is over."""
+    """Reads from tiers that began before any start. A later start on that host waits for their end."""
     _awaited: dict[RequestId, Transfer] = field(default_factory=dict[RequestId, Transfer])
     _unawaited: dict[int, Transfer] = field(default_factory=dict[int, Transfer])
-    """Transfers sent or read ahead, and those that were given up while a wire or a store was at work."""
+    """Transfers that no start waits for: sent or read ahead, or given up during a copy or read."""
     _numbers: int = 0
 
     @property
@@ -222,16 +222,16 @@ class TransferTable:
             self.reads_ahead[transfer.request.id, transfer.target] = transfer
 
     def awaited(self, request_id: RequestId) -> Transfer | None:
-        """Find the transfer that a start of this request waits for."""
+        """Return the transfer that a start of this request waits for, or None."""
         return self._awaited.get(request_id)
 
     def has(self, number: int, request_id: RequestId) -> bool:
-        """Tell whether this number is of a transfer under way."""
+        """Return whether a transfer with this number is under way."""
         awaited = self._awaited.get(request_id)
         return number in self._unawaited or (awaited is not None and awaited.number == number)
 
     def find_landing(self, request_id: RequestId, target: HostId) -> Transfer | None:
-        """Find the transfer that waits for blocks of this host."""
+        """Return the transfer of the request that waits for blocks of this host, or None."""
         stream = self.streams.get(request_id)
         sent = stream.transfer if stream is not None else None
         for transfer in (self._awaited.get(request_id), sent, self.reads_ahead.get((request_id, target))):
@@ -240,7 +240,7 @@ class TransferTable:
         return None
 
     def revive(self, request_id: RequestId, target: HostId) -> Transfer | None:
-        """Await again a transfer that still writes blocks of this request on this host."""
+        """Reuse a transfer that still writes blocks of the request on this host: a start waits for it again."""
         for transfer in self._unawaited.values():
             if transfer.request.id == request_id and transfer.target == target and not transfer.is_read_ahead:
                 self._awaited[request_id] = self._unawaited.pop(transfer.number)
@@ -248,7 +248,7 @@ class TransferTable:
         return None
 
     def give_up(self, transfer: Transfer) -> None:
-        """Await a transfer no longer. It is over now, or when its wire or read has ended."""
+        """Give up a transfer that a start waits for. It ends now, or with its copy or read under way."""
         del self._awaited[transfer.request.id]
         if transfer.state == "copying":
             self._unawaited[transfer.number] = transfer
@@ -256,13 +256,13 @@ class TransferTable:
             transfer.state = "failed"
 
     def drop(self, transfer: Transfer) -> None:
-        """Forget a transfer sent or read ahead that was refused blocks."""
+        """Remove a transfer sent or read ahead whose target has refused blocks."""
         del self._unawaited[transfer.number]
         transfer.state = "failed"
         self._forget_read(transfer)
 
     def lose_host(self, host: HostId) -> tuple[Stream, ...]:
-        """Give up transfers to a lost host. Return the streams from it and to it, which are removed."""
+        """Give up transfers to a lost host. Remove and return the streams from it and to it."""
         for transfer in [transfer for transfer in self._awaited.values() if transfer.target == host]:
             self.give_up(transfer)
         lost = tuple(stream for stream in self.streams.values() if host in (stream.source, stream.target))
@@ -271,7 +271,7 @@ class TransferTable:
         return lost
 
     def end(self, number: int, request_id: RequestId) -> tuple[Transfer, bool]:
-        """Remove a transfer whose copies, or read, have ended. Return it, and whether a start waits for it."""
+        """Remove a transfer whose copies or read have ended. Return it, and whether a start waits for it."""
         transfer = self._unawaited.pop(number, None)
         if transfer is not None:
             self._forget_read(transfer)
