@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from baton.core.types import Slo
 
 STRATA = 24
-"""Maximum of length classes of a trace. The screening queries the cost model for each class."""
+"""Maximum number of length classes of a trace. The screening queries the cost model for each class."""
 
 
 @dataclass(frozen=True, slots=True)

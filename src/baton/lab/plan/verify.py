@@ -26,8 +26,8 @@ class VerifiedFleet:
     derate: float
     """Factor on the screened capacity for which this fleet was found."""
     played: FleetResults | None
-    """Simulation results. None: a fleet that holds is worth more, so this one was not simulated; or the simulation
-    stopped early because too many requests missed the SLO."""
+    """Simulation results. None: this fleet was not simulated, because a fleet that holds is worth more.
+    Or its simulation stopped early, because too many requests missed the SLO."""
     holds: bool
     """The simulated share of requests within the SLO reached the wanted share."""
 
