@@ -41,7 +41,7 @@ CHECKS = (
     Check("ruff check", (str(BIN / "ruff"), "check", "--quiet", ".")),
     Check("ruff format", (str(BIN / "ruff"), "format", "--check", "--quiet", ".")),
     Check("import contracts", (str(BIN / "lint-imports"), "--no-logo")),
-    Check("tidy", (sys.executable, "tools/tidy.py")),
+    Check("tidy", (sys.executable, "tools/tidy.py", "--strict")),
     PYRIGHT,
 )
 
