@@ -83,7 +83,7 @@ def test_a_process_tells_everything_of_a_request() -> None:
 
 def test_a_process_that_fails_is_heard() -> None:
     policy = PolicyConfig(routing=Plugin(use="nowhere:Nobody"))
-    with pytest.raises(ConfigError, match=r"a process that played a cell ended with 1: .*nowhere"):
+    with pytest.raises(ConfigError, match=r"the simulation of a cell exited with 1: .*nowhere"):
         play_cells(cell_jobs(replace(SPEC, cells=2), trace(2), policy, seed=0, slo=None), processes=2)
 
 

@@ -94,12 +94,12 @@ class NixlAgent:
     def close(self) -> None:
         """Release NIXL. No thread is left when this returns."""
         with self._changed:
-            if self._closed:
-                return
-        self._call(self._shut)
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+            is_over = self._closed  # a bug has ended the thread, or it is closed already
+        if not is_over:
+            self._call(self._shut)
+            with self._changed:
+                self._closed = True
+                self._changed.notify_all()
         self._thread.join()
 
     def _call(self, work: Callable[[], T]) -> T:
