@@ -113,7 +113,7 @@ class Cluster:
         self._rules = rules
         self._steps = steps
         self._shared: dict[tuple[str, str, int], Tier] = {}
-        """Tiers that hosts share, by name, store and block size. A tier is dropped with the last host that uses it."""
+        """Tiers that hosts share, by name, store and block size. They outlive hosts: the store keeps its blocks."""
         self._out: list[ClusterCommand] = []
 
     def handle(self, event: ClusterEvent, now_s: float) -> list[ClusterCommand]:
@@ -171,8 +171,6 @@ class Cluster:
         pool = self.pools.pop(event.host, None)
         if pool is not None and pool.tiers is not None:
             pool.tiers.abandon()
-            used = {id(tier) for each in self.pools.values() if each.tiers is not None for tier in each.tiers.tiers}
-            self._shared = {key: tier for key, tier in self._shared.items() if id(tier) in used}
         for worker in [view.id for view in self.workers.values() if view.host == event.host]:
             del self.workers[worker]
         self._carry_out(self.transfers.handle(event, now_s), now_s)

@@ -24,6 +24,7 @@ class LogWriter:
     def __init__(self, path: Path, header: LogHeader | SimHeader, bytes_max: int) -> None:
         """Start a log and replace an old one. Raises ConfigError if it is not writable or another process writes it."""
         self.full = False
+        self._is_closed = False
         self.end = ""
         """Reason why the log has ended before the server. Empty: it goes on."""
         self.path = path
@@ -49,7 +50,7 @@ class LogWriter:
 
     def append(self, entry: LogEntry) -> None:
         """Write an entry. If the size limit is reached or the disk fails, set `full` and write nothing more."""
-        if self.full:
+        if self.full or self._is_closed:
             return
         data = frame(self._encoder.encode(entry))
         self._left_bytes -= len(data)
@@ -71,7 +72,7 @@ class LogWriter:
 
     def close(self) -> None:
         """Close the file. Entries of connections and timers that end after it are dropped."""
-        self.full = True
+        self._is_closed = True
         self._file.close()
 
 
