@@ -1,1 +1,1 @@
-"""What decides: pure state machines, policies and cost models. No I/O, no clock, no random numbers."""
+"""The deciding half: pure state machines, policies and cost models. No I/O, no clock, no random numbers."""

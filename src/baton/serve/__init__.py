@@ -1,1 +1,1 @@
-"""What serves: HTTP at the edge, the live driver of the deciding half, hosts, and worker processes."""
+"""The serving processes: HTTP at the edge, the live driver of the deciding half, hosts, and worker processes."""

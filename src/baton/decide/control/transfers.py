@@ -204,8 +204,10 @@ class Transfers:
     def _layers_done(self, done: LayersDone, now_s: float) -> Steps[None]:
         """Copy finished layers, one request after the other."""
         worker = self._workers.get(done.worker)
-        for request in done.requests if worker is not None else ():
-            stream = self._layers.progress(worker.host, done, request) if worker is not None else None
+        if worker is None:
+            return
+        for request in done.requests:
+            stream = self._layers.progress(worker.host, done, request)
             if stream is None:
                 continue
             if stream.transfer is None:

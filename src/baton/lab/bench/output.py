@@ -1,4 +1,4 @@
-"""What `baton bench` shows: a progress bar, tables in milliseconds, remarks on their limits, an HTML page."""
+"""The output of `baton bench`: a progress bar, tables in milliseconds, remarks on their limits, an HTML page."""
 
 from __future__ import annotations
 
