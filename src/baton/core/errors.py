@@ -7,7 +7,8 @@ BatonError
 ├── ArenaError        the host cannot provide the memory for the KV cache
 ├── TransferError     a copy of KV bytes from another host failed: they are recomputed
 ├── StoreError        a tier cannot be opened, so the server does not start. Later failures of a tier count as misses
-└── WorkerError       a worker process could not start, or died
+├── WorkerError       a worker process could not start, or died
+└── DeviceError       a GPU failed and can no longer compute in this process: the worker ends
 """
 
 from __future__ import annotations
@@ -52,3 +53,7 @@ class StoreError(BatonError):
 
 class WorkerError(BatonError):
     """A worker process failed. The message contains the end of its output."""
+
+
+class DeviceError(BatonError):
+    """A GPU failed and can no longer compute in this process: the worker ends."""

@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 def leader_engine(own: RankModel, layout: KVLayout, channel: RankCommandChannel) -> TorchEngine:
     """Return the engine of the whole worker, which runs on its first rank and commands the others."""
-    return TorchEngine(own.model, own.kv, LeaderRunner(own, channel), own.device, layout)
+    return TorchEngine(own.model, own.kv, LeaderRunner(own, channel), own.device, layout=layout)
 
 
 @dataclass(frozen=True, slots=True)

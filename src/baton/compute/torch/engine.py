@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from baton.compute.sampler import Drawn, Numbers, drawn_rows, sample_drafted, token_logprob
+from baton.compute.torch.kernel_queue import KernelQueue, queue_of
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row, ragged_rows, scratch_block
 from baton.compute.torch.layers.decoder import Decoder
 from baton.compute.torch.step_runner import StepRunner
@@ -24,18 +25,33 @@ class TorchEngine:
     """Implements `StepEngine`: runs a model over an arena's blocks. Keeps only weights between steps."""
 
     def __init__(
-        self, model: Decoder, kv: PagedKV, runner: StepRunner, device: torch.device, layout: KVLayout | None = None
+        self,
+        model: Decoder,
+        kv: PagedKV,
+        runner: StepRunner,
+        device: torch.device,
+        *,
+        layout: KVLayout | None = None,
+        queue: KernelQueue | None = None,
     ) -> None:
-        """layout: of the whole arena, if `kv` is one rank's part of it. None: the layout of `kv`."""
+        """layout: of the whole arena, if `kv` is one rank's part of it. None: the layout of `kv`.
+
+        queue: the kernels of `device`. None: the device's own queue; tests give one that computes late.
+        """
         self.layout: KVLayout = layout or kv.layout
         self.progress = model.progress
         self._model = model
         self._kv = kv
         self._runner = runner
         self._device = device
+        self._queue = queue or queue_of(device)
 
     def execute(self, step: Step) -> StepResult:
-        """Compute all slices in one ragged batch."""
+        """Compute all slices in one ragged batch.
+
+        No kernel of the step runs after the return, not even after an error: the caller publishes the blocks of this
+        step to other processes, or gives them to another request.
+        """
         return self._execute(step, self._kv) if step.slices else StepResult()
 
     def warm_up(self) -> None:
@@ -59,8 +75,15 @@ class TorchEngine:
             if count:
                 self._execute(Step((part,)), scratch)
 
-    @torch.inference_mode()
     def _execute(self, step: Step, kv: PagedKV) -> StepResult:
+        self._check_tokens(step.slices)
+        try:
+            return self._compute(step, kv)
+        finally:
+            self._queue.wait()
+
+    @torch.inference_mode()
+    def _compute(self, step: Step, kv: PagedKV) -> StepResult:
         tokens = [token for part in step.slices for token in part.tokens[part.start : part.start + part.count]]
         rows = ragged_rows(step.slices, self.layout)
         hidden = self._runner.hidden(tokens, rows, kv)
@@ -76,6 +99,17 @@ class TorchEngine:
                 )
             )
         return StepResult(tuple(results))
+
+    def _check_tokens(self, slices: Sequence[Slice]) -> None:
+        """Raise ValueError for a token outside of the vocabulary: on a GPU it would end this process."""
+        size = self._model.config.vocab_tokens
+        for part in slices:
+            new = part.tokens[part.start : part.start + part.count]
+            worst = min(new) if min(new) < 0 else max(new)
+            if not 0 <= worst < size:
+                raise ValueError(
+                    f"token {worst} of request {part.request_id} is no id of the vocabulary (0 to {size - 1})"
+                )
 
     def _sample(self, slices: tuple[Slice, ...], rows: list[Row], hidden: Tensor) -> list[list[Drawn]]:
         sampled = [(part, row) for part, row in zip(slices, rows, strict=True) if part.sample]
