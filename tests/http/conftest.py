@@ -18,6 +18,7 @@ from baton.compute.load_engine import load_engine
 from baton.compute.models.chat_template import load_chat_template
 from baton.compute.models.tokenizer import load_tokenizer
 from baton.serve.http.app import build_app
+from baton.serve.http.identity import Keyring, KeySources
 from baton.serve.http.services import HttpSettings, Services
 from baton.serve.live.hooks import Hooks
 from tests.http.inprocess import InProcessGateway
@@ -34,7 +35,12 @@ class House:
 
 
 def build_house(
-    *, blocks: int = 512, waiting_max: int = 1024, hooks: Hooks | None = None, settings: HttpSettings | None = None
+    *,
+    blocks: int = 512,
+    waiting_max: int = 1024,
+    hooks: Hooks | None = None,
+    settings: HttpSettings | None = None,
+    keys: KeySources | None = None,
 ) -> House:
     card = hash_card()
     layout = card.layout(block_tokens=BLOCK_TOKENS, dtype="uint8")
@@ -46,6 +52,7 @@ def build_house(
         tokenizer=load_tokenizer(card),
         template=load_chat_template(card),
         settings=settings or HttpSettings(block_tokens=BLOCK_TOKENS),
+        keyring=Keyring(keys or KeySources()),
         hooks=hooks or Hooks(),
         render_metrics=lambda: b"# TYPE baton_up gauge\nbaton_up 1\n",
     )

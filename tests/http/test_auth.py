@@ -6,16 +6,18 @@ from collections.abc import Callable
 
 import httpx
 import pytest
+from starlette.testclient import TestClient
+from starlette.types import ASGIApp
 
-from baton.serve.http.edge import authenticate
-from baton.serve.http.services import HttpSettings
+from baton.serve.http.identity import Keyring, KeySources
+from tests.http.conftest import House
 
 KEYS = ("first-key", "second-schlüssel")
 
 
 @pytest.fixture
 def locked(build: Callable, serve: Callable) -> httpx.Client:
-    return serve(build(settings=HttpSettings(block_tokens=16, api_keys=KEYS)))
+    return serve(build(keys=KeySources(api_keys=KEYS)))
 
 
 @pytest.mark.parametrize(
@@ -41,8 +43,58 @@ def test_every_key_opens(locked: httpx.Client) -> None:
         assert locked.post("/v1/completions", json={"prompt": "a"}, headers=headers).status_code == 200
 
 
-def test_the_key_says_who_asks() -> None:
-    """Fair shares are counted by key, so nobody gets a second share by making up a `user`."""
-    assert authenticate({b"authorization": b"Bearer first-key"}, KEYS) == "key-0"
-    assert authenticate({b"authorization": "Bearer second-schlüssel".encode()}, KEYS) == "key-1"
-    assert authenticate({}, ()) == ""
+def test_the_tenant_of_a_key_does_not_depend_on_the_client() -> None:
+    """Fair shares are counted by tenant, so a client gets no second share by inventing a `user`."""
+    keyring = Keyring(KeySources(api_keys=KEYS))
+    assert keyring.identify({b"authorization": b"Bearer first-key"}).tenant == "key-0"
+    assert keyring.identify({b"authorization": "Bearer second-schlüssel".encode()}).tenant == "key-1"
+    assert Keyring().identify({}).tenant == ""
+
+
+ROLE, LOG, HOSTS = "/cluster/workers/inprocess-0/role", "/cluster/log", "/cluster/hosts"
+
+
+def _statuses(app: ASGIApp, key: str) -> dict[str, int]:
+    """Return the status of one request to each kind of route."""
+    client = TestClient(app, base_url="http://localhost", headers={"authorization": f"Bearer {key}"} if key else {})
+    return {
+        "generate": client.post("/tokenize", json={"prompt": "a"}).status_code,
+        "role": client.post(ROLE, json={"role": "mixed"}).status_code,
+        "log": client.get(LOG).status_code,
+        "join": client.post(HOSTS, json={}).status_code,
+        "models": client.get("/v1/models").status_code,
+    }
+
+
+OPEN = {"generate": 200, "role": 200, "log": 404, "join": 409, "models": 200}
+"""The answers of a server in one process: it has no log and takes no hosts."""
+
+
+@pytest.mark.parametrize(
+    ("sources", "key", "expected"),
+    [
+        (KeySources(), "", OPEN),
+        (KeySources(api_keys=("only",)), "only", OPEN),
+        (KeySources(api_keys=("a", "b")), "a", OPEN | {"role": 403, "log": 403, "join": 403}),
+        (KeySources(api_keys=("a",), admin_key="root"), "a", OPEN | {"role": 403, "log": 403, "join": 403}),
+        (KeySources(api_keys=("a",), admin_key="root"), "root", OPEN | {"generate": 403}),
+        (KeySources(api_keys=("a",), admin_key="root"), "", dict.fromkeys(OPEN, 401)),
+        (KeySources(admin_key="root"), "", OPEN | {"role": 401, "log": 401, "join": 401}),
+        (KeySources(admin_key="root"), "root", OPEN | {"generate": 403}),
+        (KeySources(join_key="j"), "j", OPEN | {"generate": 403, "role": 403, "log": 403}),
+        (KeySources(join_key="j"), "", OPEN | {"join": 401}),
+    ],
+)
+def test_a_key_opens_the_routes_of_its_scopes_only(
+    build: Callable[..., House], sources: KeySources, key: str, expected: dict[str, int]
+) -> None:
+    assert _statuses(build(keys=sources).app, key) == expected
+
+
+def test_a_refusal_names_the_missing_scope_and_the_remedy(build: Callable[..., House]) -> None:
+    app = build(keys=KeySources(api_keys=("a", "b"))).app
+    client = TestClient(app, base_url="http://localhost", headers={"authorization": "Bearer a"})
+    error = client.post(ROLE, json={"role": "mixed"}).json()["error"]
+    assert (error["type"], error["code"]) == ("permission_error", "missing_scope")
+    assert "'admin'" in error["message"]
+    assert "--admin-key" in error["message"]

@@ -257,7 +257,7 @@ def test_a_body_that_was_announced_too_large_is_refused_before_it_comes(server) 
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
         head = [
             "POST /v1/completions HTTP/1.1",
-            "Host: x",
+            "Host: localhost",
             "Content-Type: application/json",
             "Content-Length: 99999999",
         ]

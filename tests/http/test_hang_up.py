@@ -130,7 +130,7 @@ def test_a_closed_socket_frees_its_blocks_and_the_server_goes_on(house: str, req
     url = httpx.URL(request.getfixturevalue(house).url)
     body = json.dumps(BODY | {"max_tokens": 4000, "stream": True})
     with socket.create_connection((url.host, url.port), timeout=10) as connection:
-        head = ["POST /v1/completions HTTP/1.1", "Host: x", "Content-Type: application/json"]
+        head = ["POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
         connection.sendall("\r\n".join([*head, f"Content-Length: {len(body)}", "", body]).encode())
         assert connection.recv(16).startswith(b"HTTP/1.1 200")
     with httpx.Client(base_url=url, timeout=30) as client:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import openai
 import pytest
 
-from baton.serve.http.services import HttpSettings
+from baton.serve.http.identity import KeySources
 
 
 @pytest.fixture(params=["server", "hash_server"])
@@ -77,7 +77,7 @@ def test_errors_come_as_their_exceptions(oai: openai.OpenAI, build: Callable, se
     assert bad.value.param == "temperature"
     with pytest.raises(openai.NotFoundError, match="gpt-9"):
         oai.completions.create(model="gpt-9", prompt="a")
-    locked = serve(build(settings=HttpSettings(block_tokens=16, api_keys=("secret",))))
+    locked = serve(build(keys=KeySources(api_keys=("secret",))))
     with openai.OpenAI(base_url=f"{locked.base_url}/v1", api_key="wrong", max_retries=0) as client:
         with pytest.raises(openai.AuthenticationError):
             client.models.list()

@@ -72,6 +72,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
     parser.add_argument("--log", metavar="FILE", help="write every decision to FILE, for `baton replay`")
     parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file; see docs/config.md")
     parser.add_argument("--api-key", action="append", metavar="K", help="require this bearer key (repeatable)")
+    parser.add_argument(
+        "--allowed-host", action="append", metavar="NAME", help="further name of this server in URLs (repeatable)"
+    )
+    parser.add_argument(
+        "--cors-origin", action="append", metavar="O", help="origin whose web pages may use this server (repeatable)"
+    )
 
 
 def add_parallel(parser: argparse.ArgumentParser, *, default: str = "1") -> None:
@@ -105,7 +111,8 @@ def configuration(args: argparse.Namespace) -> Config:
                 "--prefill, --decode and --mixed are all 0: there would be no worker; give at least one, or --hosts"
             )
     kv = {"dtype": args.kv_dtype, "blocks": args.kv_blocks, "block_tokens": args.block_tokens}
-    http = {"host": args.host, "port": args.port, "api_keys": tuple(args.api_key) if args.api_key else None}
+    repeated = {"api_keys": args.api_key, "allowed_hosts": args.allowed_host, "cors_origins": args.cors_origin}
+    http = {name: tuple(values) if values else None for name, values in repeated.items()}
     top = {
         name: vars(args)[name]
         for name in ("model", "device", "dtype", "weights", "threads", "served_name", "context_tokens", "log")
@@ -120,7 +127,7 @@ def configuration(args: argparse.Namespace) -> Config:
             "kv": _with(config.kv, kv),
             "tiers": tuple(TierConfig(url=url) for url in args.tier) if args.tier else None,
             "batch": _with(config.batch, {"step_tokens_max": args.step_tokens}),
-            "http": _with(config.http, http),
+            "http": _with(config.http, {"host": args.host, "port": args.port, **http}),
         },
     )
     problems = config.problems() + config.lacks()

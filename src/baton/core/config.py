@@ -115,6 +115,11 @@ class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """0: any free port; the log shows which."""
     api_keys: tuple[str, ...] = ()
     """Accepted bearer keys. Empty: no authentication."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Further names of the server, which requests may have in their Host header. Loopback names and `host` always are;
+    `*` allows all."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose pages may use the server, such as `https://chat.example.com`. `*` allows all."""
     body_bytes_max: Annotated[int, Range(least=1024, most=2**31)] = 4 * 1024 * 1024
     """Larger request bodies are rejected with status 413 and not read."""
     choices_max: Annotated[int, Range(least=1, most=4096)] = 32

@@ -24,6 +24,7 @@ from baton.serve.host.supervisor import Notices, Supervisor
 from baton.serve.host.tasks import prefault, spawn
 from baton.serve.host.worker_link import WorkerLink, WorkerNews
 from baton.serve.http.app import build_app
+from baton.serve.http.identity import Keyring, KeySources
 from baton.serve.http.services import HttpSettings, Services
 from baton.serve.live.assembly import Parts
 from baton.serve.live.driver import Driver
@@ -61,6 +62,7 @@ class Service:
         self._failure = ""
         self._tasks: list[asyncio.Task[None]] = []
         self._hosts = Hosts(parts, url=self._url, tell=tell, changed=self._on_hosts)
+        self._keyring = Keyring(KeySources(api_keys=parts.config.http.api_keys))
         self._own: Supervisor | None = None
         self._is_own_ready = parts.own is None
 
@@ -147,11 +149,14 @@ class Service:
             template=load_chat_template(parts.card),
             settings=HttpSettings(
                 block_tokens=parts.driver.layout.block_tokens,
-                api_keys=http.api_keys,
+                bound_host=http.host,
+                allowed_hosts=http.allowed_hosts,
+                cors_origins=http.cors_origins,
                 body_bytes_max=http.body_bytes_max,
                 choices_max=http.choices_max,
                 seed=parts.config.seed,
             ),
+            keyring=self._keyring,
             hooks=parts.hooks,
             render_metrics=self._render_metrics,
         )

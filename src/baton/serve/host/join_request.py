@@ -23,8 +23,8 @@ class JoinFailedError(BatonError):
 
 def request_terms(url: str, api_key: str | None) -> HostTerms:
     """Send one request and block until the answer. Raises JoinFailedError, or ConfigError if a retry would not help."""
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    request = urllib.request.Request(f"{url.rstrip('/')}/cluster/hosts", data=b"", headers=headers, method="POST")
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+    request = urllib.request.Request(f"{url.rstrip('/')}/cluster/hosts", data=b"{}", headers=headers, method="POST")
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
             return msgspec.json.decode(answer.read(), type=HostTerms)

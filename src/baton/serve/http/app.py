@@ -6,12 +6,14 @@ from http import HTTPStatus
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from baton.core.errors import RequestError
+from baton.serve.http.browser import BrowserRules
 from baton.serve.http.edge import ClientDisconnected, Edge
 from baton.serve.http.embed import EMBEDDINGS_PATH, Embed
 from baton.serve.http.generate import Generate
@@ -35,7 +37,19 @@ def build_app(services: Services) -> ASGIApp:
         },
     )
     app.router.redirect_slashes = False  # an unknown path is a 404 with a body, not a redirect
-    return Edge(app, services.settings.api_keys)
+    settings = services.settings
+    rules = BrowserRules(bound_host=settings.bound_host, hosts=settings.allowed_hosts, origins=settings.cors_origins)
+    edge = Edge(app, services.keyring, rules)
+    if not settings.cors_origins:
+        return edge
+    exposed = ("x-request-id", "retry-after")
+    return CORSMiddleware(
+        edge,
+        allow_origins=settings.cors_origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=("*",),
+        expose_headers=exposed,
+    )
 
 
 def _respond(error: RequestError, headers: dict[str, str] | None = None) -> Response:

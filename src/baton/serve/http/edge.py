@@ -1,9 +1,8 @@
-"""The edge between ASGI and the routes: request ids, API keys, bodies, responses, disconnects."""
+"""The edge between ASGI and the routes: request ids, identities, bodies, responses, disconnects."""
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import re
 import uuid
 from collections.abc import Awaitable, Mapping, Sequence
@@ -14,12 +13,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.core.errors import RequestError
 from baton.move.clock import now_s
+from baton.serve.http.browser import BrowserRules
+from baton.serve.http.identity import Identity, Keyring, check_scope
 from baton.serve.http.wire.errors import error_body, error_headers
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/ui", "/", "/favicon.ico"})
 """Paths that need no API key: the probes, and the dashboard, which asks the user for the key."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _STATE_KEY = "baton.context"
+_CSP = b"content-security-policy"
+_SAFE_HEADERS = ((b"x-content-type-options", b"nosniff"), (b"cross-origin-resource-policy", b"same-origin"))
+"""Sent with every response: a foreign page can neither embed it nor have it read as another type."""
+_CLOSED_CSP = (_CSP, b"default-src 'none'; frame-ancestors 'none'")
+"""Content-Security-Policy of every response that has none of its own."""
 Result = TypeVar("Result")
 
 
@@ -34,8 +40,8 @@ class RequestContext:
     request_id: str
     """The client's X-Request-Id, or a new one. Not unique: a client may send one twice."""
     arrived_at_s: float
-    client: str
-    """Name of the API key. Empty if the server has no keys."""
+    identity: Identity
+    """The rights of the client, by its API key."""
 
 
 def context_of(scope: Scope) -> RequestContext:
@@ -44,11 +50,12 @@ def context_of(scope: Scope) -> RequestContext:
 
 
 class Edge:
-    """Outermost ASGI layer: records the arrival time, checks the API key, echoes X-Request-Id in every response."""
+    """Outermost ASGI layer: arrival time, rules against foreign pages, API keys, and the headers of every response."""
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, keyring: Keyring, rules: BrowserRules) -> None:
         self._app = app
-        self._api_keys = api_keys
+        self._keyring = keyring
+        self._rules = rules
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -57,32 +64,23 @@ class Edge:
         arrived_at_s = now_s()
         headers = dict(scope["headers"])
         request_id = _request_id(headers.get(b"x-request-id", b""))
-        send_with_id = _add_request_id(send, request_id)
+        send_with_headers = _add_headers(send, request_id)
         try:
-            client = "" if scope["path"] in OPEN_PATHS else authenticate(headers, self._api_keys)
+            self._rules.check(scope["method"], scope["headers"])
+            identity = self._identify(scope, headers)
         except RequestError as error:
-            await send_error(send_with_id, error)
+            await send_error(send_with_headers, error)
             return
-        scope[_STATE_KEY] = RequestContext(request_id, arrived_at_s, client)
-        await self._app(scope, receive, send_with_id)
+        scope[_STATE_KEY] = RequestContext(request_id, arrived_at_s, identity)
+        await self._app(scope, receive, send_with_headers)
 
-
-def authenticate(headers: Mapping[bytes, bytes], api_keys: Sequence[str]) -> str:
-    """Return the name of the request's API key. Empty if the server has no keys. Raises RequestError (401).
-
-    Every key is compared in full and in constant time, so that response times reveal nothing about a key.
-    """
-    if not api_keys:
-        return ""
-    scheme, _, sent = headers.get(b"authorization", b"").partition(b" ")
-    if scheme.lower() != b"bearer" or not sent.strip():
-        raise RequestError(
-            "send your API key in the header: Authorization: Bearer <key>", status=401, code="missing_api_key"
-        )
-    found = [index for index, key in enumerate(api_keys) if hmac.compare_digest(key.encode(), sent.strip())]
-    if not found:
-        raise RequestError("the API key is not known to this server", status=401, code="invalid_api_key")
-    return f"key-{found[0]}"
+    def _identify(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Identity:
+        """Return the client's identity. Raises RequestError (401, 403) if it may not use the route."""
+        if scope["path"] in OPEN_PATHS:
+            return Identity()
+        identity = self._keyring.identify(headers)
+        check_scope(identity, scope["method"], scope["path"])
+        return identity
 
 
 def _request_id(sent: bytes) -> str:
@@ -90,15 +88,18 @@ def _request_id(sent: bytes) -> str:
     return sent.decode() if _REQUEST_ID.fullmatch(sent) else uuid.uuid4().hex
 
 
-def _add_request_id(send: Send, request_id: str) -> Send:
-    header = (b"x-request-id", request_id.encode())
+def _add_headers(send: Send, request_id: str) -> Send:
+    """Return a `send` that adds the request id, and the headers that restrict the use of a response in browsers."""
+    added = ((b"x-request-id", request_id.encode()), *_SAFE_HEADERS)
 
-    async def send_with_id(message: Message) -> None:
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", ()), header]
+            own = message.get("headers", ())
+            policy = () if any(name == _CSP for name, _ in own) else (_CLOSED_CSP,)
+            message["headers"] = [*own, *added, *policy]
         await send(message)
 
-    return send_with_id
+    return send_with_headers
 
 
 # ---- bodies
@@ -110,7 +111,7 @@ async def read_body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:
     A too large body is rejected by its Content-Length before it is read, else once `bytes_max` is exceeded.
     """
     headers = dict(scope["headers"])
-    _check_content_type(headers)
+    check_content_type(headers)
     content_length = headers.get(b"content-length", b"")
     if content_length.isdigit() and int(content_length) > bytes_max:
         raise _too_large(int(content_length), bytes_max)
@@ -128,11 +129,15 @@ async def read_body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:
             return b"".join(parts)
 
 
-def _check_content_type(headers: Mapping[bytes, bytes]) -> None:
-    kind = headers.get(b"content-type", b"application/json").split(b";")[0].strip().lower()
+def check_content_type(headers: Mapping[bytes, bytes]) -> None:
+    """Raise RequestError (415) for a body that is not said to be plain JSON.
+
+    A foreign page can send other types, and bodies without one, without the server's consent.
+    """
+    kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
     if kind != b"application/json":
-        got = kind.decode("latin-1")
-        raise RequestError(f"send the body as Content-Type: application/json, got {got!r}", status=415)
+        got = repr(kind.decode("latin-1")) if kind else "none"
+        raise RequestError(f"send the body as Content-Type: application/json, got {got}", status=415)
     coding = headers.get(b"content-encoding", b"identity").strip().lower()
     if coding != b"identity":
         got = coding.decode("latin-1")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import re
 from collections.abc import AsyncIterator
+from hashlib import sha256
 from importlib import metadata, resources
 from pathlib import Path
 
@@ -14,7 +17,7 @@ from starlette.routing import Route
 
 from baton.core.errors import RequestError
 from baton.core.types import WorkerId
-from baton.serve.http.edge import read_body
+from baton.serve.http.edge import check_content_type, read_body
 from baton.serve.http.prompts import Prompt, chat_prompt
 from baton.serve.http.services import Services
 from baton.serve.http.wire.errors import RETRY_AFTER_S, ErrorBody, ErrorInfo
@@ -25,8 +28,6 @@ from baton.serve.http.wire.sampling import check_tokens
 from baton.serve.http.wire.schemas import DetokenizeRequest, RoleRequest, TokenizeRequest
 from baton.serve.live.metrics_registry import CONTENT_TYPE
 
-PAGE_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
-"""The dashboard loads no other file and connects only to this server."""
 LOG_TYPE = "application/octet-stream"
 LOG_FULL_HEADER = "baton-log-full"
 """Header of the decision log: `yes` if the log is full, so that later decisions are missing."""
@@ -43,6 +44,7 @@ class Pages:
             openapi_document(services.gateway.card, self._version, choices_max=services.settings.choices_max)
         )
         self._page = resources.files("baton.serve.http").joinpath("ui.html").read_bytes()
+        self._page_policy = page_policy(self._page)
 
     def routes(self) -> list[Route]:
         return [
@@ -142,11 +144,12 @@ class Pages:
         return _json(RoleResponse(worker, body.role))
 
     async def _host_terms(self, request: Request) -> Response:
-        """Return the terms for a host to join. The API key for generating is enough for that."""
+        """Return the terms for a host to join."""
+        check_content_type(dict(request.scope["headers"]))
         return _json(await self._services.hosts.terms())
 
     async def _ui(self, request: Request) -> Response:
-        headers = {"content-security-policy": PAGE_POLICY, "content-type": "text/html; charset=utf-8"}
+        headers = {"content-security-policy": self._page_policy, "content-type": "text/html; charset=utf-8"}
         return Response(self._page, headers=headers)
 
     async def _home(self, request: Request) -> Response:
@@ -166,6 +169,22 @@ class Pages:
 
 def _json(body: Struct, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(json.encode(body), status_code=status, headers=headers, media_type="application/json")
+
+
+def page_policy(page: bytes) -> str:
+    """Return the Content-Security-Policy of a page.
+
+    Only the scripts and styles inside it run, by their hashes; it loads no other file and connects only to this server.
+    """
+    inline = [f"{kind}-src {_hashes(page, kind)}" for kind in ("script", "style")]
+    rest = "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    return "; ".join(["default-src 'none'", *inline, rest])
+
+
+def _hashes(page: bytes, element: str) -> str:
+    """Return the sources of a policy that allow each inline element of one kind."""
+    parts = re.findall(rf"<{element}>(.*?)</{element}>".encode(), page, re.DOTALL)
+    return " ".join(f"'sha256-{base64.b64encode(sha256(part).digest()).decode()}'" for part in parts) or "'none'"
 
 
 async def file_chunks(path: Path, size_bytes: int) -> AsyncIterator[bytes]:

@@ -182,7 +182,7 @@ class RequestMaker:
     serial: int
 
     def make(self, index: int, prompt: Prompt, sampling: Sampling, output_tokens_max: int) -> Request:
-        """Return request `index`. Its tenant is the API key's name, or the client's `user` if there are no keys."""
+        """Return request `index`. Its tenant is that of the API key, or the client's `user` if there are no keys."""
         return Request(
             id=RequestId(f"{self.context.request_id}-{self.serial}-{index}"),
             prompt_tokens=len(prompt.tokens),
@@ -190,7 +190,7 @@ class RequestMaker:
             output_tokens_max=output_tokens_max,
             arrived_at_s=self.context.arrived_at_s,
             sampling=sampling,
-            tenant=self.context.client or self.options.user or "",
+            tenant=self.context.identity.tenant or self.options.user or "",
             priority=self.options.priority or 0,
             cache_salt=self.options.cache_salt or "",
         )

@@ -13,6 +13,7 @@ from baton.compute.models.chat_template import ChatTemplate
 from baton.compute.models.tokenizer import Tokenizer
 from baton.core.errors import RequestError
 from baton.move.clock import unix_s
+from baton.serve.http.identity import Keyring
 from baton.serve.http.prompts import Prompt, PromptLimits, RequestOptions
 from baton.serve.http.wire.errors import RETRY_AFTER_S, ClusterError
 from baton.serve.live.gateway import LiveGateway
@@ -24,12 +25,16 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
-    """Limits and secrets of the HTTP server."""
+    """Limits of the HTTP server."""
 
     block_tokens: int
     """Tokens in a KV block: prompts are hashed in such blocks."""
-    api_keys: tuple[str, ...] = ()
-    """Accepted bearer keys; the first one's client is called `key-0`. Empty: no key is needed."""
+    bound_host: str = "127.0.0.1"
+    """Address that the server listens on."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Further names of the server, which requests may have in their Host header."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose pages may use the server."""
     body_bytes_max: int = 4 * 1024 * 1024
     """A larger request body is rejected with 413 before it is read."""
     choices_max: int = 32
@@ -49,6 +54,7 @@ class Services:
     tokenizer: Tokenizer
     template: ChatTemplate
     settings: HttpSettings
+    keyring: Keyring
     hooks: Hooks
     render_metrics: Callable[[], bytes]
     seeds: random.Random = field(init=False)

@@ -1,0 +1,99 @@
+"""Rules against foreign web pages, which can make a user's browser send requests to a server on this machine."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Collection, Iterable
+
+from baton.core.errors import RequestError
+
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Methods that change nothing. A foreign page may send them, but cannot read the response."""
+ANY = "*"
+_DEFAULT_PORTS = {"http": "80", "https": "443"}
+
+
+class BrowserRules:
+    """Checks the Host and Origin of requests.
+
+    A page whose DNS name points to this machine (DNS rebinding) sends its own name as Host. A page of another server
+    sends its own Origin with every request that may change something.
+    """
+
+    def __init__(self, *, bound_host: str, hosts: Iterable[str] = (), origins: Collection[str] = ()) -> None:
+        """`bound_host`: the address that the server listens on. `hosts`: further names. `origins`: pages for CORS."""
+        names = {_host_name(host) for host in hosts}
+        self._takes_any_host = ANY in names
+        self._takes_addresses = _is_wildcard(bound_host)
+        own_names = {socket.gethostname()} if self._takes_addresses else set[str]()
+        self._hosts = LOOPBACK_NAMES | {_host_name(name) for name in (bound_host, *own_names)} | names
+        self._origins = frozenset(origin.rstrip("/").lower() for origin in origins)
+
+    def check(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Raise RequestError (403) for a foreign Host, or for a foreign Origin of a request that may change state."""
+        hosts: list[str] = []
+        origin = ""
+        for name, value in headers:
+            if name == b"host":
+                hosts.append(value.decode("latin-1").strip())
+            elif name == b"origin":
+                origin = value.decode("latin-1").strip().lower()
+        if len(hosts) > 1:
+            raise RequestError(f"the request has {len(hosts)} Host headers; send one", code="host_not_allowed")
+        host = hosts[0] if hosts else ""
+        if host and not self._takes_host(_host_name(host)):
+            raise RequestError(
+                f"the Host {host[:80]!r} is not allowed; use a name of this server, or start it with "
+                f"--allowed-host {_host_name(host)[:80]}",
+                status=403,
+                code="host_not_allowed",
+            )
+        if origin and method not in SAFE_METHODS and not self._takes_origin(origin, host):
+            raise RequestError(
+                f"pages of the origin {origin[:80]!r} may not use this server; start it with "
+                f"--cors-origin {origin[:80]} to allow them",
+                status=403,
+                code="origin_not_allowed",
+            )
+
+    def _takes_host(self, name: str) -> bool:
+        return self._takes_any_host or name in self._hosts or (self._takes_addresses and _is_address(name))
+
+    def _takes_origin(self, origin: str, host: str) -> bool:
+        """Return whether an Origin is the server's own, by the Host of the request, or is allowed."""
+        if origin in self._origins or ANY in self._origins:
+            return True
+        scheme, _, authority = origin.partition("://")
+        default = f":{_DEFAULT_PORTS.get(scheme, '')}"
+        return bool(authority) and authority.removesuffix(default) == host.lower().removesuffix(default)
+
+
+def _host_name(host: str) -> str:
+    """Return the name or address in a Host header: lower case, without port, brackets and final dot."""
+    host = host.lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    name, colon, port = host.rpartition(":")
+    is_port = colon and ":" not in name and port.isdigit()
+    return (name if is_port else host).rstrip(".")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_wildcard(host: str) -> bool:
+    """Return whether a server on this address is reached at every address of the machine."""
+    return host == "" or (_is_address(host) and ipaddress.ip_address(host).is_unspecified)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches a server on this address."""
+    name = _host_name(host)
+    return name == "localhost" or (_is_address(name) and ipaddress.ip_address(name).is_loopback)
