@@ -8,6 +8,7 @@ BatonError
 ├── TransferError     a copy of KV bytes from another host failed: they are recomputed
 ├── StoreError        a tier cannot be opened, so the server does not start. Later failures of a tier count as misses
 ├── WorkerError       a worker process could not start, or died
+├── StepMemoryError   a step needs more memory than the device has free: its requests run alone or fail
 └── DeviceError       a GPU failed and can no longer compute in this process: the worker ends
 """
 
@@ -53,6 +54,10 @@ class StoreError(BatonError):
 
 class WorkerError(BatonError):
     """A worker process failed. The message contains the end of its output."""
+
+
+class StepMemoryError(BatonError):
+    """A step needs more memory than its device has free. A request that does not fit alone fails."""
 
 
 class DeviceError(BatonError):

@@ -1,4 +1,4 @@
-"""A step returns after its last kernel, on a device that computes as late as it can."""
+"""The torch engine on a device that computes as late as it can, runs out of memory, or fails."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
 from baton.compute.torch.layers.decoder import Decoder
 from baton.compute.torch.layers.tensor_loader import TensorLoader
 from baton.compute.torch.step_runner import EagerRunner
-from baton.core.errors import DeviceError
+from baton.core.errors import DeviceError, StepMemoryError
 from baton.core.step import Step
 from baton.core.types import Sampling
 from tests.unit.compute.models import VOCAB, engine_of, part_of, poison, run, tiny_llama
@@ -39,13 +39,13 @@ class LateDevice:
     eager: EagerRunner
     queued: list[Callable[[], object]] = field(default_factory=list)
     is_lost: bool = False
-    fails_at_launch: bool = False
+    launch_error: Exception | None = None
 
     def hidden(self, tokens: Sequence[int], rows: Sequence[Row], kv: PagedKV) -> Tensor:
         out = torch.full((len(tokens), self.eager.model.config.hidden), float("nan"))
         self.queued.append(lambda: out.copy_(self.eager.hidden(tokens, rows, kv)))
-        if self.fails_at_launch:
-            raise LaunchError("no memory for the next kernel")
+        if self.launch_error is not None:
+            raise self.launch_error
         return out
 
     def logits(self, hidden: Tensor, picked: Sequence[int]) -> Tensor:
@@ -98,13 +98,51 @@ def test_prompt_logprobs_and_tokens_are_those_of_an_early_device(
     assert run(engine, part) == run(expected, part)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nmore lines"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory"),
+        MemoryError(),
+    ],
+    ids=["torch", "triton", "cublas", "cpu", "python"],
+)
+def test_a_step_without_memory_is_refused_and_the_next_one_runs(
+    late: tuple[TorchEngine, LateDevice, bytearray], error: Exception
+) -> None:
+    """No kernel of the refused step is left, and the error names the settings."""
+    engine, device, _ = late
+    device.launch_error = error
+    step = Step((part_of(PROMPT, [4, 9, 1], end=6, sample=False),))
+    with pytest.raises(
+        StepMemoryError, match=r"step of 6 tokens in 1 requests .* lower batch.step_tokens_max"
+    ) as raised:
+        engine.execute(step)
+    assert "\n" not in str(raised.value)
+    assert not device.queued
+    device.launch_error = None
+    engine.execute(step)
+
+
+def test_a_failed_allocation_behind_another_error_counts(late: tuple[TorchEngine, LateDevice, bytearray]) -> None:
+    """CUDA ends a graph capture with an error of its own."""
+    engine, device, _ = late
+    hidden = RuntimeError("operation failed due to a previous error during capture")
+    hidden.__context__ = torch.OutOfMemoryError("CUDA out of memory")
+    device.launch_error = hidden
+    with pytest.raises(StepMemoryError, match="CUDA out of memory"):
+        engine.execute(Step((part_of(PROMPT, [4, 9, 1], end=6, sample=False),)))
+
+
 @pytest.mark.parametrize("fails", [False, True], ids=["cancelled", "failed"])
 def test_no_kernel_of_an_ended_request_writes_to_blocks_of_the_next(
     late: tuple[TorchEngine, LateDevice, bytearray], fails: bool
 ) -> None:
     """The pool gives the blocks of a cancelled or failed prompt to another request, which fills them."""
     engine, device, arena = late
-    device.fails_at_launch = fails
+    device.launch_error = LaunchError("a bug") if fails else None
     step = Step((part_of(PROMPT, [4, 9, 1], end=6, sample=False),))
     if fails:
         with pytest.raises(LaunchError):
@@ -122,7 +160,7 @@ def test_a_lost_device_is_reported_instead_of_the_error_that_hides_it(
 ) -> None:
     engine, device, _ = late
     device.is_lost = True
-    device.fails_at_launch = True
+    device.launch_error = torch.OutOfMemoryError("CUDA out of memory")
     with pytest.raises(DeviceError, match="device-side assert"):
         engine.execute(Step((part_of(PROMPT, [4, 9, 1], end=6, sample=False),)))
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from baton.compute import decode_sizes
 from baton.compute.models.open_model import open_model
 from baton.compute.models.resolve import resolve_model
 from baton.compute.step_engine import StepEngine
-from baton.compute.torch import step_runner
 from baton.compute.torch.engine import TorchEngine
 from baton.compute.torch.kernels.expert_rows import TorchRowProduct
 from baton.compute.torch.kernels.paged_decode import TorchDecodeKernel
@@ -68,7 +68,7 @@ def test_replayed_steps_equal_eager_steps(
     name: str, capture: GraphCapture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches of 3, 2 and 1 in graphs for 4, 2 and 1, beyond the first width. Other blocks do not change."""
-    monkeypatch.setattr(step_runner, "WIDTH_TOKENS_MIN", 16)
+    monkeypatch.setattr(decode_sizes, "WIDTH_TOKENS_MIN", 16)
     tiny_model(CONFIGS[name]).save_pretrained(tmp_path)
     replayed, arena = _engine(tmp_path, capture)
     eager, expected = _engine(tmp_path, None)
@@ -82,7 +82,7 @@ def test_steps_without_a_graph_run_eagerly(tmp_path: Path) -> None:
     """Chunks, and batches beyond the largest bucket."""
     tiny_model(CONFIGS["llama_tied"]).save_pretrained(tmp_path)
     engine, _ = _engine(tmp_path, NoCapture())
-    count = step_runner.BATCH_BUCKETS[-1] + 1
+    count = decode_sizes.BATCH_BUCKETS[-1] + 1
     run(engine, part_of(TOKENS[:8], range(2)))
     parts = [part_of(TOKENS[:9], [0, 1, 2], start=8) for _ in range(count)]
     assert len({result.token for result in run(engine, *parts)}) == 1

@@ -13,12 +13,16 @@ from baton.compute.torch.kernel_queue import KernelQueue, queue_of
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row, ragged_rows, scratch_block
 from baton.compute.torch.layers.decoder import Decoder
 from baton.compute.torch.step_runner import StepRunner
+from baton.core.errors import StepMemoryError
 from baton.core.step import Slice, SliceResult, Step, StepResult
 from baton.core.types import BlockId, RequestId, Sampling, TokenLogprob
 from baton.decide.kv.layout import KVLayout
 
 LOGPROB_ROWS = 64
 """The positions whose prompt log probabilities are computed at a time: each takes a vocabulary of float32."""
+
+MEMORY_ERRORS = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""Errors of allocations that torch does not raise as OutOfMemoryError: by Triton, cuBLAS, and on a CPU."""
 
 
 class TorchEngine:
@@ -79,6 +83,14 @@ class TorchEngine:
         self._check_tokens(step.slices)
         try:
             return self._compute(step, kv)
+        except (RuntimeError, MemoryError) as error:
+            reason = _out_of_memory(error)
+            if not reason:
+                raise
+            raise StepMemoryError(
+                f"a step of {step.tokens} tokens in {len(step.slices)} requests does not fit into the free memory of "
+                f"{self._device} ({reason}); lower batch.step_tokens_max or batch.requests_max, or set a lower kv.bytes"
+            ) from error
         finally:
             self._queue.wait()
 
@@ -138,3 +150,16 @@ class TorchEngine:
             for offset in range(size):
                 token = part.tokens[part.start + first + offset + 1]
                 yield token_logprob(logits[offset], token, part.sampling.top_logprobs or 0)
+
+
+def _out_of_memory(error: BaseException | None) -> str:
+    """Return the first line of the failed allocation behind an error. Empty: the error has another cause.
+
+    An allocation that fails during a graph capture is hidden behind the error that ends the capture.
+    """
+    while error is not None:
+        text = str(error).strip()
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(sign in text for sign in MEMORY_ERRORS):
+            return text.splitlines()[0] if text else type(error).__name__
+        error = error.__cause__ or error.__context__
+    return ""

@@ -9,17 +9,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from baton.compute.decode_sizes import batch_bucket, width_bucket
 from baton.compute.torch.kernels.attention_backend import AttentionBackend
 from baton.compute.torch.kernels.paged_decode import DecodeKernel, DecodeTables, decode_tables
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.compute.torch.layers.attention import PlannedStep, positions_of
 from baton.compute.torch.layers.decoder import Decoder
 
-BATCH_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
-"""The batch sizes (requests) of captured graphs. A smaller batch is padded with copies of its first request."""
-WIDTH_TOKENS_MIN = 1024
-WIDTH_FACTOR = 4
-"""The context lengths of captured graphs are 1,024 tokens, 4,096, 16,384, ..."""
 WARM_UPS = 2
 """Runs before a capture, in which libraries select kernels and allocate memory. A capture must not contain this."""
 
@@ -128,9 +124,9 @@ class GraphRunner:
     _graphs: dict[tuple[int, int], tuple[_GraphInputs, Replay]] = field(default_factory=dict)
 
     def hidden(self, tokens: Sequence[int], rows: Sequence[Row], kv: PagedKV) -> Tensor:
-        if kv is not self.kv or len(rows) > BATCH_BUCKETS[-1] or any(row.count > 1 for row in rows):
+        size = batch_bucket(len(rows))
+        if kv is not self.kv or size is None or any(row.count > 1 for row in rows):
             return self.eager.hidden(tokens, rows, kv)
-        size = next(bucket for bucket in BATCH_BUCKETS if bucket >= len(rows))
         # Copies of the first request pad the batch: they write the same numbers to the same slots.
         padded = [*rows, *[rows[0]] * (size - len(rows))]
         padded_tokens = torch.tensor([*tokens, *[tokens[0]] * (size - len(rows))])
@@ -163,7 +159,5 @@ class GraphRunner:
 
     def _width(self, blocks: int) -> int:
         """Return the number of blocks per request in the smallest graph that fits this many."""
-        tokens = WIDTH_TOKENS_MIN
-        while tokens < blocks * self.kv.layout.block_tokens:
-            tokens *= WIDTH_FACTOR
-        return tokens // self.kv.layout.block_tokens
+        block_tokens = self.kv.layout.block_tokens
+        return -(-width_bucket(blocks * block_tokens, self.eager.model.config.context_tokens) // block_tokens)

@@ -11,8 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton.compute.decode_sizes import SPLIT_TOKENS, splits_shape
 from baton.compute.torch.kernels.attention_backend import AttentionPlan
-from baton.compute.torch.kernels.paged_decode import SPLIT_TOKENS, DecodeTables, decode_tables
+from baton.compute.torch.kernels.paged_decode import DecodeTables, decode_tables
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
 from baton.compute.triton.kernels import expert_rows_kernel, merge_kernel, split_kernel
@@ -52,10 +53,11 @@ class TritonDecodePlan:
         layout, queries = self.kv.layout, queries.contiguous()
         tokens, heads, width = queries.shape
         group, dim = heads // layout.kv_heads, width - self.kernel.rope_dim
-        splits = -(-self.tables.blocks.shape[1] * layout.block_tokens // SPLIT_TOKENS)
+        shape = splits_shape(tokens, heads, self.tables.blocks.shape[1] * layout.block_tokens)
+        splits = shape[-1]
         head_rows = min(BLOCK_HEADS_MAX, _padded(group))
-        parts = queries.new_empty((tokens, heads, splits, dim), dtype=torch.float32)
-        sums = queries.new_empty((tokens, heads, splits), dtype=torch.float32)
+        parts = queries.new_empty((*shape, dim), dtype=torch.float32)
+        sums = queries.new_empty(shape, dtype=torch.float32)
         out = torch.zeros_like(queries) if self.kernel.rope_dim else torch.empty_like(queries)
         back = window if window is not None else splits * SPLIT_TOKENS
         split_kernel[(tokens, layout.kv_heads * -(-group // head_rows), splits)](

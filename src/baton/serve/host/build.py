@@ -122,7 +122,8 @@ def build_host(config: Config, card: ModelCard, computing: Computing, host: Host
     `prefix` begins the names of the workers on every host but the server's own.
     """
     drivers, layout = computing.device.drivers, computing.layout
-    budget = device_budget(drivers, config.topology, card, layout) if drivers else host_budget()
+    requests_max = config.batch.requests_max
+    budget = device_budget(drivers, config.topology, card, layout, requests_max) if drivers else host_budget()
     total = blocks_total(config, card, layout, budget)
     if drivers:
         arena = create_cuda_arena(places_of(drivers, layout, total))

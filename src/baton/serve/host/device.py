@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
+from baton.compute.decode_sizes import workspace_bytes
 from baton.compute.models.card import ModelCard
 from baton.core.config import DEVICE, Topology
 from baton.core.errors import ConfigError
@@ -14,7 +15,7 @@ from baton.move.arena.cuda_driver import LIBRARY, CudaDriver, CudaUnavailableErr
 from baton.serve.host.sizing import MemoryBudget
 
 CUDA_WORKER_BYTES = 2 * 2**30
-"""Device memory that a worker needs beside weights and KV: its CUDA context and scratch memory of a step."""
+"""Device memory of a worker's CUDA context and of a step's activations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +72,22 @@ def _check_torch() -> None:
         raise CudaUnavailableError(f"torch {version} is a build for CPUs; install one with CUDA")
 
 
-def device_budget(drivers: Sequence[CudaDriver], topology: Topology, card: ModelCard, layout: KVLayout) -> MemoryBudget:
-    """Return the memory that GPUs have left for KV beside every worker's weights. The arena takes nine tenths of it.
+def device_budget(
+    drivers: Sequence[CudaDriver], topology: Topology, card: ModelCard, layout: KVLayout, requests_max: int
+) -> MemoryBudget:
+    """Return the memory that GPUs have left for KV beside what every worker needs. The arena takes nine tenths of it.
+
+    A worker needs its weights, the partial results of its largest decode step, and a constant.
 
     Each GPU holds its rank's part of weights and blocks; the GPU with the least room limits all. Quantized files are
     computed in bfloat16, so 4-bit weights take four times their size.
     """
     weights_bytes = card.weight_bytes * (4 if card.format == "gguf" else 1) // layout.ranks
     workers = max(2 if topology == Topology() else 0, topology.prefill + topology.decode + topology.mixed)
+    worker_bytes = weights_bytes + CUDA_WORKER_BYTES + workspace_bytes(card, layout, requests_max)
     rooms: list[int] = []
     for driver, shard in zip(drivers, layout.shards, strict=True):
-        free_bytes = max(0, driver.free_bytes() - workers * (weights_bytes + CUDA_WORKER_BYTES))
+        free_bytes = max(0, driver.free_bytes() - workers * worker_bytes)
         rooms.append(free_bytes * layout.block_bytes // shard.size_bytes)
     free_bytes = min(rooms)
     return MemoryBudget(free_bytes=free_bytes, wanted_bytes=free_bytes, most_bytes=free_bytes * 9 // 10)

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 from baton.compute.step_engine import StepEngine
+from baton.core.errors import DeviceError, StepMemoryError
 from baton.core.step import Step
 from baton.decide.control.batcher import Batcher
 from baton.move.clock import now_s
@@ -55,6 +56,8 @@ class StepLoop:
         try:
             with self.watch.over(step) if self.watch is not None and step.streamed else nullcontext():
                 result = self.engine.execute(step)  # the only slow line
+        except DeviceError:
+            raise  # every later step would fail too: other workers take the requests
         except Exception:
             log.exception("a step of %d requests failed; trying them one by one", len(step.slices))
             self._execute_one_by_one(step)
@@ -65,12 +68,18 @@ class StepLoop:
         """Run each slice of a failed step by itself, and fail only the request that the engine cannot compute.
 
         If two requests fail, the worker itself is broken: raise the error, so that other workers take the requests.
+        A request that is too large for the device's memory says nothing about the worker.
         """
         failed = 0
         for part in step.slices:
             alone = Step((part,))
             try:
                 result = self.engine.execute(alone)
+            except DeviceError:
+                raise
+            except StepMemoryError as error:
+                self.batcher.fail(part, str(error))
+                continue
             except Exception as error:
                 failed += 1
                 if failed > 1:

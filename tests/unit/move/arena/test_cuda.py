@@ -6,6 +6,7 @@ What this cannot tell: whether PyTorch takes the memory over. tests/gpu does, wh
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import random
 import subprocess
@@ -18,7 +19,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from baton.compute.decode_sizes import workspace_bytes
 from baton.compute.hash_engine import hash_card
+from baton.compute.models.card import ModelCard
 from baton.core.config import Topology
 from baton.core.errors import ArenaError, ConfigError, TransferError
 from baton.decide.kv.layout import KVLayout
@@ -31,6 +34,7 @@ from baton.serve.host.device import choose_device, device_budget, open_devices
 from tests.fake_cuda import build
 
 BYTES = 3 << 20
+SHAPES = Path(__file__).resolve().parents[4] / "examples" / "shapes"
 LAYOUT = KVLayout(layers=3, kv_heads=4, head_dim=2, block_tokens=4, dtype="float32")
 SHARED = msgspec.structs.replace(LAYOUT, tensor_parallel=2, pipeline_parallel=2)
 READER = """
@@ -127,10 +131,28 @@ def test_room_is_what_workers_leave(library: str) -> None:
     """Of 8 GiB, each of two workers needs 2 GiB beside its weights; nine tenths of the rest are for KV."""
     driver, card = CudaDriver(0, library), hash_card()
     layout = card.layout(block_tokens=4, dtype="uint8")
-    room = device_budget([driver], Topology(), card, layout)
+    room = device_budget([driver], Topology(), card, layout, 64)
     assert room.free_bytes == 4 << 30
     assert room.most_bytes == room.free_bytes * 9 // 10
-    assert device_budget([driver], Topology(mixed=5), card, layout).free_bytes == 0
+    assert device_budget([driver], Topology(mixed=5), card, layout, 64).free_bytes == 0
+
+
+def test_partial_results_of_split_decode_are_reserved(library: str, tmp_path: Path) -> None:
+    """DeepSeek-V2-Lite at its whole context: 320 splits and the last block, 16 heads, 512 + 1 numbers, two pools."""
+    config = json.loads((SHAPES / "deepseek-v2-lite.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    card = ModelCard(
+        name="lite", path=str(tmp_path), format="safetensors", architecture="deepseek2", layers=27, kv_heads=1,
+        head_dim=576, kv_planes=1, vocab_tokens=102400, context_tokens=163840, eos_token_ids=(1,),
+    )  # fmt: skip
+    layout = card.layout(block_tokens=16, dtype="bfloat16")
+    reserved = [workspace_bytes(card, layout, requests) for requests in (1, 128)]
+    assert reserved == [2 * requests * 16 * 321 * 513 * 4 for requests in (1, 128)]
+    driver = CudaDriver(0, library)
+    free = [device_budget([driver], Topology(mixed=1), card, layout, requests).free_bytes for requests in (1, 32)]
+    assert free[0] - free[1] == 31 * reserved[0]
+    halves = msgspec.structs.replace(layout, tensor_parallel=2)
+    assert workspace_bytes(card, halves, 128) == reserved[1] // 2
 
 
 def in_another_thread(call) -> None:
@@ -187,7 +209,7 @@ def test_a_buffer_that_nobody_can_have_is_a_failed_transfer(arena: CudaArena) ->
 def test_ranks_have_their_own_parts_of_an_arena_and_of_its_room(library: str) -> None:
     """With two stages of 2 and 1 layers, the first stage's device limits the number of blocks."""
     drivers = [CudaDriver(index % 2, library) for index in range(4)]
-    room = device_budget(drivers, Topology(mixed=1), hash_card(), SHARED)
+    room = device_budget(drivers, Topology(mixed=1), hash_card(), SHARED, 64)
     assert room.free_bytes == (6 << 30) * SHARED.block_bytes // SHARED.shards[0].size_bytes
     made = create_cuda_arena(places_of(drivers, SHARED, 10))
     assert [part.array.bytes_total for part in made.parts] == [10 * shard.size_bytes for shard in SHARED.shards]

@@ -10,6 +10,7 @@ import pytest
 
 from baton.compute.hash_engine import HashEngine, hash_card
 from baton.core.config import BatchLimits
+from baton.core.errors import DeviceError, StepMemoryError
 from baton.core.messages import (
     BlocksGranted,
     BlocksWanted,
@@ -32,14 +33,26 @@ from baton.serve.worker.loop import StepLoop
 
 POISON = 258
 """The engine says printable characters only, and this is none: it stands in prompts alone."""
+LARGE = 259
+"""The engine has no memory for a step with this token."""
+LETHAL = 260
+"""A kernel that reads this token ends the device's context."""
 BLOCK_TOKENS = 16
 
 
 class Fragile(HashEngine):
-    """The hash engine with a bug: it cannot read one token."""
+    """The hash engine with a bug (it cannot read one token), too little memory for another, and a device that fails."""
+
+    is_lost = False
 
     def execute(self, step: Step) -> StepResult:
-        if any(POISON in part.tokens for part in step.slices):
+        tokens = {token for part in step.slices for token in part.tokens}
+        self.is_lost = self.is_lost or LETHAL in tokens
+        if self.is_lost:
+            raise DeviceError("cuda:0 can no longer compute in this process: device-side assert triggered")
+        if LARGE in tokens:
+            raise StepMemoryError("a step of 2 tokens does not fit")
+        if POISON in tokens:
             raise ZeroDivisionError("a bug of the engine")
         return super().execute(step)
 
@@ -132,4 +145,42 @@ def test_a_worker_on_which_everything_fails_dies() -> None:
         loop.run()
     theirs.close()
     granting.join()
+    ours.close()
+
+
+def test_requests_without_memory_fail_and_the_worker_continues() -> None:
+    """Several in one step: that says nothing about the worker. The others of their batch are computed."""
+    ours, theirs = socket.socketpair()
+    server = Server(ours)
+    for name, tokens in (("large", [70, LARGE]), ("good", [70, 71, 72]), ("larger", [LARGE, 70, 71])):
+        server.start(name, tokens)
+    thread = threading.Thread(target=_loop(theirs).run)
+    thread.start()
+    server.serve_until(ended=3)
+    server.start("later", [90, 91])
+    server.serve_until(ended=4)
+    server.send(Shutdown())
+    thread.join()
+    failed = {event.request_id: event.reason for event in server.events() if isinstance(event, RequestFailed)}
+    assert failed == dict.fromkeys(("large", "larger"), "a step of 2 tokens does not fit")
+    assert [server.tokens(name) for name in ("good", "later")] == [5, 5]
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize("prompts", [[[70, LETHAL]], [[70, 71], [POISON], [LETHAL]]], ids=["alone", "in_a_batch"])
+def test_a_worker_ends_at_the_first_error_of_its_device(prompts: list[list[int]]) -> None:
+    """No request fails: another worker can compute each of them."""
+    ours, theirs = socket.socketpair()
+    server = Server(ours)
+    for index, prompt in enumerate(prompts):
+        server.start(f"request-{index}", prompt)
+    loop = _loop(theirs)
+    granting = threading.Thread(target=server.serve_until, args=(len(prompts),))
+    granting.start()
+    with pytest.raises(DeviceError, match="device-side assert"):
+        loop.run()
+    theirs.close()
+    granting.join()
+    assert not [event for event in server.events() if isinstance(event, RequestFailed)]
     ours.close()

@@ -14,11 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from baton.compute.decode_sizes import SPLIT_TOKENS
 from baton.compute.torch.kernels.attention_backend import AttentionPlan
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
-
-SPLIT_TOKENS = 512
-"""The keys of one split. Independent of the batch, so that the batch does not change the order of sums."""
 
 
 @dataclass(frozen=True, slots=True)
