@@ -47,6 +47,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
     parser.add_argument("--host", metavar="H", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, metavar="P", help="port to listen on; 0 takes a free one (default: 8000)")
     parser.add_argument("--device", metavar="D", help="auto, cpu, cuda or cuda:N (default: a GPU if there is one)")
+    parser.add_argument(
+        "--load-format", choices=("auto", "dummy"), help="dummy: random weights for a folder with only config.json"
+    )
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), help="precision of computation")
     parser.add_argument(
         "--weights", choices=("dense", "stored", "int8"), help="form of the weights in memory (default: dense)"
@@ -95,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     from baton.serve.live.assembly import assemble
     from baton.serve.service import serve
 
-    parts = assemble(config, resolve_model(config.model))
+    parts = assemble(config, resolve_model(config.model, config.load_format))
     return event_loop()(serve(parts, tell=tell))
 
 
@@ -115,7 +118,17 @@ def configuration(args: argparse.Namespace) -> Config:
     http = {name: tuple(values) if values else None for name, values in repeated.items()}
     top = {
         name: vars(args)[name]
-        for name in ("model", "device", "dtype", "weights", "threads", "served_name", "context_tokens", "log")
+        for name in (
+            "model",
+            "load_format",
+            "device",
+            "dtype",
+            "weights",
+            "threads",
+            "served_name",
+            "context_tokens",
+            "log",
+        )
     }
     config = _with(
         config,

@@ -19,6 +19,7 @@ Timeout = Annotated[float, Range(least=1, most=86400)]
 ShortTimeout = Annotated[float, Range(least=0.1, most=86400)]
 DtypeChoice = Literal["auto", "float32", "bfloat16"]
 DEVICE = re.compile(r"auto|cpu|cuda(?::(\d{1,3}))?")
+LoadFormat = Literal["auto", "dummy"]
 WeightsChoice = Literal["dense", "stored", "int8"]
 IdleCores = Literal["lend", "keep"]
 KVDtypeChoice = Literal["auto", "float32", "bfloat16", "int8", "fp8"]
@@ -244,6 +245,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: str = "smollm2-135m"
     served_name: str = ""
     """Name of the model in the API. Empty: the name of the model or of its file."""
+    load_format: LoadFormat = "auto"
+    """Source of the weights. `auto`: the model's files. `dummy`: random weights for a folder with only config.json."""
     dtype: DtypeChoice = "auto"
     """Precision that the model computes in. `auto` is float32 on a CPU, bfloat16 on a GPU."""
     weights: WeightsChoice = "dense"

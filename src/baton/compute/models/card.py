@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from baton.decide.kv.layout import KVDtype, KVLayout
 
-ModelFormat = Literal["safetensors", "gguf", "hash"]
+ModelFormat = Literal["safetensors", "gguf", "hash", "dummy"]
 
 
 class ModelCard(Struct, frozen=True, kw_only=True):
@@ -17,7 +17,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     name: str
     """The name that clients use; `/v1/models` lists it."""
     path: str
-    """A folder with safetensors files, or a .gguf file. Empty for the hash engine."""
+    """A folder with safetensors files (`dummy`: with config.json), or a .gguf file. Empty for the hash engine."""
     format: ModelFormat
     architecture: str
     """One of `model_config.ARCHITECTURES`, or `hash`."""

@@ -49,6 +49,8 @@ def load_chat_template(card: ModelCard) -> ChatTemplate:
     if card.format == "hash":
         return PlainTemplate()
     found = _from_gguf(Path(card.path)) if card.format == "gguf" else _from_folder(Path(card.path))
+    if found is None and card.format == "dummy":
+        return PlainTemplate()
     if found is None:
         return NoTemplate(card.name)
     source, specials = found

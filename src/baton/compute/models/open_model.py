@@ -7,6 +7,7 @@ from pathlib import Path
 from baton.compute.models.card import ModelCard
 from baton.compute.models.config_gguf import read_config_gguf
 from baton.compute.models.config_json import read_config_json
+from baton.compute.models.dummy_weights import DummyWeights
 from baton.compute.models.gguf_file import open_gguf
 from baton.compute.models.model_config import ModelConfig
 from baton.compute.models.safetensors_file import SafetensorsWeights
@@ -34,4 +35,5 @@ def open_model(card: ModelCard) -> tuple[ModelConfig, WeightReader]:
         file = open_gguf(path)
         config = read_config_gguf(file)
         return config, GGUFWeights(file, config)
-    return read_config_json(path), SafetensorsWeights(path)
+    config = read_config_json(path)
+    return config, DummyWeights(config) if card.format == "dummy" else SafetensorsWeights(path)

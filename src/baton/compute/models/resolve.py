@@ -12,10 +12,12 @@ from baton.compute.hash_engine import hash_card, windowed_hash_card
 from baton.compute.models.card import ModelCard, ModelFormat
 from baton.compute.models.config_gguf import gguf_shapes, read_config_gguf
 from baton.compute.models.config_json import read_config_json
+from baton.compute.models.dummy_weights import dummy_weight_bytes
 from baton.compute.models.gguf_file import open_gguf
 from baton.compute.models.model_config import ModelConfig
 from baton.compute.models.safetensors_file import read_checkpoint
 from baton.compute.models.tensor_names import expected_shapes
+from baton.core.config import LoadFormat
 from baton.core.errors import ModelError
 
 SMOLLM2_ALIAS = "smollm2-135m"
@@ -29,9 +31,10 @@ HOW_TO_CONVERT = (
 )
 
 
-def resolve_model(model: str) -> ModelCard:
+def resolve_model(model: str, load_format: LoadFormat = "auto") -> ModelCard:
     """Find and check a model: a folder, a .gguf file, a hub name, `smollm2-135m`, `hash` or `hash-window`.
 
+    load_format: `dummy` gives a folder's config.json random weights, and reads no others.
     Reads headers only, so it takes a fraction of a second, except for a download from the hub.
     Raises ModelError with a message that names the remedy.
     """
@@ -40,6 +43,8 @@ def resolve_model(model: str) -> ModelCard:
         SMOLLM2_ALIAS: _smollm2,
         "hash-window": windowed_hash_card,
     }
+    if load_format == "dummy":
+        return _dummy_card(Path(model).expanduser())
     if model in aliases:
         return aliases[model]()
     path = Path(model).expanduser()
@@ -57,6 +62,16 @@ def resolve_model(model: str) -> ModelCard:
         f"there is no model {model!r}: no such folder or file, and no name on the hub (org/name). "
         f"Known aliases: {', '.join(aliases)}"
     )
+
+
+def _dummy_card(folder: Path) -> ModelCard:
+    if not (folder / "config.json").is_file():
+        raise ModelError(
+            f"--load-format dummy needs a folder with config.json, and {folder} is none; "
+            "give one of examples/shapes, or leave --load-format out"
+        )
+    config = read_config_json(folder)
+    return _card(folder.resolve().name, folder, "dummy", config, dummy_weight_bytes(config))
 
 
 def _smollm2() -> ModelCard:
@@ -98,7 +113,10 @@ def _folder_card(folder: Path, name: str) -> ModelCard:
     pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLE_SUFFIXES)
     if pickles:
         raise ModelError(f"{folder} holds only a pickle checkpoint ({pickles[0]}): {HOW_TO_CONVERT}")
-    raise ModelError(f"{folder} holds no *.safetensors and no .gguf file; a model folder holds config.json and weights")
+    raise ModelError(
+        f"{folder} holds no *.safetensors and no .gguf file; a model folder holds config.json and weights "
+        "(for random weights: --load-format dummy)"
+    )
 
 
 def _check_shapes(where: Path, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:

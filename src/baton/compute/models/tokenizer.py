@@ -14,7 +14,7 @@ from typing import Protocol
 from baton.compute.hash_engine import BYTE_TOKENS_FROM, VOCAB_TOKENS
 from baton.compute.models.card import ModelCard
 from baton.compute.models.tokenizer_files import tokenizer_from_folder, tokenizer_from_gguf
-from baton.core.errors import RequestError
+from baton.core.errors import ModelError, RequestError
 
 
 class Tokenizer(Protocol):
@@ -54,7 +54,20 @@ def load_tokenizer(card: ModelCard) -> Tokenizer:
         return ByteTokenizer()
     if card.format == "gguf":
         return tokenizer_from_gguf(Path(card.path))
-    return tokenizer_from_folder(Path(card.path), card.bos_token_id)
+    folder = Path(card.path)
+    if card.format == "dummy" and not (folder / "tokenizer.json").is_file():
+        return _byte_tokenizer(card)
+    return tokenizer_from_folder(folder, card.bos_token_id)
+
+
+def _byte_tokenizer(card: ModelCard) -> ByteTokenizer:
+    """Return the hash model's vocabulary for a model without tokenizer.json. Its further tokens have no text."""
+    if card.vocab_tokens < VOCAB_TOKENS:
+        raise ModelError(
+            f"{card.path} has no tokenizer.json, and its {card.vocab_tokens} tokens are too few for the bytes of a "
+            f"text; set vocab_size in its config.json to at least {VOCAB_TOKENS}"
+        )
+    return ByteTokenizer()
 
 
 def check_unicode(text: str) -> None:

@@ -99,7 +99,7 @@ class Agent:
         server = server_address(wishes.url)
         terms = await asyncio.to_thread(request_terms, wishes.url, wishes.api_key)
         config = _config(terms, wishes)
-        card = limit_context(config, await asyncio.to_thread(resolve_model, config.model))
+        card = limit_context(config, await asyncio.to_thread(resolve_model, config.model, config.load_format))
         address = HostAddress(
             host=HostId(wishes.name),
             server=server,

@@ -6,7 +6,6 @@ What this cannot tell: whether PyTorch takes the memory over. tests/gpu does, wh
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import random
 import subprocess
@@ -21,7 +20,7 @@ import pytest
 
 from baton.compute.decode_sizes import workspace_bytes
 from baton.compute.hash_engine import hash_card
-from baton.compute.models.card import ModelCard
+from baton.compute.models.resolve import resolve_model
 from baton.core.config import Topology
 from baton.core.errors import ArenaError, ConfigError, TransferError
 from baton.decide.kv.layout import KVLayout
@@ -137,14 +136,9 @@ def test_room_is_what_workers_leave(library: str) -> None:
     assert device_budget([driver], Topology(mixed=5), card, layout, 64).free_bytes == 0
 
 
-def test_partial_results_of_split_decode_are_reserved(library: str, tmp_path: Path) -> None:
+def test_partial_results_of_split_decode_are_reserved(library: str) -> None:
     """DeepSeek-V2-Lite at its whole context: 320 splits and the last block, 16 heads, 512 + 1 numbers, two pools."""
-    config = json.loads((SHAPES / "deepseek-v2-lite.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    card = ModelCard(
-        name="lite", path=str(tmp_path), format="safetensors", architecture="deepseek2", layers=27, kv_heads=1,
-        head_dim=576, kv_planes=1, vocab_tokens=102400, context_tokens=163840, eos_token_ids=(1,),
-    )  # fmt: skip
+    card = msgspec.structs.replace(resolve_model(str(SHAPES / "deepseek-v2-lite"), "dummy"), weight_bytes=0)
     layout = card.layout(block_tokens=16, dtype="bfloat16")
     reserved = [workspace_bytes(card, layout, requests) for requests in (1, 128)]
     assert reserved == [2 * requests * 16 * 321 * 513 * 4 for requests in (1, 128)]

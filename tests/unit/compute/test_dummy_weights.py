@@ -1,0 +1,76 @@
+"""`--load-format dummy`: random weights in the shapes of a config.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from baton.compute.models.chat_template import load_chat_template
+from baton.compute.models.fingerprint import kv_identity
+from baton.compute.models.open_model import open_model
+from baton.compute.models.resolve import resolve_model
+from baton.compute.models.tokenizer import load_tokenizer
+from baton.core.errors import ModelError
+from tests.unit.compute.models import engine_of, generate
+
+SHAPES = Path(__file__).resolve().parents[3] / "examples" / "shapes"
+SMALL = {
+    "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "vocab_size": 300, "head_dim": 8, "num_key_value_heads": 2, "num_experts": 4,
+    "num_experts_per_tok": 2, "n_routed_experts": 4, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+}  # fmt: skip
+PARAMETERS = {"llama-3.1-8b": 8.03e9, "qwen3-30b-a3b": 30.53e9, "deepseek-v2-lite": 15.71e9}
+
+
+def small(name: str, folder: Path) -> str:
+    """Write the config of a shipped model in a small size."""
+    config = json.loads((SHAPES / name / "config.json").read_text())
+    sizes = {key: value for key, value in SMALL.items() if key in config}
+    (folder / "config.json").write_text(json.dumps(config | sizes))
+    return str(folder)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_the_shipped_shapes_have_the_published_size(name: str) -> None:
+    card = resolve_model(str(SHAPES / name), "dummy")
+    assert card.weight_bytes / 2 == pytest.approx(PARAMETERS[name], rel=0.002)
+    assert card.name == name
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_engines_compute_the_same_tokens(name: str, tmp_path: Path) -> None:
+    """The weights do not depend on the engine or the process, and are not all alike."""
+    card = resolve_model(small(name, tmp_path), "dummy")
+    assert card.format == "dummy"
+    texts = [generate(engine_of(card, kind=kind)[0], range(5, 25), range(12), 8) for kind in ("torch", None)]
+    assert texts[0] == texts[1]
+    _, weights = open_model(card)
+    gates = [weights.read(f"model.layers.{layer}.input_layernorm.weight") for layer in range(2)]
+    assert {str(gate.tobytes()) for gate in gates} == {str(np.full(32, 0x3F80, np.uint16).tobytes())}
+    table = weights.read("model.embed_tokens.weight")
+    assert len({row.tobytes() for row in table}) == len(table) == 300
+    assert kv_identity(card) == kv_identity(card)
+
+
+def test_without_a_tokenizer_texts_are_bytes(tmp_path: Path) -> None:
+    """Completions and chats work."""
+    card = resolve_model(small("llama-3.1-8b", tmp_path), "dummy")
+    tokenizer = load_tokenizer(card)
+    assert tokenizer.decode(tokenizer.encode("5 €")) == "5 €"
+    assert "hello" in load_chat_template(card).render([{"role": "user", "content": "hello"}])
+
+
+def test_errors_name_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"needs a folder with config.json, .* examples/shapes"):
+        resolve_model(str(tmp_path), "dummy")
+    folder = small("llama-3.1-8b", tmp_path)
+    with pytest.raises(ModelError, match="for random weights: --load-format dummy"):
+        resolve_model(folder)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 200}))
+    with pytest.raises(ModelError, match=r"its 200 tokens are too few .* set vocab_size"):
+        load_tokenizer(resolve_model(folder, "dummy"))
