@@ -35,11 +35,11 @@ from baton.core.step import Step, StepResult
 from baton.core.types import BlockId, HostId, Request, RequestId, Sampling
 from baton.decide.kv.hashing import block_hashes
 from baton.decide.policy.policy_sets import policy_set
-from baton.lab.sim.checkers import check_nothing_left
 from baton.lab.sim.cluster import SimCluster, build_cluster
 from baton.lab.sim.engines import LengthEngine
 from baton.lab.sim.journal import Journal, Life
 from baton.lab.sim.policies import configured_policies
+from baton.lab.sim.replay_trace import check_nothing_left
 from baton.lab.sim.spec import ClusterSpec, SimCost, SimKV, SimTier, SimWorkers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

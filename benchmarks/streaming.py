@@ -30,11 +30,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from baton.core.types import Request, RequestId, Sampling  # noqa: E402  the path comes first
 from baton.decide.kv.hashing import block_hashes  # noqa: E402
+from baton.decide.policy.policy_sets import policy_set  # noqa: E402
 from baton.decide.policy.streaming import StreamingPolicy, WhenDone, WhileComputing  # noqa: E402
 from baton.lab.sim.cluster import build_cluster  # noqa: E402
 from baton.lab.sim.engines import LengthEngine  # noqa: E402
 from baton.lab.sim.journal import Journal  # noqa: E402
-from baton.lab.sim.policies import build_policies  # noqa: E402
+from baton.lab.sim.policies import configured_policies  # noqa: E402
 from baton.lab.sim.spec import load_spec  # noqa: E402
 from tests.hosting import cluster  # noqa: E402
 from tests.process.test_namespaces import MISSING, Net, cluster_in  # noqa: E402
@@ -156,7 +157,7 @@ def _gap_s(gbps: int, tokens: int, policy: StreamingPolicy, hosts: tuple[str, st
         "[kinds.h100.cost]\nmodel = 'roofline'\nllm = 'llama3.1-8b'\nhardware = 'H100-80G-SXM'\n"
         f"[kinds.h100.cost.wire]\nbytes_per_s = {gbps / 8 * 1e9}\nlatency_s = 0.0005\nblock_tokens = 16\n"
     )
-    ours = build_policies("baton", spec)
+    ours = configured_policies(policy_set("baton"), spec)
     played = build_cluster(
         spec,
         replace(ours, cluster=replace(ours.cluster, streaming=policy)),

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from baton.lab.sim.campaign import main, play_seed, repeat_line, run_seeds
+from tests.campaign.run import main, play_seed, repeat_line, run_seeds
 from tests.seeds import Seeds
 
 CHUNKS = 6
@@ -29,7 +29,7 @@ def test_every_seed_holds_the_invariants_without_faults(seeds: Seeds) -> None:
 def test_the_printed_line_plays_the_seed(capsys: pytest.CaptureFixture[str]) -> None:
     """What a failure prints is a command that works."""
     words = repeat_line(7, faults=True).split()
-    assert words[:3] == [".venv/bin/python", "-m", "baton.lab.sim.campaign"]
+    assert words[:3] == [".venv/bin/python", "-m", "tests.campaign.run"]
     assert main(words[3:]) == 0
     assert capsys.readouterr().out == ""
 

@@ -13,12 +13,12 @@ from baton.core.tier_messages import LoadEnded, LoadWanted, PutEnded, PutWanted
 from baton.core.types import HostId, Request, RequestId, WorkerId
 from baton.decide.control.cluster import PoolDecision
 from baton.decide.kv.window import Window
-from baton.lab.sim import restless
 from baton.lab.sim.cluster import SimCluster
 from baton.lab.sim.faults import Cancel, Death, Fault, HostKill, Kill, StoreFault, WireCut
-from baton.lab.sim.play import play
-from baton.lab.sim.scenario import RESTLESS, PlannedRequest, Scenario
 from baton.lab.sim.spec import SimTier
+from tests.campaign import restless
+from tests.campaign.play import play
+from tests.campaign.scenario import RESTLESS, PlannedRequest, Scenario
 from tests.simulation.test_behaviour import outcome, request
 from tests.simulation.test_hosts import A, B, two_hosts
 

@@ -7,7 +7,10 @@ from msgspec.structs import replace
 
 from baton.core.messages import ReleaseBlocks, RequestDropped
 from baton.core.step import EMPTY_STEP, Step
-from baton.lab.sim.checkers import (
+from baton.lab.sim.cluster import SimCluster
+from baton.lab.sim.journal import Life
+from baton.lab.sim.spec import HOST
+from tests.campaign.checkers import (
     Violation,
     check_bounds,
     check_close,
@@ -16,11 +19,8 @@ from baton.lab.sim.checkers import (
     check_replay,
     check_text,
 )
-from baton.lab.sim.cluster import SimCluster
-from baton.lab.sim.journal import Life
-from baton.lab.sim.play import play, prepare_play
-from baton.lab.sim.scenario import draw_scenario
-from baton.lab.sim.spec import HOST
+from tests.campaign.play import play, prepare_play
+from tests.campaign.scenario import draw_scenario
 
 SEED = 3
 
@@ -148,12 +148,12 @@ def test_a_token_before_its_prefill_breaks_inv_5(cluster: SimCluster) -> None:
 
 def test_a_decision_that_depends_on_more_than_the_log_breaks_inv_7(cluster: SimCluster) -> None:
     """An event that the log lacks changes what a replay decides."""
-    check_replay(cluster)
+    check_replay(cluster, draw_scenario(SEED).policy)
     log = cluster.server.journal.turns
     joined = next(index for index, entry in enumerate(log) if type(entry.event).__name__ == "WorkerJoined")
     del log[joined]
     with pytest.raises(Violation, match="INV-7"):
-        check_replay(cluster)
+        check_replay(cluster, draw_scenario(SEED).policy)
 
 
 def check_text_of(cluster: SimCluster, life: Life) -> None:

@@ -12,17 +12,17 @@ import pytest
 from baton.core.config import BatchLimits, Topology
 from baton.core.types import BlockHash, HostId, Request, RequestId, Sampling, Slo, WorkerView
 from baton.decide.kv.hashing import block_hashes
-from baton.decide.policy.policy_sets import POLICY_SETS
-from baton.lab.sim.checkers import check_nothing_left
+from baton.decide.policy.policy_sets import POLICY_SETS, policy_set
 from baton.lab.sim.cluster import SimCluster, build_cluster
 from baton.lab.sim.engines import STOP_TOKEN, LengthEngine
 from baton.lab.sim.fault_injector import cancel_request, delay_messages
 from baton.lab.sim.faults import Death
 from baton.lab.sim.journal import Journal, Life
-from baton.lab.sim.policies import build_policies
-from baton.lab.sim.scenario import REPORTS
+from baton.lab.sim.policies import configured_policies
+from baton.lab.sim.replay_trace import check_nothing_left
 from baton.lab.sim.spec import ClusterSpec, SimCost, SimKV, SimLink, SimWorkers
 from baton.lab.sim.worker import SimWorker
+from tests.campaign.scenario import REPORTS
 
 SEEDS = 60
 BLOCK_TOKENS = 4
@@ -44,7 +44,7 @@ class Play:
     def run(self, spec: ClusterSpec, policy: str, asks: list[Ask], befalls: list[tuple[float, Befall]]) -> None:
         cluster = build_cluster(
             spec,
-            build_policies(policy, spec),
+            configured_policies(policy_set(policy), spec),
             lambda host: LengthEngine(self.lengths, jumps=self.jumps),
             seed=7,
             journal=Journal(keep_log=False),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from baton.lab.sim.campaign import play_seed
+from tests.campaign.run import play_seed
 
+ROOT = Path(__file__).resolve().parents[2]
 SEEDS = (0, 1, 17, 42)
 
 
@@ -26,8 +28,8 @@ def test_the_order_of_hashes_decides_nothing(seed: int, tmp_path: Path) -> None:
     logs: list[bytes] = []
     for hash_seed in ("1", "2"):
         path = tmp_path / hash_seed
-        command = [sys.executable, "-m", "baton.lab.sim.campaign", "--seed", str(seed), "--faults", "--log", str(path)]
-        subprocess.run(command, check=True, env={"PYTHONHASHSEED": hash_seed})
+        command = [sys.executable, "-m", "tests.campaign.run", "--seed", str(seed), "--faults", "--log", str(path)]
+        subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": hash_seed})
         logs.append(path.read_bytes())
     assert logs[0] == logs[1]
     assert logs[0] == play_seed(seed, faults=True)

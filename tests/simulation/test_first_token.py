@@ -8,8 +8,8 @@ from baton.core.messages import PrefillFinished, StartPrefill
 from baton.core.types import RequestId, WorkerId
 from baton.lab.sim.cluster import SimCluster
 from baton.lab.sim.faults import Death, Fault, KillAtStep
-from baton.lab.sim.play import play
-from baton.lab.sim.scenario import PlannedRequest
+from tests.campaign.play import play
+from tests.campaign.scenario import PlannedRequest
 from tests.simulation.test_behaviour import outcome, request
 from tests.simulation.test_hosts import landings, two_hosts
 

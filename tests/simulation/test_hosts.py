@@ -22,17 +22,18 @@ from baton.decide.control.cluster import Cluster, PoolDecision
 from baton.decide.control.cluster_messages import HostAdded
 from baton.decide.kv.hashing import block_hashes
 from baton.decide.kv.window import Window
+from baton.decide.policy.policy_sets import policy_set
 from baton.lab.sim.cluster import SimCluster, build_cluster
 from baton.lab.sim.engines import LengthEngine
 from baton.lab.sim.fault_injector import delay_messages
 from baton.lab.sim.faults import Cancel, Death, Fault, HostKill, Kill, WireCut
 from baton.lab.sim.journal import Journal
-from baton.lab.sim.play import play, prepare_play
-from baton.lab.sim.policies import build_policies
+from baton.lab.sim.policies import configured_policies
 from baton.lab.sim.replay_trace import replay_trace
-from baton.lab.sim.scenario import RESTLESS, PlannedRequest, Scenario
 from baton.lab.sim.spec import ClusterSpec, SimKind, SimKV, SimWorkers, load_spec
 from baton.lab.workload.request import Trace, TraceRequest
+from tests.campaign.play import play, prepare_play
+from tests.campaign.scenario import RESTLESS, PlannedRequest, Scenario
 from tests.simulation.test_behaviour import outcome, request, scenario
 
 A, B = HostId("a"), HostId("b")
@@ -196,7 +197,7 @@ def test_a_worker_that_scaling_adds_is_like_the_others_of_its_role_arena_and_hos
     )
     cluster = build_cluster(
         spec,
-        build_policies("baton", spec),
+        configured_policies(policy_set("baton"), spec),
         lambda host: LengthEngine({}),
         seed=0,
         journal=Journal(keep_log=False),

@@ -9,9 +9,9 @@ from baton.core.copies import CopyBlocks, LandingEnded
 from baton.core.types import HostId, RequestId, WorkerId
 from baton.lab.sim.cluster import SimCluster
 from baton.lab.sim.faults import Cancel, Death, HostKill, Kill, WireCut
-from baton.lab.sim.play import play, prepare_play
-from baton.lab.sim.scenario import RESTLESS, Scenario, draw_scenario, with_faults
 from baton.lab.sim.spec import SimWorkers
+from tests.campaign.play import play, prepare_play
+from tests.campaign.scenario import RESTLESS, Scenario, draw_scenario, with_faults
 from tests.simulation.test_ahead import landed_tokens, pool_decisions
 from tests.simulation.test_behaviour import outcome, request
 from tests.simulation.test_hosts import A, B, two_hosts

@@ -18,10 +18,10 @@ from baton.decide.control.cluster_messages import BeginRequest, HostAdded, ToPoo
 from baton.decide.control.decision_log import Decision, replay
 from baton.lab.sim.cluster import SimCluster, fresh_cluster
 from baton.lab.sim.faults import HostKill
-from baton.lab.sim.play import play
-from baton.lab.sim.restless import play_policies
-from baton.lab.sim.scenario import RESTLESS
 from baton.lab.sim.spec import SimTier
+from tests.campaign.play import play
+from tests.campaign.restless import play_policies
+from tests.campaign.scenario import RESTLESS
 from tests.simulation.test_behaviour import request
 from tests.simulation.test_central import POOL
 from tests.simulation.test_hosts import B, two_hosts
@@ -47,7 +47,7 @@ def stored(decisions: list[Decision]) -> list[Decision]:
 
 def replayed(played: SimCluster, decisions: list[Decision]) -> int | None:
     """Return the index of the first decision that a fresh cluster makes otherwise."""
-    fresh = fresh_cluster(played.spec, play_policies(played.spec, played.policies.name))
+    fresh = fresh_cluster(played.spec, play_policies(played.spec, RESTLESS))
     _, difference = replay(fresh, decisions)
     return None if difference is None else difference.index
 

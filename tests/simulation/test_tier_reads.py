@@ -7,8 +7,8 @@ from msgspec.structs import replace
 from baton.core.messages import RequestArrived
 from baton.core.types import RequestId
 from baton.lab.sim.faults import StoreFault
-from baton.lab.sim.play import play, prepare_play
 from baton.lab.sim.spec import HOST
+from tests.campaign.play import play, prepare_play
 from tests.simulation.test_tiers import DOWN, FAST, LATER, cached, twice, view, with_tier
 
 

@@ -48,8 +48,6 @@ class SimPolicies:
     """Makes one policy per worker, as in live mode: each worker counts only the tokens that it served itself."""
     are_own_in_workers: bool = False
     """Batching or fairness is a plug-in of the user: an exception in it ends the worker, as in live mode."""
-    name: str = ""
-    """Name of a scenario's policies, from which a replay builds them again. Empty if no scenario is played."""
 
 
 @dataclass(slots=True)

@@ -7,18 +7,12 @@ from msgspec.structs import replace
 from baton.core.config import Plugin, PolicyConfig
 from baton.core.errors import ConfigError
 from baton.core.plugin import is_ours, load_plugin, plugin_maker
-from baton.decide.control.build import build_policies as load_policies
+from baton.decide.control.build import build_policies
 from baton.decide.control.guarded_eviction import eviction_maker
 from baton.decide.policy.batching import BatchingPolicy
 from baton.decide.policy.fairness import FairnessPolicy
-from baton.decide.policy.policy_sets import policy_set
 from baton.lab.sim.cluster import SimPolicies
 from baton.lab.sim.spec import ClusterSpec
-
-
-def build_policies(name: str, spec: ClusterSpec) -> SimPolicies:
-    """Return new policies by the name of their set. Raises ConfigError, with the known names, for an unknown one."""
-    return configured_policies(policy_set(name), spec)
 
 
 def configured_policies(config: PolicyConfig, spec: ClusterSpec) -> SimPolicies:
@@ -32,7 +26,7 @@ def configured_policies(config: PolicyConfig, spec: ClusterSpec) -> SimPolicies:
             config, config.admission, replace(config.admission, options=bound | config.admission.options)
         )
     return SimPolicies(
-        cluster=load_policies(config, spec.cost_model()),
+        cluster=build_policies(config, spec.cost_model()),
         batching=load_plugin(config.batching.use, config.batching.options, expects=BatchingPolicy),
         fairness=plugin_maker(config.fairness.use, config.fairness.options, expects=FairnessPolicy),
         eviction=eviction_maker(config.eviction, _refuse),

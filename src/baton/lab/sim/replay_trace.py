@@ -8,9 +8,10 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Literal
 
 from baton.core.config import PolicyConfig
-from baton.core.errors import ConfigError
+from baton.core.errors import BatonError, ConfigError
 from baton.core.messages import Outcome
 from baton.core.types import BlockHash, Request, RequestId, Sampling, Slo
 from baton.decide.control.decision_log import Decision
@@ -18,7 +19,6 @@ from baton.decide.kv.hashing import block_hashes
 from baton.decide.policy.policy_sets import policy_set
 from baton.lab.report.summary import RequestRecord
 from baton.lab.sim.cells import CellJob, cell_jobs, merge_records
-from baton.lab.sim.checkers import check_nothing_left
 from baton.lab.sim.cluster import SimCluster, build_cluster
 from baton.lab.sim.cut_answers import asked_tokens_max
 from baton.lab.sim.engines import STOP_TOKEN, LengthEngine
@@ -31,8 +31,22 @@ from baton.lab.workload.conversation import Conversations, Turn, link_conversati
 from baton.lab.workload.prompts import PromptMaker
 from baton.lab.workload.request import Trace, TraceRequest
 
+Invariant = Literal["INV-1", "INV-2", "INV-3", "INV-4", "INV-5", "INV-7", "INV-8", "INV-9"]
 TURN_LOST = "the answer that it goes on from never came: that request failed"
 _SAMPLING = Sampling(stop_token_ids=(STOP_TOKEN,))
+
+
+class Violation(BatonError):
+    """An invariant is broken, which means a bug in Baton."""
+
+    def __init__(self, invariant: Invariant, what: str) -> None:
+        super().__init__(f"{invariant}: {what}")
+        self.invariant = invariant
+
+
+def require(fact: object, invariant: Invariant, what: str) -> None:
+    if not fact:
+        raise Violation(invariant, what)
 
 
 class _EnoughError(Exception):
@@ -256,3 +270,25 @@ def play_cell(
         return replaying.records
     check_nothing_left(cluster)
     return replaying.records
+
+
+def check_nothing_left(cluster: SimCluster) -> None:
+    """INV-2: after the last request no block is held, in a pool or in a batcher, and no transfer is left."""
+    for host, pool in cluster.server.pools.items():
+        require(pool.holders == 0, "INV-2", f"the pool of {host} still knows {pool.holders} requests")
+        used = pool.view().blocks_used
+        require(used == 0, "INV-2", f"{used} blocks of {host} are used without a request")
+    waiting = [transfer.request.id for transfer in cluster.server.cluster.transfers.table]
+    require(not waiting, "INV-2", f"transfers of {waiting} are still under way")
+    putting = cluster.server.cluster.transfers.waiting_for_pools
+    require(not putting, "INV-2", f"{putting} still wait until their blocks are in a pool")
+    routes, workers = cluster.server.routes.keys(), cluster.server.cluster.workers.keys()
+    require(routes == workers, "INV-9", f"the server talks to {sorted(routes)}, and {sorted(workers)} are there")
+    starting = cluster.server.coordinator.starting
+    require(not starting, "INV-9", f"scaling waits for ever for the workers {dict(starting)}")
+    live = cluster.server.coordinator.live_requests
+    require(live == 0, "INV-1", f"the coordinator still knows {live} requests")
+    for worker in cluster.workers:
+        view = worker.batcher.view(cluster.loop.now_s)
+        lanes = view.running_requests + view.waiting_requests
+        require(lanes == 0, "INV-2", f"{worker.id} still has {lanes} requests")

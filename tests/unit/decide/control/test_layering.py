@@ -9,7 +9,7 @@ from baton.core.messages import PrefillFinished
 from baton.core.types import RequestId, WorkerId
 from baton.decide.control.cluster_messages import WorkerSaid
 from baton.lab.sim.cluster import SimCluster
-from baton.lab.sim.play import Play, prepare_play
+from tests.campaign.play import Play, prepare_play
 from tests.simulation.test_ahead import pool_decisions
 from tests.simulation.test_hosts import B
 from tests.simulation.test_layers import layered

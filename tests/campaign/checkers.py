@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
 
-from baton.core.errors import BatonError
 from baton.core.step import Slice, Step
 from baton.core.ticking import Tick
-from baton.core.types import BlockId, HostId, RequestId
+from baton.core.types import BlockId, HostId, Request, RequestId
 from baton.decide.control.decision_log import replay
 from baton.decide.kv.host_pool import HostPool
 from baton.decide.kv.window import Window
 from baton.lab.sim.cluster import SimCluster, fresh_cluster
-from baton.lab.sim.engines import text_alone
+from baton.lab.sim.engines import ContentEngine
 from baton.lab.sim.journal import Life
-from baton.lab.sim.restless import play_policies
+from baton.lab.sim.replay_trace import Violation, check_nothing_left, require
 from baton.lab.sim.worker import SimWorker
-
-Invariant = Literal["INV-1", "INV-2", "INV-3", "INV-4", "INV-5", "INV-7", "INV-8", "INV-9"]
+from tests.campaign.restless import play_policies
 
 POOL_CHECK_EVENTS = 8
 """Events between two checks of whole pools. A check costs about as much as an event."""
@@ -28,24 +25,13 @@ WORDS_PER_REQUEST_MAX = 8
 """Bound of the commands that wait for one worker, on its link or in its inbox, per request of the run (INV-9)."""
 
 
-class Violation(BatonError):
-    """An invariant is broken, which means a bug in Baton."""
-
-    def __init__(self, invariant: Invariant, what: str) -> None:
-        super().__init__(f"{invariant}: {what}")
-        self.invariant = invariant
-
-
-def require(fact: object, invariant: Invariant, what: str) -> None:
-    if not fact:
-        raise Violation(invariant, what)
-
-
 @dataclass(slots=True, kw_only=True)
 class Watch:
     """Checks that run during the simulation. The event loop calls `after_event` after every event."""
 
     cluster: SimCluster
+    policy: str
+    """Name of the scenario's policies, from which a replay builds them again."""
     live_max: int = 0
 
     def after_event(self) -> None:
@@ -151,7 +137,7 @@ def check_end(watch: Watch, *, ended: bool, failures_allowed: bool) -> None:
     watch.check_pool()
     check_nothing_left(cluster)
     check_bounds(watch)
-    check_replay(cluster)
+    check_replay(cluster, watch.policy)
 
 
 def check_close(life: Life, *, failures_allowed: bool) -> None:
@@ -169,28 +155,6 @@ def check_refusal(cluster: SimCluster, life: Life) -> None:
     if life.closes[-1][1].reject == "queue_full":
         live, places = cluster.server.coordinator.live_requests, cluster.spec.queue_requests_max
         require(live >= places, "INV-9", f"{life.request.id} was refused with {live} of {places} places taken")
-
-
-def check_nothing_left(cluster: SimCluster) -> None:
-    """INV-2: after the last request no block is held, in a pool or in a batcher, and no transfer is left."""
-    for host, pool in cluster.server.pools.items():
-        require(pool.holders == 0, "INV-2", f"the pool of {host} still knows {pool.holders} requests")
-        used = pool.view().blocks_used
-        require(used == 0, "INV-2", f"{used} blocks of {host} are used without a request")
-    waiting = [transfer.request.id for transfer in cluster.server.cluster.transfers.table]
-    require(not waiting, "INV-2", f"transfers of {waiting} are still under way")
-    putting = cluster.server.cluster.transfers.waiting_for_pools
-    require(not putting, "INV-2", f"{putting} still wait until their blocks are in a pool")
-    routes, workers = cluster.server.routes.keys(), cluster.server.cluster.workers.keys()
-    require(routes == workers, "INV-9", f"the server talks to {sorted(routes)}, and {sorted(workers)} are there")
-    starting = cluster.server.coordinator.starting
-    require(not starting, "INV-9", f"scaling waits for ever for the workers {dict(starting)}")
-    live = cluster.server.coordinator.live_requests
-    require(live == 0, "INV-1", f"the coordinator still knows {live} requests")
-    for worker in cluster.workers:
-        view = worker.batcher.view(cluster.loop.now_s)
-        lanes = view.running_requests + view.waiting_requests
-        require(lanes == 0, "INV-2", f"{worker.id} still has {lanes} requests")
 
 
 def check_order(life: Life) -> None:
@@ -234,9 +198,9 @@ def check_bounds(watch: Watch) -> None:
     )
 
 
-def check_replay(cluster: SimCluster) -> None:
+def check_replay(cluster: SimCluster, policy: str) -> None:
     """INV-7: a fresh cluster that receives the same events makes the same decisions, in pools and transfers too."""
-    fresh = fresh_cluster(cluster.spec, play_policies(cluster.spec, cluster.policies.name))
+    fresh = fresh_cluster(cluster.spec, play_policies(cluster.spec, policy))
     agreed, difference = replay(fresh, cluster.server.journal.turns)
     require(difference is None, "INV-7", f"after {agreed} events a replay decides otherwise: {difference}")
 
@@ -253,3 +217,40 @@ def check_text(life: Life, window: Window | None = None, *, layers: int = 1) -> 
     if life.request.sampling.prompt_logprobs and output:
         told, asked = life.prompt_logprobs, life.request.prompt_tokens - 1
         require(told == asked, "INV-8", f"{life.request.id}: {told} log probabilities for {asked} prompt tokens")
+
+
+def text_alone(
+    request: Request,
+    prompt: Sequence[int],
+    *,
+    block_tokens: int = 16,
+    window: Window | None = None,
+    layers: int = 1,
+) -> list[int]:
+    """Return the output of a request that is computed alone: no batch, no scheduler, no shared block.
+
+    This is the oracle of INV-8. It computes the prompt in one step, then one token a step.
+    """
+    tokens_max = len(prompt) + request.output_tokens_max
+    blocks = -(-tokens_max // block_tokens)
+    engine = ContentEngine(blocks=blocks, block_tokens=block_tokens, window=window, layers=layers)
+    table = [BlockId(block) for block in range(blocks)]
+    tokens, start = list(prompt), 0
+    while len(tokens) < tokens_max:
+        part = Slice(
+            request_id=request.id,
+            tokens=tokens,
+            start=start,
+            count=len(tokens) - start,
+            block_table=table,
+            sample=True,
+            sampling=request.sampling,
+            prompt_tokens=len(prompt),
+        )
+        token = engine.execute(Step((part,))).slices[0].token
+        assert token is not None
+        start = len(tokens)
+        tokens.append(token)
+        if token in request.sampling.stop_token_ids:
+            break
+    return tokens[len(prompt) :]

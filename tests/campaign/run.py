@@ -1,4 +1,4 @@
-"""Play many seeds: `python -m baton.lab.sim.campaign --seeds 1000 --faults`. A failed seed prints how to repeat it."""
+"""Play many seeds: `python -m tests.campaign.run --seeds 1000 --faults`. A failed seed prints how to repeat it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
 
-from baton.lab.sim.play import play
-from baton.lab.sim.scenario import draw_scenario, with_faults
+from tests.campaign.play import play
+from tests.campaign.scenario import draw_scenario, with_faults
 
 
 class SeedFailed(Exception):
@@ -18,7 +18,7 @@ class SeedFailed(Exception):
 
 def repeat_line(seed: int, *, faults: bool) -> str:
     """Return the command that plays one seed again."""
-    return f".venv/bin/python -m baton.lab.sim.campaign --seed {seed}{' --faults' if faults else ''}"
+    return f".venv/bin/python -m tests.campaign.run --seed {seed}{' --faults' if faults else ''}"
 
 
 def play_seed(seed: int, *, faults: bool) -> bytes:
@@ -44,7 +44,7 @@ def run_seeds(seeds: Iterable[int], *, faults: bool, out: TextIO) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m baton.lab.sim.campaign", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.campaign.run", description=__doc__)
     parser.add_argument("--seed", type=int, help="play only this seed, and let it raise")
     parser.add_argument("--seeds", type=int, default=200, help="how many seeds to play (default 200)")
     parser.add_argument("--first", type=int, default=0, help="the first of them (default 0)")

@@ -7,14 +7,14 @@ from functools import partial
 
 from baton.core.types import Request, RequestId
 from baton.decide.kv.hashing import block_hashes
-from baton.lab.sim.checkers import Watch, check_end, check_refusal, check_text
 from baton.lab.sim.cluster import SimCluster, build_cluster
 from baton.lab.sim.engines import ContentEngine
 from baton.lab.sim.fault_injector import FaultInjector
 from baton.lab.sim.faults import Hang, HostKill, Kill, KillAtStep
 from baton.lab.sim.journal import Journal, Life
-from baton.lab.sim.restless import play_policies
-from baton.lab.sim.scenario import PlannedRequest, Scenario
+from tests.campaign.checkers import Watch, check_end, check_refusal, check_text
+from tests.campaign.restless import play_policies
+from tests.campaign.scenario import PlannedRequest, Scenario
 
 PLAY_S_MAX = 300.0
 """Virtual seconds within which every scenario must end."""
@@ -92,7 +92,14 @@ def prepare_play(scenario: Scenario) -> Play:
         journal=Journal(keep_log=True),
         closed=lambda life: plays[0].closed(life),
     )
-    plays.append(Play(scenario=scenario, cluster=cluster, watch=Watch(cluster=cluster), strikes=FaultInjector(cluster)))
+    plays.append(
+        Play(
+            scenario=scenario,
+            cluster=cluster,
+            watch=Watch(cluster=cluster, policy=scenario.policy),
+            strikes=FaultInjector(cluster),
+        )
+    )
     plays[0].schedule()
     return plays[0]
 

@@ -42,7 +42,7 @@ REPORTS: tuple[ReportsFate, ...] = ("delivered", "lost", "late")
 STAGES: tuple[Stage, ...] = ("arrived", "prefilling", "handed_off", "decoding")
 BLOCK_TOKENS = 4
 RESTLESS = "restless"
-"""Name of the policies in `baton.lab.sim.restless`, without roles and scaling."""
+"""Name of the policies in `tests.campaign.restless`, without roles and scaling."""
 _PREEMPTION: tuple[Preemption, ...] = ("cheaper", "swap", "swap", "recompute")
 RESTLESS_FLEET = "restless-fleet"
 """Name of the restless policies with roles and scaling."""

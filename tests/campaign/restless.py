@@ -20,11 +20,12 @@ from baton.core.types import (
     WorkerView,
 )
 from baton.decide.policy.handoff import FirstTokenWorker, HandoffView, Way
+from baton.decide.policy.policy_sets import policy_set
 from baton.decide.policy.routing import Route
 from baton.lab.sim.cluster import SimPolicies
-from baton.lab.sim.policies import build_policies
-from baton.lab.sim.scenario import RESTLESS, RESTLESS_FLEET
+from baton.lab.sim.policies import configured_policies
 from baton.lab.sim.spec import ClusterSpec
+from tests.campaign.scenario import RESTLESS, RESTLESS_FLEET
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +129,8 @@ def _pick(request_id: RequestId, salt: str, workers: Sequence[WorkerView]) -> Wo
 def play_policies(spec: ClusterSpec, name: str) -> SimPolicies:
     """Return the policies of a scenario: the restless ones, or a named set."""
     if name not in (RESTLESS, RESTLESS_FLEET):
-        return replace(build_policies(name, spec), name=name)
-    ours = build_policies("baton", spec)
+        return configured_policies(policy_set(name), spec)
+    ours = configured_policies(policy_set("baton"), spec)
     cluster = replace(
         ours.cluster,
         routing=RestlessRouting(),
@@ -141,4 +142,4 @@ def play_policies(spec: ClusterSpec, name: str) -> SimPolicies:
     )
     if name == RESTLESS_FLEET:
         cluster = replace(cluster, roles=RestlessRoles(), scaling=RestlessScaling())
-    return replace(ours, cluster=cluster, name=name)
+    return replace(ours, cluster=cluster)

@@ -1,0 +1,1 @@
+"""The seed campaign: drawn scenarios, with faults, under checkers of the invariants."""
