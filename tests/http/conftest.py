@@ -17,8 +17,11 @@ from baton.compute.hash_engine import hash_card
 from baton.compute.load_engine import load_engine
 from baton.compute.models.chat_template import load_chat_template
 from baton.compute.models.tokenizer import load_tokenizer
+from baton.core.limits import LimitsConfig
 from baton.serve.http.app import build_app
+from baton.serve.http.connections import Connections
 from baton.serve.http.identity import Keyring, KeySources
+from baton.serve.http.protocol import HttpServerConfig
 from baton.serve.http.services import HttpSettings, Services
 from baton.serve.live.hooks import Hooks
 from tests.http.inprocess import InProcessGateway
@@ -32,6 +35,7 @@ class House:
 
     gateway: InProcessGateway
     app: ASGIApp
+    limits: LimitsConfig
 
 
 def build_house(
@@ -41,6 +45,7 @@ def build_house(
     hooks: Hooks | None = None,
     settings: HttpSettings | None = None,
     keys: KeySources | None = None,
+    limits: LimitsConfig | None = None,
 ) -> House:
     card = hash_card()
     layout = card.layout(block_tokens=BLOCK_TOKENS, dtype="uint8")
@@ -56,7 +61,7 @@ def build_house(
         hooks=hooks or Hooks(),
         render_metrics=lambda: b"# TYPE baton_up gauge\nbaton_up 1\n",
     )
-    return House(gateway, build_app(services))
+    return House(gateway, build_app(services), limits or LimitsConfig())
 
 
 class Server:
@@ -68,8 +73,8 @@ class Server:
         self._socket.bind(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        config = uvicorn.Config(house.app, log_level="critical", loop="uvloop", http="httptools", lifespan="off")
-        self._uvicorn = uvicorn.Server(config)
+        connections = Connections(house.limits)
+        self._uvicorn = uvicorn.Server(HttpServerConfig(house.app, connections, close_s=3.0))
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> Server:

@@ -91,6 +91,8 @@ class InProcessGateway:
         self._waiting: deque[InProcessGeneration] = deque()
         self.running: list[InProcessGeneration] = []
         self._waiting_max = waiting_max
+        self.pace_s = 0.0
+        """Pause after each step, for streams that take long."""
         self._work = asyncio.Event()
 
     @property
@@ -164,7 +166,7 @@ class InProcessGateway:
                 await self._work.wait()
                 continue
             self.step()
-            await asyncio.sleep(0)  # the HTTP routes send the tokens of this step
+            await asyncio.sleep(self.pace_s)  # the HTTP routes send the tokens of this step
 
     def step(self) -> None:
         """Compute one step of all running requests, and release the blocks of the finished ones."""

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from baton.core.errors import ConfigError
+from baton.core.limits import LimitsConfig
 from baton.core.validation import Range, out_of_range, type_problems, valid_part
 
 WORKERS_MAX = 256
@@ -121,6 +122,8 @@ class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `*` allows all."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may use the server, such as `https://chat.example.com`. `*` allows all."""
+    proxies: tuple[str, ...] = ()
+    """Addresses of reverse proxies, whose X-Forwarded-For names the client."""
     body_bytes_max: Annotated[int, Range(least=1024, most=2**31)] = 4 * 1024 * 1024
     """Larger request bodies are rejected with status 413 and not read."""
     choices_max: Annotated[int, Range(least=1, most=4096)] = 32
@@ -283,6 +286,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Cost model of this machine: `model` and its values. Missing prices of the linear model are estimated from the
     size of the served model, at the speed of a reference machine."""
     http: HttpConfig = HttpConfig()
+    limits: LimitsConfig = LimitsConfig()
     policy: PolicyChoice = PolicyChoice()
     hooks: HooksConfig = HooksConfig()
     slo: SloConfig = SloConfig()

@@ -24,7 +24,9 @@ from baton.serve.host.supervisor import Notices, Supervisor
 from baton.serve.host.tasks import prefault, spawn
 from baton.serve.host.worker_link import WorkerLink, WorkerNews
 from baton.serve.http.app import build_app
+from baton.serve.http.connections import Connections
 from baton.serve.http.identity import Keyring, KeySources
+from baton.serve.http.protocol import HttpServerConfig
 from baton.serve.http.services import HttpSettings, Services
 from baton.serve.live.assembly import Parts
 from baton.serve.live.driver import Driver
@@ -44,16 +46,18 @@ Tell = Callable[[str], None]
 
 async def serve(parts: Parts, *, tell: Tell) -> int:
     """Serve until a signal arrives. Return the exit code. Raises ConfigError if the port cannot be used."""
-    _raise_files_max(tell)
+    connections_max = _connections_max(tell)
     with _listen(parts.config.http.host, parts.config.http.port) as listener:
-        return await Service(parts, listener, tell=tell).run()
+        return await Service(parts, listener, connections_max=connections_max, tell=tell).run()
 
 
 class Service:
     """Runs the parts of a server until a signal arrives or no worker can be kept alive."""
 
-    def __init__(self, parts: Parts, listener: socket.socket, *, tell: Tell) -> None:
+    def __init__(self, parts: Parts, listener: socket.socket, *, connections_max: int, tell: Tell) -> None:
+        """`connections_max`: maximum HTTP connections that the system's limit of open files allows."""
         self._parts = parts
+        self._connections_max = connections_max
         self._listener = listener
         self._url = _url(parts.config.http.host, listener.getsockname()[1])
         self._tell = tell
@@ -154,19 +158,19 @@ class Service:
                 cors_origins=http.cors_origins,
                 body_bytes_max=http.body_bytes_max,
                 choices_max=http.choices_max,
+                limits=parts.config.limits,
                 seed=parts.config.seed,
             ),
             keyring=self._keyring,
             hooks=parts.hooks,
             render_metrics=self._render_metrics,
         )
-        return uvicorn.Config(
-            build_app(services),
-            log_level="warning",
-            access_log=False,
-            lifespan="off",
-            timeout_graceful_shutdown=int(_HTTP_CLOSE_S),
+        limits = parts.config.limits
+        connections_max = min(limits.connections_max, self._connections_max)
+        connections = Connections(
+            msgspec.structs.replace(limits, connections_max=connections_max), proxies=http.proxies
         )
+        return HttpServerConfig(build_app(services), connections, close_s=_HTTP_CLOSE_S)
 
     def _render_metrics(self) -> bytes:
         driver, metrics = self._parts.driver, self._parts.metrics
@@ -319,14 +323,19 @@ class _HttpServer(uvicorn.Server):
         yield
 
 
-def _raise_files_max(tell: Tell) -> None:
-    """Raise the limit of open files as far as possible. Warn if it stays low."""
+def _connections_max(tell: Tell) -> int:
+    """Raise the limit of open files as far as possible. Return the number of HTTP connections that fit below it.
+
+    Warn if the limit stays low. The other half of a low limit is for workers, hosts, stores and logs.
+    """
     files_max = raise_files_max()
+    connections_max = max(files_max // 2, files_max - _FILES_ENOUGH)
     if files_max < _FILES_ENOUGH:
         tell(
-            f"this process may open {files_max} files, so it serves fewer than {files_max} connections and drops"
+            f"this process may open {files_max} files, so it serves at most {connections_max} connections and refuses"
             f" the others; raise the hard limit: ulimit -Hn {_FILES_ENOUGH}"
         )
+    return connections_max
 
 
 def _listen(host: str, port: int) -> socket.socket:

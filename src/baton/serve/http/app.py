@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 
 from baton.core.errors import RequestError
 from baton.serve.http.browser import BrowserRules
+from baton.serve.http.budgets import Budgets
 from baton.serve.http.edge import ClientDisconnected, Edge
 from baton.serve.http.embed import EMBEDDINGS_PATH, Embed
 from baton.serve.http.generate import Generate
@@ -39,7 +40,7 @@ def build_app(services: Services) -> ASGIApp:
     app.router.redirect_slashes = False  # an unknown path is a 404 with a body, not a redirect
     settings = services.settings
     rules = BrowserRules(bound_host=settings.bound_host, hosts=settings.allowed_hosts, origins=settings.cors_origins)
-    edge = Edge(app, services.keyring, rules)
+    edge = Edge(app, services.keyring, rules, Budgets(settings.limits))
     if not settings.cors_origins:
         return edge
     exposed = ("x-request-id", "retry-after")

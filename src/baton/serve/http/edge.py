@@ -14,6 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from baton.core.errors import RequestError
 from baton.move.clock import now_s
 from baton.serve.http.browser import BrowserRules
+from baton.serve.http.budgets import Budgets, RequestBudget
+from baton.serve.http.connections import client_address
 from baton.serve.http.identity import Identity, Keyring, check_scope
 from baton.serve.http.wire.errors import error_body, error_headers
 
@@ -42,6 +44,7 @@ class RequestContext:
     arrived_at_s: float
     identity: Identity
     """The rights of the client, by its API key."""
+    budget: RequestBudget
 
 
 def context_of(scope: Scope) -> RequestContext:
@@ -52,8 +55,9 @@ def context_of(scope: Scope) -> RequestContext:
 class Edge:
     """Outermost ASGI layer: arrival time, rules against foreign pages, API keys, and the headers of every response."""
 
-    def __init__(self, app: ASGIApp, keyring: Keyring, rules: BrowserRules) -> None:
+    def __init__(self, app: ASGIApp, keyring: Keyring, rules: BrowserRules, budgets: Budgets) -> None:
         self._app = app
+        self._budgets = budgets
         self._keyring = keyring
         self._rules = rules
 
@@ -68,11 +72,22 @@ class Edge:
         try:
             self._rules.check(scope["method"], scope["headers"])
             identity = self._identify(scope, headers)
+            budget = self._begin(scope, identity, arrived_at_s)
         except RequestError as error:
             await send_error(send_with_headers, error)
             return
-        scope[_STATE_KEY] = RequestContext(request_id, arrived_at_s, identity)
-        await self._app(scope, receive, send_with_headers)
+        scope[_STATE_KEY] = RequestContext(request_id, arrived_at_s, identity, budget)
+        try:
+            await self._app(scope, receive, send_with_headers)
+        finally:
+            budget.end()
+
+    def _begin(self, scope: Scope, identity: Identity, now_s: float) -> RequestBudget:
+        """Return the budget of a request. Raises ClusterError (429) if its client has too many, or too often."""
+        peer = scope.get("client")
+        client = identity.key or client_address(peer[0] if peer else "")
+        is_counted = scope["method"] == "POST" and scope["path"].startswith("/v1/")
+        return self._budgets.begin(client, identity.limits, is_counted=is_counted, now_s=now_s)
 
     def _identify(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Identity:
         """Return the client's identity. Raises RequestError (401, 403) if it may not use the route."""
@@ -106,7 +121,7 @@ def _add_headers(send: Send, request_id: str) -> Send:
 
 
 async def read_body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:
-    """Return the body of a JSON request. Raises RequestError (413, 415) and ClientDisconnected.
+    """Return the body of a JSON request. Raises RequestError (413, 415, 429, 503) and ClientDisconnected.
 
     A too large body is rejected by its Content-Length before it is read, else once `bytes_max` is exceeded.
     """
@@ -116,15 +131,17 @@ async def read_body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:
     if content_length.isdigit() and int(content_length) > bytes_max:
         raise _too_large(int(content_length), bytes_max)
     parts: list[bytes] = []
-    size = 0
+    size, budget = 0, context_of(scope).budget
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnected
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
+        part = message.get("body", b"")
+        size += len(part)
         if size > bytes_max:
             raise _too_large(size, bytes_max)
+        budget.take_bytes(len(part))
+        parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts)
 

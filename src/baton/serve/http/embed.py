@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from baton.compute.models.card import ModelCard
 from baton.core.errors import RequestError
 from baton.core.types import Sampling
+from baton.move.clock import now_s
 from baton.serve.http.edge import ClientDisconnected, context_of, read_body, run_all, send_bytes, wait_for_disconnect
 from baton.serve.http.prompts import Prompt, PromptReader, RequestMaker
 from baton.serve.http.services import Services
@@ -62,6 +63,9 @@ class Embed:
             tokenizer=services.tokenizer, card=card, param="input", add_special=body.add_special_tokens is not False
         )
         prompts = await services.read_prompts(lambda: reader.read(body.input), body, param="input", size=len(raw))
+        budget = context_of(scope).budget
+        budget.release_body()
+        budget.charge(sum(len(prompt.tokens) for prompt in prompts), now_s())
         work = _EmbeddingWork(services.gateway, RequestMaker(context_of(scope), body, next(services.serials)))
         vectors = await _run_until_disconnect(receive, work, prompts)
         if vectors is not None:

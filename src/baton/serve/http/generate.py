@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from baton.core.errors import RequestError
 from baton.core.types import Sampling
-from baton.move.clock import unix_s
+from baton.move.clock import now_s, unix_s
 from baton.serve.http.choice import ChoiceDelta, ChoiceText, TextRules
 from baton.serve.http.edge import (
     ClientDisconnected,
@@ -49,11 +49,21 @@ class Generate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request. Raises RequestError as long as no byte was sent."""
-        services, kind = self._services, self._kind
         try:
-            raw = await read_body(scope, receive, services.settings.body_bytes_max)
+            response, stream = await self._accept(scope, receive)
         except ClientDisconnected:
             return
+        budget = context_of(scope).budget
+        budget.release_body()
+        try:
+            await response.run(receive, send, stream=stream)
+        finally:
+            budget.charge(response.usage().total_tokens, now_s())
+
+    async def _accept(self, scope: Scope, receive: Receive) -> tuple[TextResponse, bool]:
+        """Read and submit a request. Return its response, and whether to stream it. Raises RequestError."""
+        services, kind = self._services, self._kind
+        raw = await read_body(scope, receive, services.settings.body_bytes_max)
         body = services.hooks.before(parse_object(raw), kind.PATH)
         request = kind.read(body, services)
         services.check_model(request.fields.model)
@@ -73,7 +83,7 @@ class Generate:
             encoder=request.encoder(self._head(request, context)),
             include_usage=_include_usage(request),
         )
-        await response.run(receive, send, stream=bool(request.fields.stream))
+        return response, bool(request.fields.stream)
 
     def _choices_count(self, request: TextRequest, prompts: Sequence[Prompt]) -> int:
         per_prompt, most = request.fields.n or 1, self._services.settings.choices_max
@@ -209,7 +219,7 @@ class TextResponse:
 
     async def _send_whole(self, send: Send) -> None:
         whole = await run_all([self._collect(choice) for choice in self._choices])
-        body = self._encoder.whole(whole, self._usage(), self._timings())
+        body = self._encoder.whole(whole, self.usage(), self._timings())
         await send_bytes(send, body, status=200, headers={"content-type": "application/json"})
 
     async def _collect(self, choice: ChoiceText) -> WholeChoice:
@@ -233,7 +243,7 @@ class TextResponse:
             await events.send(b"data: " + error_body(error) + b"\n\n")
         else:
             if self._include_usage:
-                await events.send(self._encoder.usage(self._usage(), self._timings()))
+                await events.send(self._encoder.usage(self.usage(), self._timings()))
             await events.send(DONE)
         await events.close()
 
@@ -249,7 +259,7 @@ class TextResponse:
         chat_finish = choice.chat_finish or choice.finish_reason
         await events.send(self._encoder.last(choice.index, chat_finish, choice.live.timings()))
 
-    def _usage(self) -> Usage:
+    def usage(self) -> Usage:
         """Count the tokens. Only the first choice of each prompt counts as cached: the others hit its blocks."""
         output_tokens = sum(choice.output_tokens for choice in self._choices)
         firsts = {choice.prompt_index: choice for choice in reversed(self._choices)}

@@ -12,6 +12,7 @@ from typing import TypeVar
 from baton.compute.models.chat_template import ChatTemplate
 from baton.compute.models.tokenizer import Tokenizer
 from baton.core.errors import RequestError
+from baton.core.limits import LimitsConfig
 from baton.move.clock import unix_s
 from baton.serve.http.identity import Keyring
 from baton.serve.http.prompts import Prompt, PromptLimits, RequestOptions
@@ -41,6 +42,8 @@ class HttpSettings:
     """Maximum choices of an HTTP request: prompts times `n`. Each choice is a request to the cluster."""
     inline_bytes_max: int = 16384
     """Prompts in larger bodies are tokenized in a thread, so that other streams are not delayed."""
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    """Limits of clients."""
     seed: int | None = None
     """Seed for the seeds of requests that have none. None: from the operating system."""
 

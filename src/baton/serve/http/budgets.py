@@ -1,0 +1,172 @@
+"""Budgets of clients: request bodies in memory, requests in progress, requests and tokens per minute."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+
+from baton.core.keys import KeyLimits
+from baton.core.limits import LimitsConfig
+from baton.serve.http.wire.errors import RETRY_AFTER_S, ClusterError
+
+CLIENTS_MAX = 65_536
+"""Clients that are remembered. The one that was seen longest ago is forgotten first."""
+_MINUTE_S = 60.0
+
+
+class RateLimit:
+    """A token bucket: it refills at a constant rate, up to the amount of one minute, and may be overdrawn."""
+
+    __slots__ = ("_amount", "_at_s", "per_minute")
+
+    def __init__(self, per_minute: int, now_s: float) -> None:
+        self.per_minute = per_minute
+        self._amount = float(per_minute)
+        self._at_s = now_s
+
+    def wait_s(self, now_s: float) -> float:
+        """Return the time until something may be taken. 0: now."""
+        self._refill(now_s)
+        return max(0.0, (1.0 - self._amount) * _MINUTE_S / self.per_minute)
+
+    def take(self, amount: float, now_s: float) -> None:
+        """Take an amount, even if the bucket holds less."""
+        self._refill(now_s)
+        self._amount -= amount
+
+    def _refill(self, now_s: float) -> None:
+        elapsed_s, self._at_s = now_s - self._at_s, now_s
+        self._amount = min(self.per_minute, self._amount + elapsed_s * self.per_minute / _MINUTE_S)
+
+
+class _Client:
+    """The use of one client."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.body_bytes = 0
+        self.request_rate: RateLimit | None = None
+        self.token_rate: RateLimit | None = None
+
+    def set_rates(self, requests_per_minute: int, tokens_per_minute: int, now_s: float) -> None:
+        """Set the rates. 0: no limit. A rate that does not change keeps its amount."""
+        self.request_rate = _rate(self.request_rate, requests_per_minute, now_s)
+        self.token_rate = _rate(self.token_rate, tokens_per_minute, now_s)
+
+
+class Budgets:
+    """The use of the server by all clients. A client is an API key, or an address if the request has no key."""
+
+    def __init__(self, limits: LimitsConfig) -> None:
+        self._limits = limits
+        self._clients: OrderedDict[str, _Client] = OrderedDict()
+        self._body_bytes = 0
+        """Bytes of request bodies in memory, of all clients."""
+
+    def begin(self, name: str, limits: KeyLimits, *, is_counted: bool, now_s: float) -> RequestBudget:
+        """Return the budget of a new request. Raises ClusterError (429) if its client has too many, or too often.
+
+        `limits`: those of the client's key. `is_counted`: it counts as a request, not by its body only.
+        """
+        client = self._client(name)
+        if is_counted:
+            self._admit(client, limits, now_s)
+        return RequestBudget(self, client, is_counted=is_counted)
+
+    def _admit(self, client: _Client, own: KeyLimits, now_s: float) -> None:
+        """Count a request. Raises ClusterError (429)."""
+        common = self._limits
+        per_minute = own.requests_per_minute or common.client_requests_per_minute
+        tokens_per_minute = own.tokens_per_minute or common.client_tokens_per_minute
+        client.set_rates(per_minute, tokens_per_minute, now_s)
+        requests_max = own.streams_max or common.client_requests_max
+        if client.requests >= requests_max:
+            why = f"{client.requests} requests of this client are in progress, at most {requests_max} may be"
+            raise _refused(why, "client_requests_max", RETRY_AFTER_S)
+        if client.request_rate is not None and (wait_s := client.request_rate.wait_s(now_s)):
+            raise _refused(f"this client may send {per_minute} requests a minute", "client_requests_per_minute", wait_s)
+        if client.token_rate is not None and (wait_s := client.token_rate.wait_s(now_s)):
+            why = f"this client may use {tokens_per_minute} tokens a minute"
+            raise _refused(why, "client_tokens_per_minute", wait_s)
+        if client.request_rate is not None:
+            client.request_rate.take(1, now_s)
+        client.requests += 1
+
+    def take_bytes(self, client: _Client, size: int) -> None:
+        """Reserve memory for a part of a body. Raises ClusterError (429, 503) if there is none."""
+        own_max, all_max = self._limits.client_body_bytes_max, self._limits.body_bytes_max
+        if client.body_bytes + size > own_max:
+            why = (
+                f"the request bodies of this client take {client.body_bytes} bytes of memory, at most {own_max} may be"
+            )
+            raise _refused(why, "client_body_bytes_max", RETRY_AFTER_S)
+        if self._body_bytes + size > all_max:
+            raise ClusterError(
+                f"request bodies take {self._body_bytes} bytes of memory, at most {all_max} may be"
+                " (limits.body_bytes_max); send the request again later",
+                status=503,
+                code="body_memory_full",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        client.body_bytes += size
+        self._body_bytes += size
+
+    def give_bytes(self, client: _Client, size: int) -> None:
+        """Give reserved memory back."""
+        client.body_bytes -= size
+        self._body_bytes -= size
+
+    def _client(self, name: str) -> _Client:
+        client = self._clients.get(name)
+        if client is None:
+            client = self._clients[name] = _Client()
+            if len(self._clients) > CLIENTS_MAX:
+                self._clients.popitem(last=False)
+        else:
+            self._clients.move_to_end(name)
+        return client
+
+
+class RequestBudget:
+    """The reservations of one HTTP request."""
+
+    __slots__ = ("_body_bytes", "_budgets", "_client", "_is_counted")
+
+    def __init__(self, budgets: Budgets, client: _Client, *, is_counted: bool) -> None:
+        self._budgets = budgets
+        self._client = client
+        self._is_counted = is_counted
+        self._body_bytes = 0
+
+    def take_bytes(self, size: int) -> None:
+        """Reserve memory for a part of the body. Raises ClusterError (429, 503) if there is none."""
+        self._budgets.take_bytes(self._client, size)
+        self._body_bytes += size
+
+    def release_body(self) -> None:
+        """Give the memory of the body back: it was parsed and dropped."""
+        self._budgets.give_bytes(self._client, self._body_bytes)
+        self._body_bytes = 0
+
+    def charge(self, tokens: int, now_s: float) -> None:
+        """Count tokens that the request has used."""
+        if self._client.token_rate is not None:
+            self._client.token_rate.take(tokens, now_s)
+
+    def end(self) -> None:
+        """Give all reservations back, at the end of the response."""
+        self.release_body()
+        if self._is_counted:
+            self._is_counted = False
+            self._client.requests -= 1
+
+
+def _rate(rate: RateLimit | None, per_minute: int, now_s: float) -> RateLimit | None:
+    if not per_minute:
+        return None
+    return rate if rate is not None and rate.per_minute == per_minute else RateLimit(per_minute, now_s)
+
+
+def _refused(why: str, setting: str, wait_s: float) -> ClusterError:
+    message = f"{why} (limits.{setting}, or the limits of its key); send the request again in {math.ceil(wait_s)} s"
+    return ClusterError(message, status=429, code="rate_limit_exceeded", retry_after_s=wait_s)

@@ -1,0 +1,131 @@
+"""Count the HTTP connections of the server, end the overdue ones, and log refused ones at a bounded rate."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Protocol
+
+from baton.core.errors import RequestError
+from baton.core.limits import LimitsConfig
+from baton.move.clock import now_s
+from baton.serve.http.wire.errors import ClusterError
+
+LOG_S = 60.0
+"""Interval between two log lines about refused connections of one kind."""
+SWEEP_S_MAX = 1.0
+"""Longest interval between two searches for overdue connections."""
+REFUSED_MAX = 64
+"""Connections beyond the maximum that may wait for their error response. Further ones are closed without one."""
+RETRY_AFTER_S = 1.0
+
+log = logging.getLogger("baton.server")
+
+
+class Connection(Protocol):
+    """A connection that may become overdue."""
+
+    address: str
+
+    def end_if_overdue(self, now_s: float) -> None:
+        """End the connection if one of its deadlines has passed."""
+        ...
+
+
+class Connections:
+    """All HTTP connections of the server. One timer searches them for overdue ones while there are any."""
+
+    def __init__(self, limits: LimitsConfig, *, proxies: Sequence[str] = ()) -> None:
+        """`proxies`: addresses that may have any number of connections, as each one serves many clients."""
+        self.limits = limits
+        self.proxies = frozenset(proxies)
+        self._open: set[Connection] = set()
+        self._by_address: Counter[str] = Counter()
+        self._timer: asyncio.TimerHandle | None = None
+        times_s = (limits.header_s, limits.body_s, limits.idle_s, limits.send_s)
+        self._sweep_s = min(SWEEP_S_MAX, min(times_s) / 4)
+        self._log = RefusalLog()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, connection: Connection) -> RequestError | None:
+        """Add a connection. Return the error to answer if it exceeds a limit."""
+        self._open.add(connection)
+        self._by_address[connection.address] += 1
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._sweep_s, self._sweep)
+        count, count_max = self._by_address[connection.address], self.limits.address_connections_max
+        if count > count_max and connection.address not in self.proxies:
+            return _too_many(f"this address has {count} connections", count_max, "address_connections_max", status=429)
+        count, count_max = len(self._open), self.limits.connections_max
+        if count > count_max:
+            return _too_many(f"the server has {count} connections", count_max, "connections_max", status=503)
+        return None
+
+    def remove(self, connection: Connection) -> None:
+        """Remove a closed connection."""
+        self._open.discard(connection)
+        self._by_address[connection.address] -= 1
+        if not self._by_address[connection.address]:
+            del self._by_address[connection.address]
+
+    @property
+    def may_answer(self) -> bool:
+        """Return whether a connection beyond the maximum may wait for its error response."""
+        return len(self._open) <= self.limits.connections_max + REFUSED_MAX
+
+    def note_refused(self, address: str, error: RequestError) -> None:
+        """Log a refused connection or request, unless one of its kind was logged recently."""
+        line = self._log.line(error.code or str(error.status), f"{address}: {error}", now_s())
+        if line:
+            log.warning("%s", line)
+
+    def _sweep(self) -> None:
+        self._timer = None
+        moment_s = now_s()
+        for connection in list(self._open):
+            connection.end_if_overdue(moment_s)
+        if self._open:
+            self._timer = asyncio.get_running_loop().call_later(self._sweep_s, self._sweep)
+
+
+class RefusalLog:
+    """Limits the log to one line per kind of refusal and `LOG_S`, with the number of refusals since the last line."""
+
+    def __init__(self) -> None:
+        self._logged_s: dict[str, float] = {}
+        self._since: Counter[str] = Counter()
+
+    def line(self, kind: str, text: str, now_s: float) -> str:
+        """Return the line to log. Empty: one of this kind was logged less than `LOG_S` ago."""
+        logged_s = self._logged_s.get(kind)
+        if logged_s is not None and now_s - logged_s < LOG_S:
+            self._since[kind] += 1
+            return ""
+        more = self._since.pop(kind, 0)
+        self._logged_s[kind] = now_s
+        return f"refused {text}" + (f" ({more} more like it since the last line)" if more else "")
+
+
+@lru_cache(maxsize=4096)
+def client_address(host: str) -> str:
+    """Return the address under which a peer is counted. IPv6: its /64 network, which one client usually owns."""
+    if ":" not in host:
+        return host
+    try:
+        address = ipaddress.IPv6Address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
+
+
+def _too_many(what: str, count_max: int, setting: str, *, status: int) -> ClusterError:
+    message = f"{what}, at most {count_max} are allowed (limits.{setting}); close some and try again"
+    return ClusterError(message, status=status, code="too_many_connections", retry_after_s=RETRY_AFTER_S)

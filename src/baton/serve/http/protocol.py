@@ -1,0 +1,251 @@
+"""HTTP/1.1 of one connection: uvicorn's httptools protocol, bounded in the size, number and time of what it receives.
+
+Uvicorn bounds neither the headers that httptools collects nor the time that a client takes. ADR 19 has the reasons and
+the alternatives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from http import HTTPStatus
+from typing import Any, Literal
+
+import httptools
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from baton.core.errors import RequestError
+from baton.move.clock import now_s
+from baton.serve.http.connections import Connections, client_address
+from baton.serve.http.wire.errors import error_body, error_headers
+
+LINGER_S = 2.0
+"""Time for a client to read an error response and to close, before the connection is aborted."""
+LINGER_BYTES_MAX = 1 << 20
+"""Bytes that are read and dropped in this time."""
+PIPELINED_MAX = 8
+"""Unanswered requests of one connection. Clients in use today send one at a time."""
+Phase = Literal["idle", "head", "body", "response", "closing"]
+
+
+class HttpServerConfig(uvicorn.Config):
+    """Settings of uvicorn for Baton's HTTP server, with the connections that all protocol objects share."""
+
+    def __init__(self, app: ASGIApp, connections: Connections, *, close_s: float) -> None:
+        """`close_s`: time for open connections to close when the server stops."""
+        proxies = connections.proxies
+        super().__init__(
+            app,
+            http=BoundedHttpProtocol,
+            ws="none",
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            proxy_headers=bool(proxies),
+            forwarded_allow_ips=list(proxies),
+            timeout_keep_alive=math.ceil(connections.limits.idle_s),
+            timeout_graceful_shutdown=math.ceil(close_s),
+        )
+        self.connections = connections
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """One connection. Answers 431, 408 or 400 itself, without the application, and then closes."""
+
+    def __init__(
+        self,
+        config: HttpServerConfig,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.address = ""
+        self._all = config.connections
+        self._limits = config.connections.limits
+        self._phase: Phase = "idle"
+        self._deadline_s = math.inf
+        self._send_deadline_s = math.inf
+        """Finite while the send buffer is full."""
+        self._unused_bytes = 0
+        """Bytes that the parser has got since it last returned something: a head, or a part of a body."""
+        self._has_returned = False
+        self._cycles: list[RequestResponseCycle] = []
+        """Requests that are not answered, in order."""
+
+    # ---- the connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self.address = client_address(self.client[0] if self.client else "")
+        self._deadline_s = now_s() + self._limits.idle_s
+        error = self._all.add(self)
+        if error is not None:
+            self._refuse(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._all.remove(self)
+        self._cancel()
+        super().connection_lost(exc)
+
+    def resume_writing(self) -> None:
+        self._send_deadline_s = math.inf
+        super().resume_writing()
+
+    def end_if_overdue(self, now_s: float) -> None:
+        """End the connection if the client is too slow to send its request, to read its response, or to close."""
+        if self.flow.write_paused and self._send_deadline_s == math.inf:
+            self._send_deadline_s = now_s + self._limits.send_s
+        if self._phase == "body" and self.flow.read_paused:
+            self._deadline_s = now_s + self._limits.body_s  # not the client stopped sending, but the server reading
+        if self.transport.is_closing() and self._phase != "closing":
+            self._phase, self._deadline_s = "closing", now_s + self._limits.send_s  # the rest is being sent
+        if now_s >= self._send_deadline_s:
+            self._all.note_refused(self.address, _slow_reader(self._limits.send_s))
+            self.transport.abort()
+        elif now_s < self._deadline_s:
+            return
+        elif self._phase == "closing":
+            self.transport.abort()
+        elif self._phase == "head":
+            self._refuse(_overdue("headers", "header_s", self._limits.header_s))
+        elif self._phase == "body" and not self.cycle.response_complete:
+            self._refuse(_overdue("body", "body_s", self._limits.body_s))
+        else:
+            self._close()
+
+    @property
+    def _is_closing(self) -> bool:
+        return self._phase == "closing" or self.transport.is_closing()
+
+    # ---- the request
+
+    def data_received(self, data: bytes) -> None:
+        """Parse the data in pieces, so that unfinished headers stay below their maximum."""
+        self._unset_keepalive_if_required()
+        if self._is_closing:
+            self._unused_bytes += len(data)
+            if self._unused_bytes > LINGER_BYTES_MAX:
+                self.transport.abort()
+            return
+        rest = memoryview(data)
+        parser = self.parser
+        while rest and parser is not None and not self._is_closing:
+            room_bytes = self._limits.header_bytes_max - self._unused_bytes
+            piece, rest = rest[:room_bytes], rest[room_bytes:]
+            self._has_returned = False
+            try:
+                parser.feed_data(piece)
+            except httptools.HttpParserUpgrade:
+                return  # answered as a plain HTTP request
+            except httptools.HttpParserError as error:
+                cause = error.__context__
+                self._refuse(cause if isinstance(cause, RequestError) else _malformed(error))
+                return
+            self._unused_bytes = 0 if self._has_returned else self._unused_bytes + len(piece)
+            if self._unused_bytes >= self._limits.header_bytes_max:
+                self._refuse(_too_large_head("bytes", "header_bytes_max", self._limits.header_bytes_max))
+
+    def on_message_begin(self) -> None:
+        self._phase, self._deadline_s = "head", now_s() + self._limits.header_s
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._has_returned = True
+        if len(self.headers) > self._limits.headers_max:
+            raise _too_large_head("headers", "headers_max", self._limits.headers_max)
+        self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
+        if len(self._cycles) >= PIPELINED_MAX:
+            raise RequestError(f"more than {PIPELINED_MAX} requests wait on one connection; open another one")
+        self._phase, self._deadline_s = "body", now_s() + self._limits.body_s
+        super().on_headers_complete()
+        self._cycles.append(self.cycle)
+
+    def on_body(self, body: bytes) -> None:
+        self._has_returned = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._has_returned = True
+        self._phase, self._deadline_s = "response", math.inf
+        super().on_message_complete()
+        self._await_request()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._await_request()
+
+    def _await_request(self) -> None:
+        """Begin the idle time once every request is received and answered."""
+        if self._phase == "response" and self.cycle.response_complete:
+            self._phase, self._deadline_s = "idle", now_s() + self._limits.idle_s
+
+    # ---- the end
+
+    def _refuse(self, error: RequestError) -> None:
+        """Answer the request that is being received, unless an earlier one is unanswered. Then close."""
+        self._all.note_refused(self.address, error)
+        unanswered = [cycle for cycle in self._cycles if not cycle.response_complete]
+        if self._phase == "body":
+            may_answer = len(unanswered) == 1 and not self.cycle.response_started
+        else:
+            may_answer = not unanswered
+        self._cancel()
+        if not self._all.may_answer:
+            self.transport.abort()
+            return
+        if may_answer:
+            self.transport.write(_response(error))
+        self._close()
+
+    def _cancel(self) -> None:
+        """Tell the application that the client of every unanswered request is gone."""
+        for cycle in self._cycles:
+            cycle.disconnected = not cycle.response_complete
+            cycle.message_event.set()
+
+    def _close(self) -> None:
+        """Send what is written, and give the client time to read it: an early close could discard it on its way."""
+        self._phase, self._deadline_s = "closing", now_s() + LINGER_S
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:
+            self.transport.close()
+
+
+def _response(error: RequestError) -> bytes:
+    body = error_body(error)
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "connection": "close",
+        **error_headers(error),
+    }
+    lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def _too_large_head(unit: str, setting: str, most: int) -> RequestError:
+    message = (
+        f"the request has more than {most} {unit} before its body (limits.{setting}); send fewer or shorter headers"
+    )
+    return RequestError(message, status=431, code="headers_too_large")
+
+
+def _overdue(part: str, setting: str, limit_s: float) -> RequestError:
+    message = f"the {part} of the request took longer than {limit_s:g} s (limits.{setting}); send the request again"
+    return RequestError(message, status=408, code="request_timeout")
+
+
+def _slow_reader(limit_s: float) -> RequestError:
+    message = f"it read too little of its response within {limit_s:g} s (limits.send_s); its request was cancelled"
+    return RequestError(message, status=408, code="slow_reader")
+
+
+def _malformed(error: httptools.HttpParserError) -> RequestError:
+    return RequestError(f"the request is not valid HTTP/1.1: {error}", status=400, code="malformed_request")

@@ -1,0 +1,244 @@
+"""Limits of connections, headers, bodies and readers, over raw sockets. Each attack is a small form of a real one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import socket
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from baton.core.limits import LimitsConfig
+from baton.serve.http.connections import LOG_S, RefusalLog, client_address
+from tests.http.conftest import Server, build_house
+
+LIMITS = LimitsConfig(
+    header_bytes_max=4096,
+    headers_max=20,
+    header_s=0.4,
+    body_s=0.4,
+    idle_s=0.8,
+    send_s=0.4,
+    connections_max=24,
+    address_connections_max=12,
+)
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server(build_house(limits=LIMITS)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture
+def connection(server: Server) -> Iterator[socket.socket]:
+    with connect(server) as connection:
+        yield connection
+
+
+def connect(server: Server) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=10)
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Read until the server closes."""
+    return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def check_refused(connection: socket.socket, status: int, code: str, *words: str) -> str:
+    """Read a response to its end. It has the status, OpenAI's body with the code, and the words in its message."""
+    head, _, body = read_all(connection).partition(b"\r\n\r\n")
+    assert head.startswith(f"HTTP/1.1 {status} ".encode()), head
+    assert b"\r\nconnection: close" in head
+    error = json.loads(body)["error"]
+    assert list(error) == ["message", "type", "param", "code"]
+    assert error["code"] == code
+    assert all(word in error["message"] for word in words), error["message"]
+    return head.decode()
+
+
+def send_until_closed(connection: socket.socket, piece: bytes, *, bytes_max: int) -> int:
+    """Send the piece again and again. Return the number of bytes that the server took before it closed."""
+    sent = 0
+    try:
+        while sent < bytes_max:
+            sent += connection.send(piece)
+    except (BrokenPipeError, ConnectionResetError):
+        pass
+    return sent
+
+
+# ---- headers
+
+
+def test_one_header_without_end_is_a_431(connection: socket.socket) -> None:
+    """The parser would collect it for ever, and copy it with every piece."""
+    connection.sendall(HEAD + b"x: " + b"a" * 8192)
+    check_refused(connection, 431, "headers_too_large", "4096 bytes", "limits.header_bytes_max")
+
+
+def test_an_endless_header_is_cut_off(connection: socket.socket) -> None:
+    connection.sendall(HEAD + b"x: ")
+    assert send_until_closed(connection, b"a" * 65536, bytes_max=2**30) < 2**30
+
+
+def test_a_request_line_without_end_is_a_431(connection: socket.socket) -> None:
+    connection.sendall(b"GET /" + b"a" * 5000)
+    check_refused(connection, 431, "headers_too_large", "limits.header_bytes_max")
+
+
+def test_many_headers_are_a_431(connection: socket.socket) -> None:
+    connection.sendall(HEAD + b"".join(b"a%d: b\r\n" % number for number in range(30)) + b"\r\n")
+    check_refused(connection, 431, "headers_too_large", "20 headers", "limits.headers_max")
+
+
+def test_headers_of_exactly_the_maximum_are_read(connection: socket.socket) -> None:
+    head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX: "
+    connection.sendall(head + b"a" * (4096 - len(head) - 4) + b"\r\n\r\n")
+    assert read_all(connection).startswith(b"HTTP/1.1 200 ")
+
+
+def test_trailers_without_end_are_a_431(connection: socket.socket) -> None:
+    """Headers after a chunked body are collected as those before it are."""
+    connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\nx: " + b"a" * 9000)
+    check_refused(connection, 431, "headers_too_large")
+
+
+def test_many_chunks_of_one_byte_are_a_body_like_any_other(connection: socket.socket) -> None:
+    body = b'{"max_tokens": 1, "prompt": "' + b"x" * 3000 + b'"}'
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    connection.sendall(HEAD + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n")
+    assert read_all(connection).startswith(b"HTTP/1.1 200 ")
+
+
+def test_requests_on_one_connection_are_counted_apart(client: httpx.Client) -> None:
+    for _ in range(5):
+        assert client.get("/health", headers={"x": "a" * 3000}).status_code == 200
+
+
+def test_no_http_at_all_is_a_400(connection: socket.socket) -> None:
+    connection.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
+    check_refused(connection, 400, "malformed_request")
+
+
+def test_line_ends_without_end_are_cut_off(connection: socket.socket) -> None:
+    assert send_until_closed(connection, b"\r\n" * 32768, bytes_max=2**30) < 2**30
+
+
+def test_pipelined_requests_are_answered_in_order_up_to_a_maximum(server: Server, connection: socket.socket) -> None:
+    get = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    last = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    connection.sendall(get * 3 + last)
+    assert read_all(connection).count(b"HTTP/1.1 200 ") == 4
+    with connect(server) as greedy:
+        greedy.sendall(get * 100)
+        assert read_all(greedy).count(b"HTTP/1.1 200 ") < 100
+
+
+# ---- times
+
+
+def test_headers_that_come_too_slowly_are_a_408(connection: socket.socket) -> None:
+    connection.sendall(HEAD)
+    check_refused(connection, 408, "request_timeout", "headers", "0.4 s", "limits.header_s")
+
+
+def test_a_body_that_comes_too_slowly_is_a_408(connection: socket.socket) -> None:
+    connection.sendall(HEAD + b'Content-Length: 100\r\n\r\n{"prompt":')
+    check_refused(connection, 408, "request_timeout", "body", "0.4 s", "limits.body_s")
+
+
+def test_a_body_that_was_refused_and_stops_is_not_awaited(connection: socket.socket) -> None:
+    connection.sendall(HEAD + b"Content-Length: 99999999\r\n\r\nxx")
+    answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert answer.count(b"HTTP/1.1") == 1
+
+
+def test_a_connection_without_a_request_is_closed_without_an_answer(connection: socket.socket) -> None:
+    assert read_all(connection) == b""
+
+
+def test_a_stream_outlives_the_time_of_headers_bodies_and_idle_connections(server: Server) -> None:
+    """The client reads slowly, so the stream takes longer than every other deadline."""
+    body = json.dumps({"prompt": "a", "max_tokens": 40, "ignore_eos": True, "stream": True}).encode()
+    gateway = server.house.gateway
+    gateway.pace_s = 0.03
+    try:
+        with connect(server) as connection:
+            connection.sendall(HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            assert b"data: [DONE]" in read_all(connection)
+    finally:
+        gateway.pace_s = 0.0
+
+
+def test_a_reader_that_stops_is_disconnected_and_its_request_cancelled(server: Server, client: httpx.Client) -> None:
+    """Its text with log probabilities overflows the buffers of the sockets."""
+    choices = {"n": 16, "max_tokens": 400, "logprobs": 20, "ignore_eos": True, "stream": True}
+    body = json.dumps({"prompt": "a", **choices}).encode()
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(10)
+        connection.connect(("127.0.0.1", server.port))
+        connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        while client.get("/cluster").json()["hosts"][0]["kv_blocks_used"]:
+            pass  # the request is cancelled while this client still has not read
+        with contextlib.suppress(ConnectionResetError):
+            assert b"[DONE]" not in read_all(connection)
+
+
+# ---- numbers
+
+
+def test_connections_beyond_the_maximum_of_an_address_are_a_429(server: Server) -> None:
+    """The others go on: they were there first."""
+    first = [connect(server) for _ in range(12)]
+    try:
+        with connect(server) as late:
+            head = check_refused(late, 429, "too_many_connections", "at most 12", "limits.address_connections_max")
+            assert "\r\nretry-after: 1" in head
+        first[0].sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert read_all(first[0]).startswith(b"HTTP/1.1 200 ")
+    finally:
+        for connection in first:
+            connection.close()
+
+
+# ---- units
+
+
+def test_an_ipv6_client_counts_by_its_network() -> None:
+    assert client_address("2001:db8:1:2:aaaa::1") == client_address("2001:db8:1:2:bbbb::2")
+    assert client_address("2001:db8:1:2::1") != client_address("2001:db8:1:3::1")
+    assert client_address("::ffff:10.0.0.1") == "10.0.0.1" == client_address("10.0.0.1")
+    assert client_address("") == ""
+
+
+def test_refusals_of_one_kind_make_one_line_per_interval() -> None:
+    log = RefusalLog()
+    assert log.line("400", "10.0.0.1: not HTTP", 0.0) == "refused 10.0.0.1: not HTTP"
+    assert [log.line("400", "10.0.0.2: not HTTP", 1.0) for _ in range(1000)] == [""] * 1000
+    assert log.line("431", "10.0.0.1: headers", 1.0) != ""
+    assert log.line("400", "10.0.0.3: not HTTP", LOG_S) == (
+        "refused 10.0.0.3: not HTTP (1000 more like it since the last line)"
+    )
+
+
+def test_malformed_requests_fill_no_log(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        for _ in range(20):
+            with connect(server) as connection:
+                connection.sendall(b"no http\r\n\r\n")
+                read_all(connection)
+    assert len(caplog.records) <= 1
