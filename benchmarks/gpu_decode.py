@@ -1,70 +1,76 @@
-"""Measure paged decode attention on a GPU (microseconds, GB/s of KV): Baton's Triton kernels and torch's attention.
+"""Measure paged decode attention on a GPU: Baton's Triton kernels beside torch's attention and FlashInfer's.
 
-python benchmarks/gpu_decode.py [--repeats 20]      (by `make gpu`; without a GPU it prints what is missing)
+python benchmarks/gpu_decode.py [--seconds 120] [--rehearse]      (by `make gpu`)
 
-Every repeat runs over another set of blocks, so that the second-level cache does not answer for the memory.
+A CUDA graph replays one layer over each of several sets of blocks, so that neither Python's launches nor the
+second-level cache are measured. `floor`: the share of the time that the measured copy and matmul rates allow.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import record
 import torch
+from _gpu import Budget, Ceilings, arguments, ceilings, described, missing, random_kv, replayed
 from torch import Tensor
 
 from baton.compute.torch.kernels.attention_backend import AttentionBackend
+from baton.compute.torch.kernels.paged_decode import decode_tables
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
 from baton.decide.kv.layout import KVLayout
 
 BLOCK_TOKENS = 16
 SETS = 4
-GROUPED = {"heads": 32, "kv_heads": 8, "head_dim": 128, "planes": 2, "rope_dim": 0}
-LATENT = {"heads": 16, "kv_heads": 1, "head_dim": 576, "planes": 1, "rope_dim": 64}
+Sizes = dict[str, int]
+GROUPED: Sizes = {"heads": 32, "kv_heads": 8, "head_dim": 128, "rope_dim": 0}
+LATENT: Sizes = {"heads": 16, "kv_heads": 1, "head_dim": 576, "rope_dim": 64}
+LATENT_WIDE: Sizes = LATENT | {"heads": 128}
 BATCHES = {"b1_64k": [65536], "b64_512": [512] * 64, "b128_4k": [4096] * 128, "ragged": [4641, 45118, 1730, 1696]}
+REHEARSED = {"b1_40": [40], "ragged": [5, 33, 17]}
 
 
-def missing() -> str:
-    """Return what this machine lacks, or an empty string."""
-    if not torch.cuda.is_available():
-        return f"torch {torch.__version__} finds no CUDA device"
-    return "" if importlib.util.find_spec("triton") else "triton is not installed"
-
-
-def measure(sizes: dict[str, int], lengths: Sequence[int], repeats: int) -> dict[str, dict[str, float]]:
-    """Time one layer of one batch, and return median seconds and GB/s per backend."""
+def measure(
+    sizes: Sizes, lengths: Sequence[int], limits: Ceilings, device: torch.device
+) -> dict[str, dict[str, float]]:
+    """Time one layer of one batch. Return median seconds, GB/s and the share of the floor of each backend."""
     try:
         from baton.compute.triton.launch import TritonBackend, TritonDecodeKernel
     except ImportError as error:
         raise SystemExit("the kernels need triton, which PyTorch's CUDA builds bring: pip install triton") from error
+    number = torch.float32 if device.type == "cpu" else torch.bfloat16  # the interpreter multiplies in float32 only
+    planes: Literal[1, 2] = 1 if sizes["rope_dim"] else 2
     layout = KVLayout(
-        layers=SETS,
-        kv_heads=sizes["kv_heads"],
-        head_dim=sizes["head_dim"],
-        block_tokens=BLOCK_TOKENS,
-        dtype="bfloat16",
-        planes=2 if sizes["planes"] == 2 else 1,
-    )
+        layers=SETS, kv_heads=sizes["kv_heads"], head_dim=sizes["head_dim"], block_tokens=BLOCK_TOKENS,
+        dtype="float32" if number == torch.float32 else "bfloat16", planes=planes,
+    )  # fmt: skip
     counts = [-(-length // BLOCK_TOKENS) for length in lengths]
-    kv = PagedKV(torch.zeros(layout.block_bytes * sum(counts), dtype=torch.uint8, device="cuda"), layout)
-    kv.data.normal_()
+    kv = PagedKV(torch.zeros(layout.block_bytes * sum(counts), dtype=torch.uint8, device=device), layout)
+    random_kv(kv.data)
     tables = torch.randperm(sum(counts)).split(counts)
     rows = [
         Row(index, 1, length - 1, blocks) for index, (length, blocks) in enumerate(zip(lengths, tables, strict=True))
     ]
-    queries = torch.randn(len(rows), sizes["heads"], sizes["head_dim"], device="cuda", dtype=torch.bfloat16)
-    kernel = TritonDecodeKernel(products=torch.bfloat16, rope_dim=sizes["rope_dim"])
-    backends: dict[str, AttentionBackend] = {"triton": TritonBackend(kernel), "torch_sdpa": SdpaBackend()}
+    queries = torch.randn(len(rows), sizes["heads"], sizes["head_dim"], device=device, dtype=number)
+    kernel = TritonDecodeKernel(products=number, rope_dim=sizes["rope_dim"])
+    backends: dict[str, AttentionBackend] = {"triton": TritonBackend(kernel), "sdpa": SdpaBackend()}
+    runs = {
+        name: [_layer(backend.plan(rows, kv).run, layer, queries) for layer in range(SETS)]
+        for name, backend in backends.items()
+    }
+    if device.type == "cuda" and planes == 2 and importlib.util.find_spec("flashinfer"):
+        runs["flashinfer"] = _flashinfer(rows, kv, queries)
     read_bytes = sum(lengths) * layout.token_bytes // layout.layers
+    flop = 4 * sum(lengths) * sizes["heads"] * sizes["head_dim"]
+    floor_s = limits.floor_s(read_bytes, flop)
     found: dict[str, dict[str, float]] = {}
-    for name, backend in backends.items():
-        plan = backend.plan(rows, kv)
-        seconds = timed([_layer(plan.run, layer, queries) for layer in range(SETS)], repeats)
-        found[name] = {"median_s": seconds, "gb_per_s": read_bytes / seconds / 1e9}
+    for name, calls in runs.items():
+        seconds = replayed(calls, device)
+        found[name] = {"median_s": seconds, "gb_per_s": read_bytes / seconds / 1e9, "floor_ratio": floor_s / seconds}
     return found
 
 
@@ -72,41 +78,48 @@ def _layer(run: Callable[[int, Tensor, None], Tensor], layer: int, queries: Tens
     return lambda: run(layer, queries, None)
 
 
-def timed(calls: Sequence[Callable[[], Tensor]], repeats: int) -> float:
-    """Return the median of device times, seconds."""
-    for call in calls:
-        call()
-    times: list[float] = []
-    for index in range(repeats):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        calls[index % len(calls)]()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3)
-    return sorted(times)[len(times) // 2]
+def _flashinfer(rows: Sequence[Row], kv: PagedKV, queries: Tensor) -> list[Callable[[], Tensor]]:
+    """Plan FlashInfer's paged decode over the same blocks."""
+    try:
+        import flashinfer
+    except ImportError as error:
+        raise SystemExit("this comparison needs FlashInfer: pip install flashinfer-python") from error
+    tables, device = decode_tables(rows, queries.device), queries.device
+    counts = torch.tensor([0, *(len(row.blocks) for row in rows)], dtype=torch.int32)
+    workspace = torch.empty(128 << 20, dtype=torch.uint8, device=device)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
+    wrapper.plan(
+        counts.cumsum(0, dtype=torch.int32).to(device), torch.cat([row.blocks for row in rows]).int().to(device),
+        ((tables.lengths - 1) % BLOCK_TOKENS + 1).int(), queries.shape[1], kv.layout.kv_heads, kv.layout.head_dim,
+        BLOCK_TOKENS, q_data_type=queries.dtype, kv_data_type=kv.data.dtype,
+    )  # fmt: skip
+    return [lambda layer=layer: wrapper.run(queries, kv.data[:, layer]) for layer in range(SETS)]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=20)
-    args = parser.parse_args()
-    lacks = missing()
+    args = arguments(__doc__)
+    lacks = missing(rehearse=args.rehearse)
     if lacks:
         print(f"gpu_decode: not run: {lacks}")
         return 0
-    results: dict[str, object] = {"device": torch.cuda.get_device_name(0), "torch": torch.__version__}
+    device, budget = torch.device("cpu" if args.rehearse else "cuda"), Budget(args.seconds)
+    kinds = {"grouped": GROUPED, "latent": LATENT, "latent_128_heads": LATENT_WIDE}
+    if args.rehearse:
+        kinds = {"grouped": {"heads": 4, "kv_heads": 2, "head_dim": 16, "rope_dim": 0}}
     with torch.inference_mode():
-        for kind, sizes in (("grouped", GROUPED), ("latent", LATENT)):
-            for name, lengths in BATCHES.items():
-                found = measure(sizes, lengths, args.repeats)
-                results[f"{kind}_{name}"] = found
+        limits = ceilings(device, rehearse=args.rehearse)
+        results = described(device, limits)
+        for name, lengths in (REHEARSED if args.rehearse else BATCHES).items():
+            for kind, sizes in kinds.items():
+                if not budget.allows(f"{kind} {name}"):
+                    continue
+                results[f"{kind}_{name}"] = found = measure(sizes, lengths, limits, device)
                 words = ", ".join(
-                    f"{backend} {one['median_s'] * 1e6:.1f} us {one['gb_per_s']:.0f} GB/s"
+                    f"{backend} {one['median_s'] * 1e6:.1f} us, {one['floor_ratio']:.0%} of the floor"
                     for backend, one in found.items()
                 )
-                print(f"{kind} {name}: {', '.join(words)}", flush=True)
-    record.write("gpu-decode", results)
+                print(f"{kind} {name}: {words}", flush=True)
+    record.write("gpu-decode", {**results, "left_out_for_time": budget.left_out}, args.out)
     return 0
 
 

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import record
@@ -115,15 +116,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--sizes-mib", type=int, nargs="+", default=SIZES_MIB)
+    parser.add_argument("--seconds", type=float, default=120.0, help="begin no further size after this time")
+    parser.add_argument("--out", type=Path, default=record.RESULTS, help="folder of the result file")
+    parser.add_argument("--rehearse", action="store_true", help="prove that the host's part runs; there is no driver")
     parser.add_argument("--library", default=LIBRARY, help="the driver's")
     args = parser.parse_args()
+    if args.rehearse:
+        return rehearse(args.out)
     try:
         driver = CudaDriver(0, args.library)
     except CudaUnavailableError as error:
         print(f"gpu_staging: not run: {error}")
         return 0
     figures: dict[str, dict[str, float]] = {}
+    began_s, left_out = time.perf_counter(), list[str]()
     for size_mib in args.sizes_mib:
+        if time.perf_counter() - began_s > args.seconds:
+            left_out.append(f"{size_mib} MiB")
+            continue
         blocks = (size_mib << 20) // BLOCK_BYTES
         arenas = [create_cuda_arena([(driver, 2 * blocks * BLOCK_BYTES)]) for _ in range(2)]
         figures[f"{size_mib} MiB"] = measure(arenas, blocks, args.repeats)
@@ -132,7 +142,18 @@ def main() -> int:
     heads = ["GB/s", *figures[next(iter(figures))]]
     print(record.table(heads, [[name, *(f"{one:.2f}" for one in each.values())] for name, each in figures.items()]))
     if args.library == LIBRARY:
-        record.write("gpu-staging", {"gb_per_s": figures})
+        record.write("gpu-staging", {"gb_per_s": figures, "left_out_for_time": left_out}, args.out)
+    return 0
+
+
+def rehearse(folder: Path) -> int:
+    """Move blocks between memories of the host over tcp: the part that needs no driver."""
+    size_bytes = 8 * BLOCK_BYTES
+    hosts = [create_arena(2 * size_bytes) for _ in range(2)]
+    speed = over_tcp(hosts[0].memory, hosts[1].memory, 8, 2)
+    for host in hosts:
+        host.close()
+    record.write("gpu-staging", {"gb_per_s": {"rehearsal": {"tcp_host": speed}}}, folder)
     return 0
 
 

@@ -16,6 +16,8 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 
+VERSIONS = ("torch", "triton", "numpy", "msgspec", "uvicorn", "tokenizers")
+
 
 def environment() -> dict[str, Any]:
     """Describe the machine and the versions."""
@@ -35,16 +37,24 @@ def environment() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "load_before": os.getloadavg()[0],
         "python": platform.python_version(),
-        "versions": {name: metadata.version(name) for name in ("torch", "numpy", "msgspec", "uvicorn", "tokenizers")},
+        "versions": {name: version for name in VERSIONS if (version := _version(name))},
     }
 
 
-def write(name: str, figures: dict[str, Any]) -> None:
+def _version(name: str) -> str:
+    """Return the version of an installed package. Empty: it is not installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def write(name: str, figures: dict[str, Any], folder: Path = RESULTS) -> None:
     """Store a result and show it."""
-    RESULTS.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     record = {"command": "python " + " ".join([*map(_relative, sys.argv)]), "environment": environment(), **figures}
     text = json.dumps(record, indent=2)
-    (RESULTS / f"{name}.json").write_text(text + "\n")
+    (folder / f"{name}.json").write_text(text + "\n")
     print(text)
 
 

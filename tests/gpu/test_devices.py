@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,15 +22,13 @@ from baton.move.arena.cuda_memory import CudaMemory
 from baton.move.transport.extents import Spread, rows_of
 from baton.move.transport.staged import StagedMemory
 from baton.move.transport.tcp import TcpTransport
+from tests.dummies import small
 from tests.hosting import cluster
 from tests.process.test_hosts import ask, text_of
 from tests.serving import serving
 from tests.transfers.kits import random_extents
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason=f"torch {torch.__version__} finds no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 several = pytest.mark.skipif(torch.cuda.device_count() < 2, reason=f"{torch.cuda.device_count()} GPUs, 2 are needed")
 LAYOUT = KVLayout(layers=4, kv_heads=2, head_dim=64, block_tokens=16, dtype="bfloat16")
 SIZE_BYTES = 64 * LAYOUT.block_bytes
@@ -46,8 +45,8 @@ assert ranks.joined(torch.full((2, 3), 1.0, device=device)) is None
 
 
 @pytest.fixture
-def arena() -> Iterator[CudaArena]:
-    made = create_cuda_arena([(CudaDriver(0), SIZE_BYTES)])
+def arena(gpu: str) -> Iterator[CudaArena]:
+    made = create_cuda_arena([(CudaDriver(int(gpu.removeprefix("cuda:"))), SIZE_BYTES)])
     yield made
     made.close()
 
@@ -96,14 +95,16 @@ def test_kv_goes_over_tcp_from_one_arena_to_another(arena: CudaArena) -> None:
     other.close()
 
 
-def test_a_host_on_a_gpu_decodes_what_a_host_on_the_cpu_prefilled() -> None:
+def test_a_host_on_a_gpu_decodes_what_a_host_on_the_cpu_prefilled(device: str, tmp_path: Path) -> None:
     """In both directions, with the text of one worker."""
-    with serving("--dtype", "float32", "--device", "cpu", "--mixed", "1") as server, server.client() as client:
+    options = ("--load-format", "dummy", "--dtype", "float32", "--context-tokens", "512")
+    model = small("llama-3.1-8b", tmp_path)
+    with serving(model, *options, "--device", "cpu", "--mixed", "1") as server, server.client() as client:
         expected = text_of(ask(client, BODY))
-    for devices in (("cpu", "cuda"), ("cuda", "cpu"), ("cuda", "cuda")):
-        prefill, decode = (("--device", device) for device in devices)
+    for devices in (("cpu", device), (device, "cpu"), (device, device)):
+        prefill, decode = (("--device", place) for place in devices)
         hosts = {"a": ("--prefill", "1", *prefill), "b": ("--decode", "1", *decode)}
-        with cluster("smollm2-135m", hosts, "--dtype", "float32") as (server, _):
+        with cluster(model, hosts, *options) as (server, _):
             with server.client() as client:
                 assert text_of(ask(client, BODY)) == expected
             assert server.metric("baton_handoff_bytes_total") > 0
@@ -125,11 +126,11 @@ def test_ranks_add_up_over_nccl() -> None:
 
 
 @several
-def test_ranks_on_two_gpus_give_the_text_of_one() -> None:
-    """SmolLM2 has 9 heads, so it can have two stages, but not two tensor ranks."""
+def test_ranks_on_two_gpus_give_the_text_of_one(tmp_path: Path) -> None:
+    model = (small("llama-3.1-8b", tmp_path), "--load-format", "dummy", "--dtype", "float32", "--context-tokens", "512")
     texts = []
-    for more in ((), ("--pp", "2")):
-        arguments = ("--device", "cuda", "--dtype", "float32", "--prefill", "1", "--decode", "1", *more)
+    for more in ((), ("--pp", "2"), ("--tp", "2")):
+        arguments = (*model, "--device", "cuda", "--prefill", "1", "--decode", "1", *more)
         with serving(*arguments) as server, server.client() as client:
             texts.append(text_of(ask(client, BODY)))
-    assert texts[0] == texts[1]
+    assert texts[0] == texts[1] == texts[2]

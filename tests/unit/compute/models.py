@@ -18,12 +18,14 @@ from baton.compute.models.open_model import read_config
 from baton.compute.models.resolve import resolve_model
 from baton.compute.models.tensor_names import expected_shapes
 from baton.compute.step_engine import StepEngine
-from baton.core.step import Slice, SliceResult, Step
-from baton.core.types import BlockId, RequestId, Sampling
 from baton.decide.kv.layout import KVDtype
+from tests.unit.compute.steps import GREEDY as GREEDY
+from tests.unit.compute.steps import all_logprobs as all_logprobs
+from tests.unit.compute.steps import generate as generate
+from tests.unit.compute.steps import part_of as part_of
+from tests.unit.compute.steps import run as run
 
 VOCAB = 96
-GREEDY = Sampling(temperature=0.0)
 
 TINY = {
     "hidden_size": 32,
@@ -73,53 +75,6 @@ def engine_of(
     choice = EngineChoice(kind="torch") if kind == "torch" else choose_engine(card, layout)
     assert kind in (None, choice.kind), choice.reason
     return load_engine(card, layout, memoryview(arena), threads=1, choice=choice), arena
-
-
-def part_of(
-    tokens: Sequence[int], table: Sequence[int], *, start: int = 0, end: int | None = None, **options: object
-) -> Slice:
-    """Build the slice [start, end) of a request. It samples if it contains the last token."""
-    end = len(tokens) if end is None else end
-    values: dict[str, object] = {
-        "request_id": RequestId("r"),
-        "sampling": GREEDY,
-        "prompt_tokens": len(tokens),
-        "sample": end == len(tokens),
-        **options,
-    }
-    return Slice(
-        tokens=tokens, start=start, count=end - start, block_table=[BlockId(block) for block in table], **values
-    )
-
-
-def run(engine: StepEngine, *parts: Slice) -> list[SliceResult]:
-    return list(engine.execute(Step(parts)).slices)
-
-
-def generate(
-    engine: StepEngine, prompt: Sequence[int], table: Sequence[int], count: int, sampling: Sampling = GREEDY
-) -> list[int]:
-    """Generate `count` tokens of one request."""
-    tokens = list(prompt)
-    start = 0
-    while len(tokens) < len(prompt) + count:
-        part = part_of(tokens, table, start=start, sampling=sampling, prompt_tokens=len(prompt))
-        token = run(engine, part)[0].token
-        assert token is not None
-        start = len(tokens)
-        tokens.append(token)
-    return tokens[len(prompt) :]
-
-
-def all_logprobs(engine: StepEngine, tokens: Sequence[int], table: Sequence[int], vocab: int) -> np.ndarray:
-    """Return the log probabilities of the whole vocabulary after every token but the last: [tokens - 1, vocab]."""
-    sampling = Sampling(temperature=0.0, top_logprobs=vocab, prompt_logprobs=True)
-    result = run(engine, part_of(tokens, table, sampling=sampling))[0]
-    rows = np.full((len(tokens) - 1, vocab), np.nan)
-    for row, entry in zip(rows, result.prompt_logprobs, strict=True):
-        for token, logprob in entry.top:
-            row[token] = logprob
-    return rows
 
 
 def huggingface_logprobs(model: transformers.PreTrainedModel, tokens: Sequence[int]) -> np.ndarray:

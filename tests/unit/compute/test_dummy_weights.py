@@ -14,24 +14,10 @@ from baton.compute.models.open_model import open_model
 from baton.compute.models.resolve import resolve_model
 from baton.compute.models.tokenizer import load_tokenizer
 from baton.core.errors import ModelError
+from tests.dummies import SHAPES, small
 from tests.unit.compute.models import engine_of, generate
 
-SHAPES = Path(__file__).resolve().parents[3] / "examples" / "shapes"
-SMALL = {
-    "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "vocab_size": 300, "head_dim": 8, "num_key_value_heads": 2, "num_experts": 4,
-    "num_experts_per_tok": 2, "n_routed_experts": 4, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
-    "v_head_dim": 8,
-}  # fmt: skip
 PARAMETERS = {"llama-3.1-8b": 8.03e9, "qwen3-30b-a3b": 30.53e9, "deepseek-v2-lite": 15.71e9}
-
-
-def small(name: str, folder: Path) -> str:
-    """Write the config of a shipped model in a small size."""
-    config = json.loads((SHAPES / name / "config.json").read_text())
-    sizes = {key: value for key, value in SMALL.items() if key in config}
-    (folder / "config.json").write_text(json.dumps(config | sizes))
-    return str(folder)
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
