@@ -62,7 +62,7 @@ def command_of(server: str, model: Path, python: Path, port: int) -> list[str]:
         settings = ["VLLM_CPU_KVCACHE_SPACE=2", f"VLLM_CPU_OMP_THREADS_BIND={cores[0]}-{cores[-1]}", "HF_HUB_OFFLINE=1"]
         return ["env", *settings, str(python), "-m", module, "serve", str(model), "--port", str(port), *flags]
     roles = ["--mixed", "1"] if server == "baton mixed" else ["--prefill", "1", "--decode", "1"]
-    return [sys.executable, "-m", "baton.cli.main", "serve", str(model), "--port", str(port), *roles]
+    return [sys.executable, "-m", "baton.cli.main", "serve", str(model), "--port", str(port), "--queue-s", "0", *roles]
 
 
 def has_ended(process: subprocess.Popen[bytes], *, within_s: float) -> bool:

@@ -15,6 +15,8 @@ from pathlib import Path
 import httpx
 
 START_S = 120.0
+QUEUE_S = "600"
+"""A busy machine is slow: no request of a test is refused for that. A test of the limit gives its own."""
 
 
 class RunningServer:
@@ -95,7 +97,7 @@ def listening(
     """As `serving`, but before it is ready: hosts may join. `inside`: a command that runs it in a namespace."""
     with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(
-            [*inside, sys.executable, "-m", "baton.cli.main", "serve", "--port", "0", *arguments],
+            [*inside, sys.executable, "-m", "baton.cli.main", "serve", "--port", "0", "--queue-s", QUEUE_S, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,

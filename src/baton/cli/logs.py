@@ -17,6 +17,7 @@ from baton.decide.control.cluster import Cluster, PoolRules
 from baton.decide.control.coordinator import Coordinator
 from baton.decide.control.decision_log import Decision, LogHeader, SimHeader
 from baton.decide.control.guarded_eviction import eviction_maker
+from baton.decide.control.start_queue import StartQueue
 from baton.decide.cost.load import load_cost
 from baton.decide.policy.policy_sets import policy_set
 from baton.lab.report.questions import Notes, watched
@@ -55,7 +56,8 @@ def build_cluster(header: Header, notes: Notes | None = None) -> Cluster:
     policies = build_policies(header.policy, load_cost(header.cost, folder=Path()).cost)
     if notes is not None:
         policies = watched(policies, notes)
-    coordinator = Coordinator(policies, header.block_tokens, header.attempts_max, header.prompts.window)
+    queue, window = StartQueue(header.queue_s), header.prompts.window
+    coordinator = Coordinator(policies, header.block_tokens, header.attempts_max, window, queue)
     eviction = eviction_maker(header.policy.eviction, _warn)
     return Cluster(coordinator, PoolRules(eviction=eviction, prompts=header.prompts))
 

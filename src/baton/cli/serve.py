@@ -72,6 +72,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
     parser.add_argument("--threads", type=int, metavar="N", help="threads of each worker (default: cores / workers)")
     add_parallel(parser)
     parser.add_argument("--served-name", metavar="NAME", help="name of the model for clients (default: its own name)")
+    parser.add_argument("--queue-s", type=float, metavar="S", help="reject requests that wait longer (default: 10)")
     parser.add_argument("--log", metavar="FILE", help="write every decision to FILE, for `baton replay`")
     parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file; see docs/config.md")
     parser.add_argument("--api-key", action="append", metavar="K", help="require this bearer key (repeatable)")
@@ -141,6 +142,7 @@ def configuration(args: argparse.Namespace) -> Config:
             "tiers": tuple(TierConfig(url=url) for url in args.tier) if args.tier else None,
             "batch": _with(config.batch, {"step_tokens_max": args.step_tokens}),
             "http": _with(config.http, {"host": args.host, "port": args.port, **http}),
+            "limits": _with(config.limits, {"queue_s": args.queue_s}),
         },
     )
     problems = config.problems() + config.lacks()

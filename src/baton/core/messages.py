@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from baton.core.copies import LandingEnded, LandingGranted, LandingRefused, LandingWanted, LeaseEnded, LeaseWanted
 from baton.core.prefixes import BlocksRemoved, BlocksStored
-from baton.core.ticking import Tick, WaitedTooLong
+from baton.core.ticking import QueuedTooLong, Tick, WaitedTooLong
 from baton.core.tier_messages import ReadBack, ReadBackWanted, TierCommand, TierEvent
 from baton.core.types import (
     BlockHash,
@@ -32,7 +32,7 @@ from baton.core.types import (
 )
 
 Outcome = Literal["finished", "rejected", "failed", "cancelled"]
-RejectReason = Literal["queue_full", "no_worker", "too_long", "slo", "share", "shutdown"]
+RejectReason = Literal["queue_full", "queue_deadline", "no_worker", "too_long", "slo", "share", "shutdown"]
 
 # ---- events of the coordinator -----------------------------------------------------------------------------------
 
@@ -291,6 +291,7 @@ CoordinatorEvent = (
     | RoleSet
     | Tick
     | WaitedTooLong
+    | QueuedTooLong
     | PrefillFinished
     | DecodeBegun
     | RequestFinished

@@ -16,6 +16,13 @@ class WaitedTooLong(Struct, frozen=True, tag=True):
     wait_s: float
 
 
+class QueuedTooLong(Struct, frozen=True, tag=True):
+    """The oldest request in a worker's queue has waited for its deadline: reject every request that has.
+
+    The driver sends it; see `StartQueue.deadline_s`.
+    """
+
+
 class Tick(Struct, frozen=True, tag=True):
     """The policies for roles, scaling and moves run now. `window`: the load since the last tick."""
 

@@ -100,6 +100,8 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     """Lower values are served earlier."""
     cache_salt: str = ""
     """Requests share cached blocks only if their salts are equal."""
+    may_wait: bool = False
+    """It has no deadline in the queue. Set for all but the first request of a client's call with several."""
     shares_blocks: bool = True
     """False: its blocks are not hashed, so it neither uses nor leaves cached blocks."""
 

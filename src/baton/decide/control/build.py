@@ -11,6 +11,7 @@ from baton.core.config import Plugin, PolicyConfig
 from baton.core.plugin import check_port, load_plugin
 from baton.core.ports import CostModel
 from baton.decide.control.coordinator import Coordinator, Policies
+from baton.decide.control.start_queue import StartQueue
 from baton.decide.kv.window import Window
 from baton.decide.policy.admission import AdmissionPolicy
 from baton.decide.policy.fairness import FairnessPolicy
@@ -27,10 +28,16 @@ Port = TypeVar("Port")
 
 
 def build_coordinator(
-    policy: PolicyConfig, *, cost: CostModel, block_tokens: int, attempts_max: int, window: Window | None = None
+    policy: PolicyConfig,
+    *,
+    cost: CostModel,
+    block_tokens: int,
+    attempts_max: int,
+    window: Window | None = None,
+    queue_s: float | None = None,
 ) -> Coordinator:
     """Return a coordinator with the configured policies. Raises ConfigError if a plug-in is invalid."""
-    return Coordinator(build_policies(policy, cost), block_tokens, attempts_max, window)
+    return Coordinator(build_policies(policy, cost), block_tokens, attempts_max, window, StartQueue(queue_s))
 
 
 def build_policies(policy: PolicyConfig, cost: CostModel) -> Policies:

@@ -17,6 +17,7 @@ from baton.core.copies import CopyBlocks, CopyEnded, LandingGranted, LandingRefu
 from baton.core.handoff_paths import WayChosen
 from baton.core.messages import (
     AheadEnded,
+    BlocksGranted,
     BlocksSealed,
     CloseRequest,
     CoordinatorCommand,
@@ -46,7 +47,7 @@ from baton.core.messages import (
     WorkerReported,
 )
 from baton.core.prefixes import BlocksRemoved, BlocksStored
-from baton.core.ticking import Tick, WaitedTooLong
+from baton.core.ticking import QueuedTooLong, Tick, WaitedTooLong
 from baton.core.tier_messages import DropBlocks, FromTier, LoadBlocks, LoadEnded, PutEnded, ReadBackWanted, StoreBlocks
 from baton.core.types import HostId, WorkerId, WorkerView
 from baton.decide.control.cluster_messages import (
@@ -127,7 +128,7 @@ class Cluster:
                 self._ask_coordinator(RequestArrived(request, hits) if hits else event, now_s)
             case CopyEnded() | FromTier() | LayersDone():
                 self._carry_out(self.transfers.handle(event, now_s), now_s)
-            case RequestCancelled() | RoleSet() | Tick() | WaitedTooLong():
+            case RequestCancelled() | RoleSet() | Tick() | WaitedTooLong() | QueuedTooLong():
                 self._ask_coordinator(event, now_s)
             case WorkerJoined(view=view):
                 self.workers[view.id] = view
@@ -236,6 +237,9 @@ class Cluster:
     def _carry_out_one(self, command: _Command, now_s: float) -> Iterable[_Command]:
         following: Iterable[_Command] = ()
         match command:
+            case ToWorker(command=BlocksGranted(request_id=request_id)):
+                self.coordinator.queue.start(request_id, now_s)
+                self._out.append(command)
             case ToWorker() | CloseRequest() | CopyBlocks() | SetRole() | StartWorker() | RetireWorker() | DropBlocks():
                 self._out.append(command)
             case BlocksStored() | BlocksRemoved() | RequestDropped() | AheadEnded():
@@ -286,4 +290,6 @@ class Cluster:
         )
         self._out.append(command)
         self.decided.append(command)
+        if isinstance(start, StartPrefill) and start.attempt == 1 and not table:
+            self.coordinator.queue.enter(start.request, now_s)
         return following

@@ -30,7 +30,7 @@ from baton.core.messages import (
     WorkerJoined,
     WorkerLost,
 )
-from baton.core.ticking import Tick, WaitedTooLong
+from baton.core.ticking import QueuedTooLong, Tick, WaitedTooLong
 from baton.core.tier_messages import DropBlocks, FromTier, LoadBlocks, StoreBlocks
 from baton.core.types import BlockId, HostId, RequestId, Until, WorkerId, WorkerView
 from baton.decide.kv.layout import KVLayout
@@ -95,6 +95,7 @@ ClusterEvent = (
     | RoleSet
     | Tick
     | WaitedTooLong
+    | QueuedTooLong
 )
 """All events from outside of the cluster's state machine."""
 

@@ -37,7 +37,7 @@ from baton.core.messages import (
     WorkerReported,
 )
 from baton.core.prefixes import BlocksRemoved, BlocksStored
-from baton.core.ticking import Tick, WaitedTooLong
+from baton.core.ticking import QueuedTooLong, Tick, WaitedTooLong
 from baton.core.types import (
     ClusterView,
     FlightView,
@@ -56,6 +56,7 @@ from baton.decide.control.flight import Flight
 from baton.decide.control.prefixes import Prefixes
 from baton.decide.control.reshaping import Reshaping
 from baton.decide.control.room import WaitingRoom
+from baton.decide.control.start_queue import StartQueue
 from baton.decide.kv.window import Window
 from baton.decide.policy.predictions import queue_s, with_bound
 from baton.decide.policy.prefix import prefix_on
@@ -70,6 +71,7 @@ class Coordinator:
     attempts_max: int = 3
     window: Window | None = None
     """Attention window of the model. None: at least one layer attends to all tokens."""
+    queue: StartQueue = field(default_factory=StartQueue)
     _reshaping: Reshaping = field(default_factory=Reshaping)
     _fleet: Fleet = field(default_factory=Fleet)
     _bound: Bound = field(default_factory=Bound)
@@ -108,6 +110,8 @@ class Coordinator:
                 return self._lose(workers, reason)
             case WaitedTooLong(wait_s=wait_s):
                 return self._turn_away(wait_s)
+            case QueuedTooLong():
+                return [command for close in self.queue.reject_overdue(now_s) for command in self._end(close)]
             case RequestDropped():
                 return self._move_on(event)
             case AheadEnded():
@@ -151,7 +155,7 @@ class Coordinator:
         assert request.id not in self._flights, f"request {request.id} arrived twice"
         flight = Flight(request, tier_hits=event.tier_hits)
         cluster = self._view(flight)
-        key = self.policies.admit(request, cluster, now_s)
+        key = self.queue.refuse(request, now_s) or self.policies.admit(request, cluster, now_s)
         if not isinstance(key, tuple):
             return [key]
         flight.key = key
@@ -270,15 +274,19 @@ class Coordinator:
     def _close(
         self, request_id: RequestId, outcome: Outcome, reason: str = "", reject: RejectReason | None = None
     ) -> list[CoordinatorCommand]:
-        flight = self._flights.pop(request_id, None)
+        return self._end(CloseRequest(request_id, outcome, reason, reject))
+
+    def _end(self, close: CloseRequest) -> list[CoordinatorCommand]:
+        flight = self._flights.pop(close.request_id, None)
         if flight is None:
             return []
-        self._room.leave(request_id)
+        self._room.leave(close.request_id)
+        self.queue.leave(close.request_id)
         commands: list[CoordinatorCommand] = []
-        if flight.worker is not None and outcome != "finished":
-            commands.append(StopRequest(request_id, flight.attempt, flight.worker))
+        if flight.worker is not None and close.outcome != "finished":
+            commands.append(StopRequest(close.request_id, flight.attempt, flight.worker))
         self._unload(flight)
-        return [*commands, ReleaseBlocks(request_id), CloseRequest(request_id, outcome, reason, reject)]
+        return [*commands, ReleaseBlocks(close.request_id), close]
 
     def _lose(self, workers: Sequence[WorkerId], reason: str) -> list[CoordinatorCommand]:
         """Start the requests of dead workers on others: the server has their tokens, the hosts have their KV."""
@@ -290,6 +298,7 @@ class Coordinator:
         for flight in orphans:
             flight.worker = flight.moving_to = None
             self._bound.release(flight.request.id)
+            self.queue.leave(flight.request.id)
             flight.deaths += 1
             if flight.deaths == self.attempts_max:
                 why = f"the worker died under it {flight.deaths} times, last: {reason}"

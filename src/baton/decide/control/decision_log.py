@@ -31,9 +31,10 @@ from baton.decide.control.cluster import Cluster
 from baton.decide.control.cluster_messages import ClusterEvent, HostAdded, LoggedCommand, ToPool, WorkerSaid
 from baton.decide.kv.window import PromptRules
 
-LOG_VERSION = 4
+LOG_VERSION = 5
 """Version of the log's format; a test fails if the format changes without it. Since version 4 there is one entry per
-event from outside, with all commands. Earlier versions held the coordinator's decisions only."""
+event from outside, with all commands. Earlier versions held the coordinator's decisions only. Version 5 adds the
+deadline of the queue."""
 
 
 class LogHeader(Struct, frozen=True, kw_only=True, tag=True):
@@ -46,6 +47,8 @@ class LogHeader(Struct, frozen=True, kw_only=True, tag=True):
     cost: dict[str, Any] = {}
     """The section `cost` of the configuration, which policies use."""
     prompts: PromptRules = PromptRules()
+    queue_s: float | None = None
+    """`StartQueue.wait_s_max`."""
     sources: dict[str, str] = {}
     """The digest of the source of each user-defined policy, by its `module:Class`. See `source_digests`."""
 

@@ -42,13 +42,9 @@ class BoundedQueue:
     """Admit while predicted TTFT <= slack * SLO. 1.0 trusts the cost model exactly."""
 
     def admit(self, request: Request, cluster: ClusterView, cost: CostModel, now_s: float) -> Reject | None:
-        live = cluster.waiting_requests + sum(worker.running_requests for worker in cluster.workers)
-        if live >= self.requests_max:
-            shortest_s = min((queue_s(worker, cost) for worker in cluster.having("prefill")), default=1.0)
-            reason = f"{live} requests are waiting or running, and the queue holds {self.requests_max}; try again later"
-            return Reject(reject="queue_full", reason=reason, retry_after_s=max(1.0, shortest_s))
-        if request.slo is None:
-            return None
+        full = refuse_full(cluster, cost, self.requests_max)
+        if full is not None or request.slo is None:
+            return full
         return self._misses_slo(request, request.slo.ttft_s, cluster, cost)
 
     def _misses_slo(self, request: Request, ttft_s: float, cluster: ClusterView, cost: CostModel) -> Reject | None:
@@ -76,11 +72,17 @@ class AdmitAll:
     """Maximum number of requests in the cluster (INV-9)."""
 
     def admit(self, request: Request, cluster: ClusterView, cost: CostModel, now_s: float) -> Reject | None:
-        live = cluster.waiting_requests + sum(worker.running_requests for worker in cluster.workers)
-        if live < self.requests_max:
-            return None
-        reason = f"{live} requests are waiting or running, and the queue holds {self.requests_max}; try again later"
-        return Reject(reject="queue_full", reason=reason, retry_after_s=1.0)
+        return refuse_full(cluster, cost, self.requests_max)
+
+
+def refuse_full(cluster: ClusterView, cost: CostModel, requests_max: int) -> Reject | None:
+    """Return a rejection if the cluster has `requests_max` requests, waiting and running, else None (INV-9)."""
+    live = cluster.waiting_requests + sum(worker.running_requests for worker in cluster.workers)
+    if live < requests_max:
+        return None
+    shortest_s = min((queue_s(worker, cost) for worker in cluster.having("prefill")), default=1.0)
+    reason = f"{live} requests are waiting or running, and the queue holds {requests_max}; try again later"
+    return Reject(reject="queue_full", reason=reason, retry_after_s=max(1.0, shortest_s))
 
 
 def refuse_late(slo: Slo, ttft_s: float, tpot_s: float) -> Reject | None:

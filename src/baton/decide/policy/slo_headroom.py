@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from baton.core.ports import CostModel, handoff_between_s
 from baton.core.types import ClusterView, HostId, Request, Slo, StepShape, WorkerId, WorkerView
-from baton.decide.policy.admission import AdmitAll, Reject, refuse_late
+from baton.decide.policy.admission import Reject, refuse_full, refuse_late
 from baton.decide.policy.distinct_workers import DistinctWorkers
 from baton.decide.policy.predictions import (
     PromptWork,
@@ -105,7 +105,7 @@ class SloHeadroom:
     def admit(self, request: Request, cluster: ClusterView, cost: CostModel, now_s: float) -> Reject | None:
         """Reject a request whose TTFT or TPOT is predicted to miss its SLO on every worker."""
         self._now_s = max(self._now_s, now_s)
-        full = AdmitAll(requests_max=self.requests_max).admit(request, cluster, cost, now_s)
+        full = refuse_full(cluster, cost, self.requests_max)
         if full is not None or request.slo is None or not cluster.workers:
             return full
         cluster = with_bound(cluster)

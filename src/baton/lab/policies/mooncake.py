@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, Request, StepShape, WorkerView
-from baton.decide.policy.admission import AdmitAll, Reject, refuse_late
+from baton.decide.policy.admission import Reject, refuse_full, refuse_late
 from baton.decide.policy.predictions import decode_step_s, first_token_s
 
 RECENT_MAX = 65_536
@@ -28,7 +28,7 @@ class EarlyRejection:
     """Maximum number of requests in the cluster (INV-9)."""
 
     def admit(self, request: Request, cluster: ClusterView, cost: CostModel, now_s: float) -> Reject | None:
-        full = AdmitAll(requests_max=self.requests_max).admit(request, cluster, cost, now_s)
+        full = refuse_full(cluster, cost, self.requests_max)
         if full is not None or request.slo is None:
             return full
         ttft_s = soonest_s(request, cluster, cost)
@@ -60,7 +60,7 @@ class PredictedRejection:
     """(start, end, prompt tokens) of the predicted decode of each admitted request."""
 
     def admit(self, request: Request, cluster: ClusterView, cost: CostModel, now_s: float) -> Reject | None:
-        full = AdmitAll(requests_max=self.requests_max).admit(request, cluster, cost, now_s)
+        full = refuse_full(cluster, cost, self.requests_max)
         if full is not None:
             return full
         workers = cluster.having("decode") or list(cluster.workers)

@@ -33,7 +33,7 @@ from baton.core.messages import (
     WorkerJoined,
     WorkerLost,
 )
-from baton.core.ticking import Tick, WaitedTooLong
+from baton.core.ticking import QueuedTooLong, Tick, WaitedTooLong
 from baton.core.tier_messages import FromTier
 from baton.core.types import RequestId, Slo
 from baton.decide.control.cluster import Cluster
@@ -271,6 +271,8 @@ def _cause_words(event: ClusterEvent) -> str:
     match event:
         case WaitedTooLong(wait_s=wait_s):
             return f"no worker has come for {wait_s:g} s"
+        case QueuedTooLong():
+            return "the deadline of the queue has passed"
         case Tick():
             return "a policy moves it to another worker"
         case WorkerLost(worker=worker, reason=reason):

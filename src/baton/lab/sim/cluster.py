@@ -344,7 +344,7 @@ def fresh_cluster(
     spec: ClusterSpec, policies: SimPolicies, steps: list[CoordinatorDecision | PoolDecision] | None = None
 ) -> Cluster:
     """Return the coordinator and pool rules of a cluster file, before any host joins. `Cluster` appends to `steps`."""
-    coordinator = Coordinator(policies.cluster, spec.kv.block_tokens, window=spec.window)
+    coordinator = Coordinator(policies.cluster, spec.kv.block_tokens, window=spec.window, queue=spec.start_queue())
     rules = PoolRules(eviction=policies.eviction, prompts=spec.prompt_rules)
     return Cluster(coordinator, rules, steps)
 

@@ -29,6 +29,7 @@ def cluster_of_log(header: LogHeader, decisions: Iterable[Decision]) -> ClusterS
         ),
         kinds={_kind_name(view): _kind(view, header) for view in views},
         queue_requests_max=header.policy.admission.options.get("requests_max", ClusterSpec().queue_requests_max),
+        queue_s=header.queue_s,
         output_tokens_max=max(output_tokens, 1),
     )
     problems = spec.problems()

@@ -27,7 +27,7 @@ from baton.core.messages import (
     WorkerJoined,
     WorkerLost,
 )
-from baton.core.ticking import Tick, WaitedTooLong
+from baton.core.ticking import QueuedTooLong, Tick, WaitedTooLong
 from baton.core.tier_messages import DropBlocks, LoadBlocks, StoreBlocks
 from baton.core.types import (
     HostId,
@@ -74,6 +74,8 @@ class SimServer:
     """Sends a command to a worker. Holds every worker that has joined and is not lost."""
     _is_watching: bool = False
     """A check of the waiting requests is scheduled."""
+    _is_watching_queue: bool = False
+    """A check of the queued requests is scheduled."""
 
     @property
     def coordinator(self) -> Coordinator:
@@ -129,6 +131,7 @@ class SimServer:
             self.journal.log_decision(decided(now_s, event, self.cluster.decided))
         for command in commands:
             self._perform(command)
+        self._watch_queue()
 
     def _perform(self, command: ClusterCommand) -> None:
         match command:
@@ -207,6 +210,19 @@ class SimServer:
         if self.coordinator.waiting_since_s is not None:
             self.tell(WaitedTooLong(self.wait_s))
             self._watch_room()
+
+    def _watch_queue(self) -> None:
+        """Schedule a check for when the oldest request in the queue is overdue."""
+        deadline_s = self.coordinator.queue.deadline_s
+        if deadline_s is not None and not self._is_watching_queue:
+            self._is_watching_queue = True
+            self.loop.at(deadline_s, self._reject_overdue)
+
+    def _reject_overdue(self) -> None:
+        self._is_watching_queue = False
+        if self.coordinator.queue.overdue(self.loop.now_s):
+            self.tell(QueuedTooLong())
+        self._watch_queue()
 
     def _orphan(self, workers: set[WorkerId]) -> None:
         for life in self.journal.lives.values():

@@ -28,6 +28,7 @@ from baton.core.validation import (
     out_of_range,
     type_problems,
 )
+from baton.decide.control.start_queue import StartQueue
 from baton.decide.cost.heterogeneous import HeterogeneousCost
 from baton.decide.cost.load import LoadedCost, inline_files, load_cost
 from baton.decide.cost.spec import LinearSpec, Overhead
@@ -180,10 +181,16 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Maximum of open requests in the cluster. More are rejected."""
     wait_s: Seconds = 60.0
     """How long a request waits while no worker is available. Then it is rejected."""
+    queue_s: Seconds | None = None
+    """How long a request without an SLO waits for its first step, as `limits.queue_s` of a server. None: for ever."""
     output_tokens_max: Count | None = None
     """Output limit of every request, so that no policy can tell a short answer from a long one.
 
     None: 4,096, or the longest answer of the trace if that is more."""
+
+    def start_queue(self) -> StartQueue:
+        """Return the empty queue of the cluster's server."""
+        return StartQueue(self.queue_s)
 
     @property
     def request_tokens_max(self) -> int:

@@ -191,6 +191,7 @@ class RequestMaker:
             arrived_at_s=self.context.arrived_at_s,
             sampling=sampling,
             tenant=self.context.identity.tenant or self.options.user or "",
+            may_wait=index > 0,
             priority=self.options.priority or 0,
             cache_salt=self.options.cache_salt or "",
         )

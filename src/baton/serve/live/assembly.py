@@ -116,6 +116,7 @@ def _build_cluster(policy: PolicyConfig, config: Config, layout: KVLayout, promp
         block_tokens=layout.block_tokens,
         attempts_max=config.survival.attempts_max,
         window=prompts.window,
+        queue_s=config.limits.queue_s or None,
     )
     eviction = eviction_maker(policy.eviction, partial(log.error, "%s"))
     return Cluster(coordinator, PoolRules(eviction=eviction, prompts=prompts))
@@ -131,6 +132,7 @@ def _open_log(policy: PolicyConfig, config: Config, layout: KVLayout, prompts: P
         attempts_max=config.survival.attempts_max,
         cost=config.cost,
         prompts=prompts,
+        queue_s=config.limits.queue_s or None,
         sources=own_sources(policy),
     )
     return LogWriter(Path(config.log), header, config.log_bytes_max)

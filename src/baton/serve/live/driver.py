@@ -116,6 +116,7 @@ class Driver:
                 log.error("%s", self.log.end)
         for command in commands:
             self._perform(command)
+        self.room.look_at_queue()
 
     # ---- requests
 

@@ -1,4 +1,4 @@
-"""The deadline of requests that wait for a worker while none is available."""
+"""The deadlines of requests that wait: for a worker while none is available, and in a worker's queue."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from baton.core.ticking import WaitedTooLong
+from baton.core.ticking import QueuedTooLong, WaitedTooLong
 from baton.core.types import HostId, WorkerId
 from baton.decide.control.cluster import Cluster
 from baton.move.clock import now_s
@@ -60,16 +60,17 @@ class Waiting(Protocol):
     @property
     def links(self) -> Mapping[WorkerId, WorkerLink]: ...
 
-    def tell(self, event: WaitedTooLong) -> None: ...
+    def tell(self, event: WaitedTooLong | QueuedTooLong) -> None: ...
 
 
 class RoomWatch:
-    """Tells the cluster when the oldest waiting request is overdue. One timer serves all requests."""
+    """Tells the cluster when the oldest waiting request is overdue. Two timers serve all requests."""
 
     def __init__(self, driver: Waiting, waits: Waits) -> None:
         self._driver = driver
         self._waits = waits
         self._timer: asyncio.TimerHandle | None = None
+        self._queue_timer: asyncio.TimerHandle | None = None
 
     def look(self) -> None:
         """Set the timer again, because a request began to wait or the time limit may have changed."""
@@ -91,3 +92,16 @@ class RoomWatch:
         if limit_s == self._limit_s():
             self._driver.tell(WaitedTooLong(limit_s))
         self.look()
+
+    def look_at_queue(self) -> None:
+        """Set the timer of the queue if a request is in it and the timer is not set."""
+        deadline_s = self._driver.cluster.coordinator.queue.deadline_s
+        if deadline_s is not None and self._queue_timer is None:
+            left_s = max(0.0, deadline_s - now_s())
+            self._queue_timer = asyncio.get_running_loop().call_later(left_s, self._reject_overdue)
+
+    def _reject_overdue(self) -> None:
+        self._queue_timer = None
+        if self._driver.cluster.coordinator.queue.overdue(now_s()):
+            self._driver.tell(QueuedTooLong())
+        self.look_at_queue()

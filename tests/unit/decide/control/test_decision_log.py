@@ -47,7 +47,7 @@ ROAD = LinkView(expected_s=0.1, is_measured=True)
 """On which nothing has ever failed."""
 
 
-FORMAT = (4, "bee193e54505f4de")
+FORMAT = (5, "e1c8dd01c99a9136")
 """The version of the log, and the digest of what may stand in one of that version."""
 
 

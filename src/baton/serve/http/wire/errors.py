@@ -12,6 +12,7 @@ from baton.serve.live.live_request import Finish
 
 REJECT_STATUS: dict[RejectReason, int] = {
     "queue_full": 503,
+    "queue_deadline": 503,
     "no_worker": 503,
     "too_long": 400,
     "slo": 503,

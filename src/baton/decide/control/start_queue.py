@@ -1,0 +1,104 @@
+"""The queue of requests that were sent to a worker and have no KV blocks yet, and the rate at which it drains.
+
+A request with an SLO is not part of it, because admission predicts its TTFT. Nor is one that may wait, nor a later
+attempt, because its client may have text already.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from baton.core.messages import CloseRequest
+from baton.core.types import Request, RequestId
+
+ADMIT_RATIO = 0.5
+"""Share of the deadline up to which a predicted wait is accepted: admitted requests rarely meet their deadline."""
+OVERLOAD_RATIO = 0.25
+"""Share of the deadline that the oldest request must have waited before any is refused: a burst is no overload."""
+STARTS_MIN = 4
+"""Starts since the queue was last empty that make a rate."""
+STARTS_MAX = 64
+"""Latest starts that the rate is computed from."""
+_ROUNDING_S = 1e-6
+"""Float tolerance, so that the deadline timer sees the oldest request as overdue."""
+
+
+@dataclass(slots=True)
+class StartQueue:
+    """Rejects requests that would wait, or have waited, for longer than `wait_s_max`."""
+
+    wait_s_max: float | None = None
+    """Deadline of a request in the queue. None: there is none, and the queue stays empty."""
+    _since_s: dict[RequestId, float] = field(default_factory=dict[RequestId, float])
+    """When each request was sent to its worker, the oldest first."""
+    _starts_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=STARTS_MAX))
+    """Starts since the queue was last empty."""
+    _busy_since_s: float = 0.0
+
+    @property
+    def deadline_s(self) -> float | None:
+        """Time when the oldest request will have waited for too long. None: no request waits."""
+        oldest_s = next(iter(self._since_s.values()), None)
+        return None if oldest_s is None or self.wait_s_max is None else oldest_s + self.wait_s_max
+
+    def enter(self, request: Request, now_s: float) -> None:
+        """Record that a request was sent to its worker without blocks."""
+        if self.wait_s_max is None or request.slo is not None or request.may_wait:
+            return
+        if not self._since_s:
+            self._busy_since_s = now_s
+            self._starts_s.clear()
+        self._since_s[request.id] = now_s
+
+    def start(self, request_id: RequestId, now_s: float) -> None:
+        """Record that a request got blocks: its next step is near. Does nothing if it is not in the queue."""
+        if self._since_s.pop(request_id, None) is not None:
+            self._starts_s.append(now_s)
+
+    def leave(self, request_id: RequestId) -> None:
+        """Remove a request that has ended or lost its worker. Does nothing if it is not in the queue."""
+        self._since_s.pop(request_id, None)
+
+    def overdue(self, now_s: float) -> list[RequestId]:
+        """Return the requests that have waited for too long, the oldest first."""
+        if self.wait_s_max is None:
+            return []
+        limit_s = now_s - self.wait_s_max + _ROUNDING_S
+        return [request_id for request_id, since_s in self._since_s.items() if since_s <= limit_s]
+
+    def refuse(self, request: Request, now_s: float) -> CloseRequest | None:
+        """Return the rejection of a new request whose predicted wait is too long. None: it may enter."""
+        oldest_s = next(iter(self._since_s.values()), None)
+        if oldest_s is None or self.wait_s_max is None or request.slo is not None or request.may_wait:
+            return None
+        predicted_s = self._predicted_s(now_s)
+        is_overloaded = now_s - oldest_s >= OVERLOAD_RATIO * self.wait_s_max
+        if not is_overloaded or predicted_s is None or predicted_s <= ADMIT_RATIO * self.wait_s_max:
+            return None
+        return self._rejection(request.id, f"a new request would wait for {predicted_s:.1f} s", now_s)
+
+    def reject_overdue(self, now_s: float) -> list[CloseRequest]:
+        """Return the rejections of the requests that have waited for too long. They stay here until they end."""
+        if self.wait_s_max is None:
+            return []
+        why = f"the request has waited for {self.wait_s_max:g} s without a step"
+        return [self._rejection(request_id, why, now_s) for request_id in self.overdue(now_s)]
+
+    def _rejection(self, request_id: RequestId, why: str, now_s: float) -> CloseRequest:
+        assert self.wait_s_max is not None, "a queue without a deadline rejects nothing"
+        predicted_s = self._predicted_s(now_s)
+        left_s = self.wait_s_max if predicted_s is None else predicted_s - ADMIT_RATIO * self.wait_s_max
+        reason = (
+            f"the server is overloaded: {why}, {len(self._since_s)} requests wait, and each may wait for"
+            f" {self.wait_s_max:g} s (limits.queue_s); send the request again later"
+        )
+        return CloseRequest(request_id, "rejected", reason, "queue_deadline", max(1.0, left_s))
+
+    def _predicted_s(self, now_s: float) -> float | None:
+        """Predict how long a new request would wait, from the rate of starts. None: too few have been seen."""
+        starts = len(self._starts_s)
+        if starts < STARTS_MIN:
+            return None
+        begin_s = self._starts_s[0] if starts == STARTS_MAX else self._busy_since_s
+        return (len(self._since_s) + 1) * (now_s - begin_s) / starts

@@ -1,0 +1,82 @@
+"""A server that gets more than it can do serves what it can do in time, and refuses the rest at once."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from baton.core.types import RequestId, Sampling
+from baton.decide.control.cluster_messages import WorkerSaid
+from baton.decide.control.decision_log import replay
+from baton.lab.sim.cluster import SimCluster, fresh_cluster
+from baton.lab.sim.journal import Life
+from baton.lab.sim.spec import SimCost
+from tests.campaign.play import play
+from tests.campaign.restless import play_policies
+from tests.campaign.scenario import PlannedRequest
+from tests.simulation.test_behaviour import scenario
+
+SECONDS, PER_SECOND = 30, 10
+PROMPT_TOKENS = 24
+COST = SimCost(step_overhead_s=0.01, prefill_token_s=0.01, decode_request_s=0.001)
+TTFT_S = 7.0
+
+
+def overload(queue_s: float | None) -> SimCluster:
+    """10 requests a second for a prefill worker that computes about half of them."""
+    requests = [
+        PlannedRequest(
+            id=RequestId(f"r{number}"),
+            at_s=number / PER_SECOND,
+            prompt=tuple(3 + (number * 7 + index * (1 + number % 5)) % 200 for index in range(PROMPT_TOKENS)),
+            output_tokens_max=4,
+            sampling=Sampling(temperature=0.0),
+        )
+        for number in range(SECONDS * PER_SECOND)
+    ]
+    made = scenario(*requests, blocks=4096)
+    return play(replace(made, cluster=replace(made.cluster, cost=COST, queue_s=queue_s)))
+
+
+@pytest.fixture(scope="module")
+def bounded() -> SimCluster:
+    return overload(10.0)
+
+
+def lives(played: SimCluster) -> list[Life]:
+    return list(played.server.journal.lives.values())
+
+
+def in_time(played: SimCluster) -> int:
+    """Count the requests that finished with their first token in time."""
+    return sum(
+        life.closes[0][1].outcome == "finished" and life.token_times_s[0] - life.request.arrived_at_s <= TTFT_S
+        for life in lives(played)
+    )
+
+
+def test_the_deadline_keeps_the_goodput_at_the_capacity(bounded: SimCluster) -> None:
+    finished = sum(life.closes[0][1].outcome == "finished" for life in lives(bounded))
+    assert in_time(bounded) > 0.9 * finished
+    assert in_time(bounded) > 2 * in_time(overload(None)), "without it, each request waits longer than the one before"
+
+
+def test_the_refused_know_when_to_come_again(bounded: SimCluster) -> None:
+    refused = [life.closes[0][1] for life in lives(bounded) if life.closes[0][1].outcome == "rejected"]
+    assert refused
+    assert {close.reject for close in refused} == {"queue_deadline"}
+    assert all(close.retry_after_s is not None and close.retry_after_s >= 1.0 for close in refused)
+
+
+def test_most_are_refused_at_once(bounded: SimCluster) -> None:
+    """Waiting for a refusal is worse than the refusal."""
+    refused = [life for life in lives(bounded) if life.closes[0][1].outcome == "rejected"]
+    at_once = [life for life in refused if life.closes[0][0] - life.request.arrived_at_s < 0.1]
+    assert len(at_once) > 0.8 * len(refused)
+
+
+def test_refusals_are_replayed(bounded: SimCluster) -> None:
+    decisions = bounded.server.journal.turns
+    assert any(isinstance(decision.event, WorkerSaid) for decision in decisions)
+    fresh = fresh_cluster(bounded.spec, play_policies(bounded.spec, scenario().policy))
+    assert replay(fresh, decisions) == (len(decisions), None)
