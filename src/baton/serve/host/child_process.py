@@ -6,7 +6,6 @@ import asyncio
 import os
 import socket
 import sys
-from collections import deque
 from collections.abc import Callable
 from typing import cast
 
@@ -17,8 +16,6 @@ from baton.core.types import WorkerView
 from baton.move.ipc.frames import FrameReader, frame
 from baton.serve.messages.setup import ToWorkerMessage, WorkerSetup
 
-_OUTPUT_LINES = 20
-"""Last lines of output that are kept, for the message about the end of the process."""
 _OUTPUT_BYTES = 4096
 """Largest read of output; a longer line is split."""
 _DRAIN_S = 1.0
@@ -42,7 +39,6 @@ class ChildProcess(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._hung_up = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
-        self._output: deque[str] = deque(maxlen=_OUTPUT_LINES)
         self._relay: asyncio.Task[None] | None = None
 
     async def start(self, setup: bytes, descriptor: int, *, threads: int) -> None:
@@ -86,13 +82,16 @@ class ChildProcess(asyncio.Protocol):
             self._process.kill()
 
     async def wait(self) -> str:
-        """Wait until the process is dead and its messages are delivered. Return a description of its end."""
+        """Wait until the process is dead and its messages are delivered. Return a description of its end, in one line.
+
+        Its output is not part of it: every line of that was passed on already.
+        """
         if self._process is None:
             raise WorkerError(f"{self._name} was never started")
         code = await self._process.wait()
         await self._drain()
         ended = f"killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        return f"{self._name} (pid {self.pid}) {ended}" + "".join(f"\n  {line}" for line in self._output)
+        return f"{self._name} (pid {self.pid}) {ended}"
 
     async def _reap(self) -> None:
         """Kill a process that got no first message, and collect its output."""
@@ -125,9 +124,7 @@ class ChildProcess(asyncio.Protocol):
             self._add_line(rest)
 
     def _add_line(self, raw: bytes) -> None:
-        line = raw.decode(errors="replace").rstrip()
-        self._output.append(line)
-        self._on_output(f"{self._name}: {line}")
+        self._on_output(f"{self._name}: {raw.decode(errors='replace').rstrip()}")
 
 
 async def _spawn(module: str, theirs: socket.socket, *, threads: int) -> asyncio.subprocess.Process:
