@@ -15,11 +15,13 @@ from starlette.types import ASGIApp
 
 from baton.compute.hash_engine import hash_card
 from baton.compute.load_engine import load_engine
-from baton.compute.models.chat_template import load_chat_template
 from baton.compute.models.tokenizer import load_tokenizer
+from baton.compute.sandbox.template import load_chat_template
+from baton.core.config import SandboxConfig
 from baton.core.limits import LimitsConfig
 from baton.serve.http.app import build_app
 from baton.serve.http.connections import Connections
+from baton.serve.http.grammar_checks import GrammarChecker
 from baton.serve.http.identity import Keyring, KeySources
 from baton.serve.http.protocol import HttpServerConfig
 from baton.serve.http.services import HttpSettings, Services
@@ -47,7 +49,7 @@ def build_house(
     keys: KeySources | None = None,
     limits: LimitsConfig | None = None,
 ) -> House:
-    card = hash_card()
+    card, sandbox = hash_card(), SandboxConfig()
     layout = card.layout(block_tokens=BLOCK_TOKENS, dtype="uint8")
     engine = load_engine(card, layout, memoryview(bytearray(blocks * layout.block_bytes)))
     gateway = InProcessGateway(card, engine, blocks=blocks, waiting_max=waiting_max)
@@ -55,7 +57,8 @@ def build_house(
         gateway=gateway,
         hosts=gateway,
         tokenizer=load_tokenizer(card),
-        template=load_chat_template(card),
+        template=load_chat_template(card, sandbox),
+        grammars=GrammarChecker(card, sandbox),
         settings=settings or HttpSettings(block_tokens=BLOCK_TOKENS),
         keyring=Keyring(keys or KeySources()),
         hooks=hooks or Hooks(),

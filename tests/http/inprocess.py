@@ -173,9 +173,13 @@ class InProcessGateway:
         self._release()
         result = self._engine.execute(Step(tuple(_next_slice(generation) for generation in self.running)))
         for generation, part in zip(self.running, result.slices, strict=True):
-            assert part.token is not None, f"no token for {generation.request.id}"
+            if part.failure:
+                generation.end(Finish(outcome="failed", message=part.failure))
+                continue
+            generation.computed_tokens = len(generation.tokens) - (part.token is None)
+            if part.token is None:  # its token mask is late
+                continue
             prompt_tokens = generation.request.prompt_tokens
-            generation.computed_tokens = len(generation.tokens)
             index = len(generation.tokens) - prompt_tokens
             found = (part.token, part.logprob, part.prompt_logprobs, part.embedding)
             generation.add(OutputToken(generation.request.id, 1, index, *found))

@@ -9,10 +9,11 @@ import torch
 import transformers
 
 from baton.compute.models.card import ModelCard
-from baton.compute.models.chat_template import load_chat_template
 from baton.compute.models.resolve import resolve_model
 from baton.compute.models.tokenizer import Tokenizer, load_tokenizer
+from baton.compute.sandbox.template import load_chat_template
 from baton.compute.step_engine import StepEngine
+from baton.core.config import SandboxConfig
 from tests.numerics.prompts import PROMPTS, Prompt
 from tests.unit.compute.models import engine_of, part_of, run
 
@@ -51,7 +52,7 @@ def test_chats_render_as_transformers_renders_them(tokenizer: Tokenizer) -> None
     """With the template of the GGUF file, in the sandbox."""
     path = Path(_card().path)
     theirs = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    template = load_chat_template(_card())
+    template = load_chat_template(_card(), SandboxConfig())
     for prompt in PROMPTS:
         if prompt.messages:
             expected = theirs.apply_chat_template(list(prompt.messages), tokenize=False, add_generation_prompt=True)

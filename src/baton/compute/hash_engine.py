@@ -119,6 +119,8 @@ class HashEngine:
         prompt_logprobs = _prompt_logprobs(part) if part.sampling.prompt_logprobs else ()
         if not part.sample:
             return SliceResult(prompt_logprobs=prompt_logprobs)
+        if part.allowed is not None and not part.allowed.rows():
+            return SliceResult(prompt_logprobs=prompt_logprobs)
         (token, logprob), *further = self._drawn(part)
         embedding = _unit_vector(self._context_digest(part.at(0))) if part.sampling.embedding else b""
         return SliceResult(

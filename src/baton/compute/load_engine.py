@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -17,7 +17,7 @@ from baton.compute.native.load_native import load_native_engine, load_quantized_
 from baton.compute.ranks.commands import RankCommandChannel
 from baton.compute.ranks.place import rank_place
 from baton.compute.step_engine import StepEngine
-from baton.core.config import WeightsChoice
+from baton.core.config import SandboxConfig, WeightsChoice
 from baton.core.errors import ModelError
 from baton.decide.kv.layout import KVLayout
 from baton.move.arena.cuda import DeviceArray
@@ -40,6 +40,8 @@ class EngineChoice:
 
     They need a process that is pinned to as many cores as it has threads.
     """
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
+    """Limits of the work on grammars."""
 
     def __str__(self) -> str:
         return f"{self.kind} engine" + (f" ({self.reason})" if self.reason else "")
@@ -88,7 +90,7 @@ def load_parallel_engine(
     dtype: Dtype,
     threads: int,
 ) -> StepEngine:
-    """Load the first rank's part of a model, and return the engine of all ranks together.
+    """Load the first rank's part of a model, and return the engine of all ranks together, which knows no grammars.
 
     memory: on a CPU the worker's arena, on a GPU this rank's. threads: CPU threads of this rank.
     Raises ModelError where the ranks cannot compute the model.
@@ -101,7 +103,7 @@ def load_parallel_engine(
     collectives = connect_ranks(rank_place(layout, 0), rendezvous, arena.device)
     own = load_rank(card, layout, arena, collectives, dtype=dtype, threads=threads)
     others.wait_ready()
-    return ConstrainedEngine(leader_engine(own, layout, others), card)
+    return leader_engine(own, layout, others)
 
 
 def load_engine(
@@ -122,7 +124,8 @@ def load_engine(
     chosen = choice or choose_engine(card, layout)
     inner: StepEngine
     if chosen.kind == "hash":
-        return ConstrainedEngine(HashEngine(layout, _on_host(memory), card.vocab_tokens, card.window_tokens), card)
+        inner = HashEngine(layout, _on_host(memory), card.vocab_tokens, card.window_tokens)
+        return ConstrainedEngine(inner, card, chosen.sandbox)
     if chosen.library is None:
         from baton.compute.torch.load_torch import load_torch_engine
 
@@ -135,7 +138,7 @@ def load_engine(
             native = load_native_engine(card, layout, arena, library, dtype=dtype, threads=threads)
         native.invite(chosen.guest_cores)
         inner = native
-    return ConstrainedEngine(inner, card)
+    return ConstrainedEngine(inner, card, chosen.sandbox)
 
 
 def _on_host(memory: memoryview | DeviceArray) -> memoryview:

@@ -32,7 +32,7 @@ Numbers = Any
 
 
 def sample(logits: Numbers, slices: Sequence[Slice]) -> list[Drawn]:
-    """Sample the next token of every slice. No slice has drafts. logits: [slices, vocab], float32; not changed."""
+    """Sample the next token of every slice. None has drafts or a late mask. logits: [slices, vocab]; not changed."""
     return [drawn[0] for drawn in sample_drafted(logits, slices)]
 
 
@@ -67,8 +67,10 @@ def _float_errors_ignored() -> np.errstate:
 
 
 def _sample_slice(part: Slice, logits: Numbers, likeliest: Sequence[int]) -> list[Drawn]:
-    """Sample the next tokens of one slice. logits: [1 + drafts, vocab]."""
+    """Sample the next tokens of one slice: none if it has no mask. logits: [1 + drafts, vocab]."""
     drawn: list[Drawn] = []
+    if part.allowed is not None and not part.allowed.rows():
+        return drawn
     for draft in range(part.drafts + 1):
         view = part.at(draft)
         token = likeliest[draft] if _is_plain_greedy(view) else _draw(logits[draft], view)

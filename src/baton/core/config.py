@@ -217,6 +217,21 @@ class SurvivalConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Grace period for running requests after SIGTERM or Ctrl-C. A second signal ends them at once."""
 
 
+class SandboxConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Processes that run foreign code on foreign input: grammars, and the chat template of a model."""
+
+    cpu_s: Annotated[float, Range(least=0.05, most=3600)] = 2.0
+    """Maximum CPU time of compiling a grammar, computing one token mask, or rendering a conversation."""
+    wall_s: Annotated[float, Range(least=0.1, most=3600)] = 10.0
+    """Maximum time of the same on a busy machine."""
+    memory_bytes: Annotated[int, Range(least=2**24, most=2**40)] = 512 * 1024 * 1024
+    """Memory that a sandbox may take beyond the libraries and the vocabulary."""
+    processes: Annotated[int, Range(least=1, most=256)] = 2
+    """Maximum sandboxes for grammars, as many for chat templates, and as many for the token masks of each worker."""
+    waiting_max: Annotated[int, Range(least=1, most=2**16)] = 64
+    """Maximum grammars that wait for a sandbox. One client may have a quarter of them; further ones get 429 or 503."""
+
+
 class HostsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Other hosts that serve under this server: `baton host --join URL`."""
 
@@ -291,6 +306,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hooks: HooksConfig = HooksConfig()
     slo: SloConfig = SloConfig()
     survival: SurvivalConfig = SurvivalConfig()
+    sandbox: SandboxConfig = SandboxConfig()
     hosts: HostsConfig = HostsConfig()
 
     def problems(self) -> list[str]:

@@ -22,8 +22,8 @@ class AllowedTokens(Protocol):
     def rows(self) -> Sequence[bytes]:
         """Return one row per sampled token of the slice: one bit per token id, the lowest bit of each byte first.
 
-        If there are fewer rows than tokens, the grammar does not allow the drafts after them. Raise RequestError if the
-        grammar is too complex: then only this request fails.
+        If there are fewer rows than tokens, the grammar does not allow the drafts after them. If there is no row, no
+        token may be sampled: the masks are late, or the request fails.
         """
         ...
 
@@ -133,7 +133,9 @@ class SliceResult(Struct, frozen=True, kw_only=True, gc=False):
     """The result of one slice."""
 
     token: int | None = None
-    """The sampled token, if `Slice.sample` is set."""
+    """The sampled token, if `Slice.sample` is set. None then means that its masks are late: sample again."""
+    failure: str = ""
+    """The reason why this request alone cannot be computed, if it cannot."""
     logprob: TokenLogprob | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     """If requested: of tokens start+1 .. start+count (those inside the prompt), in order."""

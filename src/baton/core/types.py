@@ -42,6 +42,10 @@ class Slo(Struct, frozen=True, kw_only=True, gc=False):
     tpot_s: float
 
 
+GRAMMAR_FAILED = "the output's grammar cannot be followed"
+"""The reason of a failed request starts with this if its own grammar is the cause, so that its client gets a 400."""
+
+
 class Grammar(Struct, frozen=True, kw_only=True):
     """A constraint on the output. Sent as text and compiled by the worker that samples."""
 

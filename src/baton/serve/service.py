@@ -12,8 +12,8 @@ from collections.abc import Callable, Coroutine, Iterator
 import msgspec
 import uvicorn
 
-from baton.compute.models.chat_template import load_chat_template
 from baton.compute.models.tokenizer import load_tokenizer
+from baton.compute.sandbox.template import load_chat_template
 from baton.core.copies import LayersDone
 from baton.core.errors import ConfigError
 from baton.core.messages import RetireWorker, StartWorker, StepReport
@@ -25,6 +25,7 @@ from baton.serve.host.tasks import prefault, spawn
 from baton.serve.host.worker_link import WorkerLink, WorkerNews
 from baton.serve.http.app import build_app
 from baton.serve.http.connections import Connections
+from baton.serve.http.grammar_checks import GrammarChecker
 from baton.serve.http.identity import Keyring, KeySources
 from baton.serve.http.protocol import HttpServerConfig
 from baton.serve.http.services import HttpSettings, Services
@@ -150,7 +151,8 @@ class Service:
             gateway=parts.gateway,
             hosts=self._hosts,
             tokenizer=load_tokenizer(parts.card),
-            template=load_chat_template(parts.card),
+            template=load_chat_template(parts.card, parts.config.sandbox),
+            grammars=GrammarChecker(parts.card, parts.config.sandbox),
             settings=HttpSettings(
                 block_tokens=parts.driver.layout.block_tokens,
                 bound_host=http.host,

@@ -9,7 +9,9 @@ import pytest
 
 from baton.compute.hash_engine import hash_card
 from baton.compute.models.card import ModelCard
-from baton.compute.models.chat_template import JinjaTemplate, load_chat_template
+from baton.compute.models.chat_template import JinjaTemplate
+from baton.compute.sandbox.template import load_chat_template
+from baton.core.config import SandboxConfig
 from baton.core.errors import ModelError, RequestError
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -118,21 +120,21 @@ def test_the_template_of_a_folder(tmp_path: Path) -> None:
     }
     path = tmp_path / "tokenizer_config.json"
     path.write_text(json.dumps(config))
-    assert load_chat_template(_folder_card(tmp_path)).render(HELLO) == "<s>config</s>"
+    assert load_chat_template(_folder_card(tmp_path), SandboxConfig()).render(HELLO) == "<s>config</s>"
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain{{ eos_token }}"}]
     path.write_text(json.dumps({**config, "chat_template": named}))
-    assert load_chat_template(_folder_card(tmp_path)).render(HELLO) == "plain</s>"
+    assert load_chat_template(_folder_card(tmp_path), SandboxConfig()).render(HELLO) == "plain</s>"
     (tmp_path / "chat_template.jinja").write_text("file{{ bos_token }}")
-    assert load_chat_template(_folder_card(tmp_path)).render(HELLO) == "file<s>"
+    assert load_chat_template(_folder_card(tmp_path), SandboxConfig()).render(HELLO) == "file<s>"
 
 
 def test_a_model_without_a_template_rejects_chats(tmp_path: Path) -> None:
     """A model gives bad answers in a guessed format."""
     with pytest.raises(RequestError, match="no chat template; use /v1/completions"):
-        load_chat_template(_folder_card(tmp_path)).render(HELLO)
+        load_chat_template(_folder_card(tmp_path), SandboxConfig()).render(HELLO)
 
 
 def test_the_hash_model_has_a_plain_one() -> None:
-    template = load_chat_template(hash_card())
+    template = load_chat_template(hash_card(), SandboxConfig())
     assert template.render(HELLO) == "user: hi\nassistant: "
     assert template.render(HELLO, add_generation_prompt=False) == "user: hi\n"

@@ -8,23 +8,43 @@ import pytest
 import torch
 
 from baton.compute.hash_engine import EOS_TOKEN, VOCAB_TOKENS, hash_card
-from baton.compute.load_engine import load_engine
+from baton.compute.load_engine import EngineChoice, load_engine
 from baton.compute.models import grammar_masks
 from baton.compute.models.grammar import grammar_problem, problem_path, token_trie
-from baton.compute.models.grammar_masks import GrammarMasks
+from baton.compute.models.grammar_masks import GrammarMasks, MaskJob
 from baton.compute.models.tokenizer import ByteTokenizer
 from baton.compute.sampler import sample
-from baton.core.errors import RequestError
-from baton.core.step import Slice, Step
+from baton.compute.step_engine import StepEngine
+from baton.core.config import SandboxConfig
+from baton.core.step import Slice, SliceResult, Step
 from baton.core.types import BlockId, Grammar, RequestId, Sampling
 
 PROMPT = [5, 6, 7]
 CODE = Grammar(kind="regex", text="[a-c]{2}-[0-9]+")
 TOKENIZER = ByteTokenizer()
+LIMITS = SandboxConfig()
+
+
+TRIE = token_trie(TOKENIZER, vocab_tokens=VOCAB_TOKENS, eos_token_ids=(EOS_TOKEN,))
 
 
 def _masks() -> GrammarMasks:
-    return GrammarMasks(lambda: token_trie(TOKENIZER, vocab_tokens=VOCAB_TOKENS, eos_token_ids=(EOS_TOKEN,)))
+    return GrammarMasks(TRIE)
+
+
+def _rows(masks: GrammarMasks, part: Slice) -> list[bytes]:
+    """Return the masks of a slice, whose parser reads the whole output again."""
+    end = part.start + part.count
+    job = MaskJob(
+        request_id=part.request_id,
+        grammar=part.sampling.grammar or CODE,
+        output=list(part.tokens[part.prompt_tokens : end - part.drafts]),
+        drafts=list(part.tokens[end - part.drafts : end]),
+        stop_token_ids=part.sampling.stop_token_ids,
+    )
+    answer = masks.answer(job)
+    assert not answer.problem, answer.problem
+    return answer.rows
 
 
 def _part(output: str, *, name: str = "r", grammar: Grammar = CODE, sampling: Sampling | None = None) -> Slice:
@@ -42,7 +62,7 @@ def _part(output: str, *, name: str = "r", grammar: Grammar = CODE, sampling: Sa
 
 
 def _allowed(masks: GrammarMasks, part: Slice) -> list[str]:
-    (row,) = masks.rows(part)
+    (row,) = _rows(masks, part)
     return [TOKENIZER.token_text(token) for token in range(VOCAB_TOKENS) if row[token // 8] >> token % 8 & 1]
 
 
@@ -79,21 +99,66 @@ def test_an_output_that_does_not_match_fails_its_request_instead_of_going_on_unc
     """llguidance then allows the end of the text, which would be invalid output."""
     masks = _masks()
     for _ in range(2):
-        with pytest.raises(RequestError, match="grammar cannot be followed") as failed:
-            masks.rows(_part("abc"))
-        assert failed.value.status == 500
+        with pytest.raises(AssertionError, match="grammar cannot be followed"):
+            _rows(masks, _part("abc"))
     assert _allowed(masks, _part("ab")) == ["-"]
 
 
-def test_a_request_with_a_broken_grammar_does_not_stop_another() -> None:
-    """The engine raises for the step. The other request is computed alone."""
+def _engine(limits: SandboxConfig = LIMITS) -> StepEngine:
     card = hash_card()
     layout = card.layout(block_tokens=16, dtype="uint8")
-    engine = load_engine(card, layout, memoryview(bytearray(4 * layout.block_bytes)))
-    with pytest.raises(RequestError):
-        engine.execute(Step((_part("ab"), _part("abc", name="broken"))))
-    token = engine.execute(Step((_part("ab"),))).slices[0].token
-    assert token == TOKENIZER.encode("-")[0]
+    choice = EngineChoice(kind="hash", sandbox=limits)
+    return load_engine(card, layout, memoryview(bytearray(4 * layout.block_bytes)), choice=choice)
+
+
+def _executed(engine: StepEngine, *parts: Slice) -> list[SliceResult]:
+    """Execute a step again until no slice has a late mask: the sandbox takes a moment to start."""
+    results: list[SliceResult] = []
+    while not results or any(result.token is None and not result.failure for result in results):
+        results = list(engine.execute(Step(parts)).slices)
+    return results
+
+
+def test_a_request_with_a_broken_grammar_does_not_stop_another() -> None:
+    """However many of them are in the step, they do not count as a failure of the worker."""
+    broken = [_part("abc", name=f"broken-{number}") for number in range(3)]
+    fine, *failed = _executed(_engine(), _part("ab"), *broken)
+    assert fine.token == TOKENIZER.encode("-")[0]
+    assert all("cannot be followed" in result.failure for result in failed)
+    assert len(failed) == 3
+
+
+SLOW = Grammar(kind="regex", text="((a{1000}){1000}){1000}")
+"""Its first mask takes a second."""
+
+
+def test_a_slow_grammar_delays_its_own_request_alone() -> None:
+    engine = _engine()
+    _executed(engine, _part("ab"))
+    free = _part("", name="free", sampling=Sampling())
+    late, fine = engine.execute(Step((_part("", name="slow", grammar=SLOW), free))).slices
+    assert late.token is None
+    assert fine.token is not None
+    assert _executed(engine, _part("", name="slow", grammar=SLOW))[0].token == TOKENIZER.encode("a")[0]
+
+
+def test_a_grammar_that_ends_its_sandbox_fails_alone_and_is_refused_at_last() -> None:
+    engine = _engine(SandboxConfig(cpu_s=0.2, processes=1))
+    for attempt in range(4):
+        failed, fine = _executed(engine, _part("", name=f"poison-{attempt}", grammar=SLOW), _part("ab"))
+        assert ("CPU time" if attempt < 2 else "has ended 2 sandboxes") in failed.failure
+        assert fine.token == TOKENIZER.encode("-")[0]
+
+
+def test_a_request_goes_on_in_a_new_sandbox_and_under_another_output() -> None:
+    engine = _engine()
+    for output, expected in (("a", "abc"), ("ab", "-"), ("cc", "-"), ("c", "abc"), ("cc-", "0123456789")):
+        (result,) = _executed(engine, _part(output))
+        assert TOKENIZER.token_text(result.token or 0) in expected
+        if output == "ab":
+            for process in engine._masks._processes:
+                if process._sandbox is not None:
+                    process._sandbox.kill()
 
 
 def test_special_tokens_are_not_text() -> None:
@@ -137,10 +202,8 @@ def test_the_grammar_wins_over_the_minimum_length() -> None:
     sampling = Sampling(
         stop_token_ids=(EOS_TOKEN,), output_tokens_min=50, grammar=Grammar(kind="choice", text='["ab"]')
     )
-    card = hash_card()
-    layout = card.layout(block_tokens=16, dtype="uint8")
-    engine = load_engine(card, layout, memoryview(bytearray(4 * layout.block_bytes)))
-    assert engine.execute(Step((_part("ab", sampling=sampling),))).slices[0].token == EOS_TOKEN
+    (result,) = _executed(_engine(), _part("ab", sampling=sampling))
+    assert result.token == EOS_TOKEN
 
     class Rows:
         def rows(self) -> list[bytes]:
@@ -188,10 +251,10 @@ def test_drafts_get_masks_up_to_the_first_forbidden_one() -> None:
     masks = _masks()
     part = _part("ab-12")
     guessed = Slice(**{name: getattr(part, name) for name in part.__slots__ if name != "drafts"}, drafts=3)
-    assert len(masks.rows(guessed)) == 4
+    assert len(_rows(masks, guessed)) == 4
     wrong = _part("abx12")
     guessed = Slice(**{name: getattr(wrong, name) for name in wrong.__slots__ if name != "drafts"}, drafts=3)
-    assert len(masks.rows(guessed)) == 1
+    assert len(_rows(masks, guessed)) == 1
     assert _allowed(masks, _part("ab")) == ["-"]
 
 
@@ -199,7 +262,7 @@ def test_a_draft_that_ends_the_text_is_the_last_one() -> None:
     part = _part("ab-1", sampling=Sampling(grammar=CODE, stop_token_ids=(EOS_TOKEN,)))
     values = {name: getattr(part, name) for name in part.__slots__}
     values |= {"tokens": [*part.tokens, EOS_TOKEN, EOS_TOKEN], "count": part.count + 2, "drafts": 2}
-    assert len(_masks().rows(Slice(**values))) == 1
+    assert len(_rows(_masks(), Slice(**values))) == 1
 
 
 class _Normalizing(ByteTokenizer):
@@ -212,6 +275,6 @@ class _Normalizing(ByteTokenizer):
 def test_a_tokenizer_that_changes_its_text_does_not_change_the_grammar() -> None:
     """Forced text is then written with tokens of the same bytes."""
     trie = token_trie(_Normalizing(), vocab_tokens=VOCAB_TOKENS, eos_token_ids=(EOS_TOKEN,))
-    masks, forced = GrammarMasks(lambda: trie), Grammar(kind="choice", text='["one and only"]')
+    masks, forced = GrammarMasks(trie), Grammar(kind="choice", text='["one and only"]')
     for end in range(len("one and only")):
         assert _allowed(masks, _part("one and only"[:end], grammar=forced)) == ["one and only"[end]]

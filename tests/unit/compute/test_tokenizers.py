@@ -12,18 +12,17 @@ import tokenizers
 import transformers
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from baton.compute.models.gguf_vocabulary import sentencepiece_backend
 from baton.compute.models.grammar import token_trie
-from baton.compute.models.grammar_masks import GrammarMasks
+from baton.compute.models.grammar_masks import GrammarMasks, MaskJob
 from baton.compute.models.resolve import resolve_model
 from baton.compute.models.tokenizer import StreamDecoder, Tokenizer, load_tokenizer
 from baton.compute.models.tokenizer_files import tokenizer_from_folder, tokenizer_from_gguf
 from baton.core.errors import ModelError, RequestError
-from baton.core.types import Grammar, Sampling
-from tests.unit.compute.models import close_gguf, part_of
+from baton.core.types import Grammar, RequestId
+from tests.unit.compute.models import close_gguf
 
 TEXTS = [
     "",
@@ -331,11 +330,10 @@ def test_every_vocabulary_spells_what_a_grammar_asks_for(any_tokenizer: Tokenize
     vocab_tokens = any_tokenizer.vocab_tokens
     eos = next(token for token in range(vocab_tokens) if any_tokenizer.is_special(token))
     trie = token_trie(any_tokenizer, vocab_tokens=vocab_tokens, eos_token_ids=(eos,))
-    masks = GrammarMasks(lambda: trie)
+    masks, grammar = GrammarMasks(trie), Grammar(kind="choice", text=json.dumps([text]))
     tokens = [eos]
     while tokens[-1] != eos or len(tokens) == 1:
-        part = part_of(tokens, [], sampling=Sampling(grammar=Grammar(kind="choice", text=json.dumps([text]))))
-        (row,) = masks.rows(replace(part, prompt_tokens=1))
+        (row,) = masks.answer(MaskJob(request_id=RequestId("r"), grammar=grammar, output=tokens[1:])).rows
         allowed = [token for token in range(vocab_tokens) if row[token // 8] >> token % 8 & 1]
         assert allowed
         tokens.append(max(allowed, key=lambda token: len(any_tokenizer.token_bytes(token)) * (token != eos)))

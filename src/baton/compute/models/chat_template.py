@@ -1,7 +1,7 @@
-"""Render a conversation as the text format of its model: the model's own Jinja template, run in a sandbox.
+"""Render a conversation as the text format of its model: the model's own Jinja template.
 
 A template is a program that comes with the model. It cannot access Python, and its loops, strings and output are
-bounded, so that a bad template fails a request and not the server.
+bounded. A server renders it in a sandbox process, `baton.compute.sandbox.template`, which bounds its time and memory.
 """
 
 from __future__ import annotations
@@ -29,6 +29,11 @@ class ChatTemplate(Protocol):
         """The text of the template, which shows how a model writes tool calls. Empty without a template."""
         ...
 
+    @property
+    def is_sandboxed(self) -> bool:
+        """True if `render` waits for another process, so that it has to run in a thread."""
+        ...
+
     def render(
         self,
         messages: Sequence[Message],
@@ -44,24 +49,12 @@ class ChatTemplate(Protocol):
         ...
 
 
-def load_chat_template(card: ModelCard) -> ChatTemplate:
-    """Return the template of a model. Without one, return a template that rejects chats; completions still work."""
-    if card.format == "hash":
-        return PlainTemplate()
-    found = _from_gguf(Path(card.path)) if card.format == "gguf" else _from_folder(Path(card.path))
-    if found is None and card.format == "dummy":
-        return PlainTemplate()
-    if found is None:
-        return NoTemplate(card.name)
-    source, specials = found
-    return JinjaTemplate(source, specials)
-
-
 class PlainTemplate:
     """The template of the hash model: `role: content`, one line per message."""
 
     source = "tools, <tool_call>"
     """Tool calls are written in the format of Hermes."""
+    is_sandboxed = False
 
     def render(
         self,
@@ -81,6 +74,7 @@ class NoTemplate:
     """Rejects every conversation, because a model gives bad answers in a guessed format."""
 
     source = ""
+    is_sandboxed = False
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -100,7 +94,9 @@ class NoTemplate:
 
 
 class JinjaTemplate:
-    """A template from a model's files."""
+    """A template from a model's files, rendered in this process."""
+
+    is_sandboxed = False
 
     def __init__(self, source: str, specials: Mapping[str, str]) -> None:
         """specials: `bos_token`, `eos_token` and the like, as texts. Raises ModelError for a syntax error."""
@@ -147,6 +143,11 @@ class JinjaTemplate:
 
 
 # ---- finding the template of a model -----------------------------------------------------------------------------
+
+
+def find_template(card: ModelCard) -> tuple[str, dict[str, str]] | None:
+    """Return the text of a model's template and its special tokens, or None if the model has no template."""
+    return _from_gguf(Path(card.path)) if card.format == "gguf" else _from_folder(Path(card.path))
 
 
 def _from_gguf(path: Path) -> tuple[str, dict[str, str]] | None:

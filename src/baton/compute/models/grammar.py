@@ -1,31 +1,44 @@
-"""Translate grammars of structured output for llguidance. The HTTP server checks them, the worker compiles them.
+"""Translate and check grammars of structured output for llguidance. Runs inside of sandboxes only.
 
 Source: llguidance (Earley parser over a lexer of regular-expression derivatives), https://github.com/guidance-ai/llguidance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
 
 from baton.compute.models.tokenizer import Tokenizer
 from baton.core.types import Grammar
+from baton.move.clock import now_s
 
 JSON_WHITESPACE = r"[ ]?|\n[ ]{0,40}"
 """Whitespace allowed between JSON tokens. Without a bound, a small model writes spaces and never reaches the value."""
 REASON_CHARS_MAX = 300
-PLACES_MAX = 200
-"""The maximum number of subschemas that are checked to find the invalid one."""
+PLACES_S = 0.25
+"""The time to find the invalid subschema."""
+LEXER_FUEL = 400_000
+"""Bounds the automata of one grammar. More takes seconds to compile and hundreds of megabytes."""
 
 _BEFORE = "\x02"
 """Put before a text so that SentencePiece adds no space to the text. Only its own byte token contains it."""
 
 
+class GrammarProblem(msgspec.Struct, frozen=True):
+    """The reason why a grammar cannot be followed."""
+
+    index: int
+    """The first invalid one of the checked grammars."""
+    reason: str
+    place: str
+    """The path of the innermost invalid subschema, such as `properties.a`. Empty: the whole grammar."""
+
+
 def parser_limits() -> LLParserLimits:
-    """Return the limits of the work on one grammar, so that one request cannot stall the others."""
-    return LLParserLimits(verbose_errors=False)
+    """Return the limits of the work on one grammar."""
+    return LLParserLimits(verbose_errors=False, initial_lexer_fuel=LEXER_FUEL)
 
 
 def grammar_source(grammar: Grammar) -> str:
@@ -39,33 +52,61 @@ def grammar_source(grammar: Grammar) -> str:
             return grammar_from(grammar.kind, grammar.text)
 
 
-def grammar_problem(grammar: Grammar) -> str:
-    """Return the reason why a grammar is invalid, on one line, or an empty string if it is valid."""
+def first_problem(grammars: Sequence[Grammar], trie: LLTokenizer) -> GrammarProblem | None:
+    """Compile grammars and their first token masks. Return the first problem, or None if all can be followed."""
+    for index, grammar in enumerate(grammars):
+        reason = grammar_problem(grammar, trie)
+        if reason:
+            is_schema = grammar.kind == "json_schema"
+            place = problem_path(msgspec.json.decode(grammar.text), reason) if is_schema else ""
+            return GrammarProblem(index, reason, place)
+    return None
+
+
+def grammar_problem(grammar: Grammar, trie: LLTokenizer | None = None) -> str:
+    """Return the reason why a grammar is invalid, on one line, or an empty string if it is valid.
+
+    trie: also compile the automata and the first token mask, as a worker does.
+    """
     try:
         source = grammar_source(grammar)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return _one_line(str(error))
-    return _one_line(LLMatcher.validate_grammar(source, limits=parser_limits()))
+    problem = LLMatcher.validate_grammar(source, limits=parser_limits())
+    if problem or trie is None:
+        return _one_line(problem)
+    matcher = LLMatcher(trie, source, log_level=0, limits=parser_limits())
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    return matcher_problem(matcher)
+
+
+def matcher_problem(matcher: LLMatcher) -> str:
+    """Return the reason why a parser has failed, or an empty string. A failed parser would allow the text to end."""
+    if not matcher.is_error():
+        return ""
+    reason = _one_line(matcher.get_error().replace("<non-verbose/>", ""))
+    return "it matches no text" if reason.startswith("NoExtension") else reason
 
 
 def problem_path(schema: object, problem: str) -> str:
     """Return the path of the innermost subschema that has this problem by itself, such as `properties.a`."""
     steps: list[str] = []
-    left = PLACES_MAX
+    end_s = now_s() + PLACES_S
     shared = {key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, dict) and key in schema}
-    while left > 0:
+    while True:
         found = None
         for path, child in _subschemas(schema):
-            left -= 1
+            if now_s() > end_s:
+                return ".".join(steps)
             alone = {**shared, **child} if isinstance(child, dict) else child
             if grammar_problem(Grammar(kind="json_schema", text=msgspec.json.encode(alone).decode())) == problem:
                 found = path, child
                 break
         if found is None:
-            break
+            return ".".join(steps)
         steps.append(found[0])
         schema = found[1]
-    return ".".join(steps)
 
 
 def _subschemas(schema: object) -> Iterator[tuple[str, object]]:

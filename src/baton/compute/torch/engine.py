@@ -102,7 +102,7 @@ class TorchEngine:
         drawn = iter(self._sample(step.slices, rows, hidden))
         results: list[SliceResult] = []
         for part, row in zip(step.slices, rows, strict=True):
-            (token, logprob), *further = next(drawn) if part.sample else [(None, None)]
+            (token, logprob), *further = (next(drawn) if part.sample else ()) or [(None, None)]
             prompt = tuple(self._prompt_logprobs(part, row, hidden)) if part.sampling.prompt_logprobs else ()
             vector = self._embedding(row, hidden) if part.sample and part.sampling.embedding else b""
             results.append(

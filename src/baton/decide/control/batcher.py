@@ -301,7 +301,10 @@ class Batcher:
     def commit(self, step: Step, result: StepResult) -> None:
         """Record the result of a step: computed tokens, sealed blocks, sampled tokens and finished requests."""
         for part, outcome in zip(step.slices, result.slices, strict=True):
-            self._book(self._lanes[part.request_id], part, outcome)
+            if outcome.failure:
+                self.fail(part, outcome.failure)
+            else:
+                self._book(self._lanes[part.request_id], part, outcome)
 
     def commit_run(self, run: DecodeRun, steps: int, ended: Mapping[RequestId, int]) -> None:
         """Record steps of a run. `ended`: requests that end with the last step, and their last tokens.
@@ -325,13 +328,13 @@ class Batcher:
 
     def _book(self, lane: Lane, part: Slice, outcome: SliceResult) -> None:
         """Record a slice: its computed tokens, the sampled token, and one more token per accepted draft."""
-        count = part.count - part.drafts
-        if count > 1:
-            self._report.is_load_new = True
+        is_late = part.sample and outcome.token is None
+        count = part.count - part.drafts - is_late  # without its token, the slice ends with the same token again
+        self._report.is_load_new |= count > 1
         lane.computed_tokens += count
         lane.prompt_logprobs += outcome.prompt_logprobs
         self._book_token(lane, outcome)
-        if lane.drafter is None or not part.drafts:
+        if lane.drafter is None or not part.drafts or is_late:
             return
         self._report.drafted_tokens += part.drafts
         lane.drafter.note(part.drafts, len(outcome.further))

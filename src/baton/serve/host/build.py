@@ -172,6 +172,7 @@ def _setups(
             batching=policy.batching,
             fairness=policy.fairness,
             speculation=config.speculation,
+            sandbox=config.sandbox,
             cost=config.cost,
             step_log=config.step_log,
             log_bytes_max=config.log_bytes_max,

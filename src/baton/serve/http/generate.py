@@ -69,8 +69,8 @@ class Generate:
         services.check_model(request.fields.model)
         services.check_ready()
         constraint = request.constraint()
-        if constraint is not None:  # in a thread: a client's schema may take long to check
-            await asyncio.to_thread(constraint.check, services.gateway.card)
+        if constraint is not None:
+            await services.grammars.check(constraint, context_of(scope).identity.key)
         prompts = await services.read_prompts(request.prompts, request.fields, param=kind.PROMPT_PARAM, size=len(raw))
         choices_count = self._choices_count(request, prompts)
         context = context_of(scope)

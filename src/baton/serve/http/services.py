@@ -14,6 +14,7 @@ from baton.compute.models.tokenizer import Tokenizer
 from baton.core.errors import RequestError
 from baton.core.limits import LimitsConfig
 from baton.move.clock import unix_s
+from baton.serve.http.grammar_checks import GrammarChecker
 from baton.serve.http.identity import Keyring
 from baton.serve.http.prompts import Prompt, PromptLimits, RequestOptions
 from baton.serve.http.wire.errors import RETRY_AFTER_S, ClusterError
@@ -56,6 +57,7 @@ class Services:
     hosts: Hosts
     tokenizer: Tokenizer
     template: ChatTemplate
+    grammars: GrammarChecker
     settings: HttpSettings
     keyring: Keyring
     hooks: Hooks
@@ -104,5 +106,6 @@ class Services:
         return await self.run_off_loop(lambda: [limits.check(prompt) for prompt in read()], size=size)
 
     async def run_off_loop(self, work: Callable[[], Made], *, size: int) -> Made:
-        """Run work on `size` bytes of input: in a thread if it is long, so that it does not delay other streams."""
-        return await asyncio.to_thread(work) if size > self.settings.inline_bytes_max else work()
+        """Run work on `size` bytes of input: in a thread if it may take long, so that other streams go on."""
+        in_thread = size > self.settings.inline_bytes_max or self.template.is_sandboxed
+        return await asyncio.to_thread(work) if in_thread else work()

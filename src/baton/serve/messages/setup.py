@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from baton.compute.models.card import ModelCard
 from baton.compute.models.dtype import Dtype
-from baton.core.config import BatchLimits, Plugin, SpeculationConfig, WeightsChoice
+from baton.core.config import BatchLimits, Plugin, SandboxConfig, SpeculationConfig, WeightsChoice
 from baton.core.copies import LayersDone
 from baton.core.messages import (
     BlocksGranted,
@@ -47,6 +47,8 @@ class WorkerSetup(Struct, frozen=True, kw_only=True, tag=True):
     batching: Plugin
     fairness: Plugin
     speculation: SpeculationConfig = SpeculationConfig()
+    sandbox: SandboxConfig = SandboxConfig()
+    """Limits of the work on grammars."""
     cost: dict[str, Any] = {}
     """Cost model as in the configuration, for `load_cost`."""
     step_log: str = ""

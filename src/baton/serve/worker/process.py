@@ -8,6 +8,7 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 
+from baton.compute.constrained import ConstrainedEngine
 from baton.compute.load_engine import EngineChoice, choose_engine, load_engine, load_parallel_engine
 from baton.compute.native.build import has_to_be_built
 from baton.compute.native.load_native import native_problem
@@ -66,7 +67,7 @@ def _load(setup: WorkerSetup, memory: memoryview | DeviceArray, link: ServerLink
         text = "compiling the native engine, once per machine and version: about half a minute"
         link.put(WorkerProgress(setup.view.id, text))
     choice = choose_engine(setup.card, setup.layout, device=setup.device, weights=setup.weights)
-    choice = replace(choice, guest_cores=setup.guest_cores)
+    choice = replace(choice, guest_cores=setup.guest_cores, sandbox=setup.sandbox)
     size_mib = setup.card.weight_bytes / 2**20
     link.put(
         WorkerProgress(setup.view.id, f"loading {setup.card.name} ({size_mib:.0f} MiB, {setup.dtype}) on the {choice}")
@@ -84,7 +85,8 @@ def _engine(
     if crew is None:
         return load_engine(card, layout, memory, dtype=setup.dtype, threads=setup.threads, choice=choice)
     threads, _ = rank_cores(setup, 0)
-    return load_parallel_engine(card, layout, memory, crew, dtype=setup.dtype, threads=threads)
+    engine = load_parallel_engine(card, layout, memory, crew, dtype=setup.dtype, threads=threads)
+    return ConstrainedEngine(engine, card, setup.sandbox)
 
 
 def _batcher(setup: WorkerSetup) -> Batcher:

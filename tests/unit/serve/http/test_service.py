@@ -9,7 +9,7 @@ import pytest
 
 from baton.compute.models.card import ModelCard
 from baton.compute.models.resolve import resolve_model
-from baton.core.config import Config, HttpConfig
+from baton.core.config import Config, HttpConfig, SandboxConfig
 from baton.core.errors import ModelError
 from baton.serve import service
 from baton.serve.live.assembly import assemble
@@ -25,7 +25,7 @@ def _serve() -> int:
 
 
 def test_a_model_whose_template_cannot_be_read_starts_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(card: ModelCard) -> None:
+    def refuse(card: ModelCard, limits: SandboxConfig) -> None:
         raise ModelError("the chat template cannot be read")
 
     monkeypatch.setattr(service, "load_chat_template", refuse)

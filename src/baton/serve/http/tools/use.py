@@ -12,7 +12,7 @@ from baton.core.errors import RequestError
 from baton.core.types import Grammar
 from baton.serve.http.tools.formats import ToolFormat, format_of
 from baton.serve.http.tools.parser import ToolParser
-from baton.serve.http.wire.constraint import Constraint, schema_constraint
+from baton.serve.http.wire.constraint import Constraint, check_depth, schema_constraint
 from baton.serve.http.wire.schemas import ChatRequest, FunctionSpec, JsonSchema, NamedTool, Tool
 
 CALLS_MAX = 16
@@ -60,6 +60,8 @@ def tool_use(fields: ChatRequest, template: str) -> ToolUse | None:
         if choice in (None, "none", "auto"):
             return None
         raise RequestError("tool_choice asks for a call, but there are 0 tools; send tools", param="tool_choice")
+    for index, tool in enumerate(tools):
+        check_depth(tool.function.parameters, f"tools[{index}].function.parameters")
     if choice == "none":
         return None
     many = fields.parallel_tool_calls is not False and not isinstance(choice, NamedTool)

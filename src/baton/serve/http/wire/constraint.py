@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import msgspec
 
 from baton.compute.models.card import ModelCard
-from baton.compute.models.grammar import grammar_problem, problem_path
+from baton.compute.models.grammar import GrammarProblem
 from baton.core.errors import RequestError
 from baton.core.types import Grammar
 from baton.serve.http.wire.schemas import GenerateFields, JsonSchema, ResponseFormat, StructuredOutputs
 
 GRAMMAR_CHARS_MAX = 131_072
 """Bounds the size of a request: its grammar is sent to every worker that runs it and written to the decision log."""
-_CHECKED_MAX = 64
+SCHEMA_LEVELS_MAX = 200
+"""Bounds the depth of a schema, counted in objects and lists."""
 _ANY_OBJECT: JsonSchema = {"type": "object"}
 
 
@@ -29,31 +29,22 @@ class Constraint:
     parts: tuple[Constraint, ...] = ()
     """The schemas in the grammar. They are checked first, so that errors name the right field."""
 
-    def check(self, card: ModelCard) -> None:
-        """Raise RequestError (400) with the reason and its place. Slow for large schemas, so it may run in a thread."""
+    def check_size(self, card: ModelCard) -> None:
+        """Raise RequestError (400) if the grammar is too large, or the model cannot end a text."""
         if not card.eos_token_ids:
             raise RequestError(f"{card.name} has no token that ends a text, so it cannot follow {self.param}")
-        for part in self.parts:
-            part.check(card)
-        size = len(self.grammar.text)
-        if size > GRAMMAR_CHARS_MAX:
-            message = f"{self.param} has {size} characters, at most {GRAMMAR_CHARS_MAX} are taken; send a smaller one"
-            raise RequestError(message, param=self.param)
-        found = _problem(self.grammar)
-        if found is not None:
-            reason, place = found
-            param = f"{self.param}.{place}" if place else self.param
-            raise RequestError(f"{param} cannot be followed: {reason}", param=param, code="invalid_grammar")
+        for part in (*self.parts, self):
+            size = len(part.grammar.text)
+            if size > GRAMMAR_CHARS_MAX:
+                message = (
+                    f"{part.param} has {size} characters, at most {GRAMMAR_CHARS_MAX} are taken; send a smaller one"
+                )
+                raise RequestError(message, param=part.param)
 
-
-@lru_cache(_CHECKED_MAX)
-def _problem(grammar: Grammar) -> tuple[str, str] | None:
-    """Return the problem and its path in the schema, if any. Cached: clients send the same few grammars."""
-    reason = grammar_problem(grammar)
-    if not reason:
-        return None
-    is_schema = grammar.kind == "json_schema"
-    return reason, problem_path(msgspec.json.decode(grammar.text), reason) if is_schema else ""
+    def error(self, problem: GrammarProblem) -> RequestError:
+        """Return the error for a grammar that cannot be followed. `problem.index` counts the parts, then the whole."""
+        param = (*self.parts, self)[problem.index].param + (f".{problem.place}" if problem.place else "")
+        return RequestError(f"{param} cannot be followed: {problem.reason}", param=param, code="invalid_grammar")
 
 
 def constraint_of(body: GenerateFields) -> Constraint | None:
@@ -66,7 +57,27 @@ def constraint_of(body: GenerateFields) -> Constraint | None:
 
 
 def schema_constraint(schema: JsonSchema, param: str) -> Constraint:
+    """Return the constraint for a JSON schema. Raises RequestError (400) if it is nested too deeply."""
+    check_depth(schema, param)
     return Constraint(Grammar(kind="json_schema", text=msgspec.json.encode(schema).decode()), param)
+
+
+def check_depth(value: object, param: str) -> None:
+    """Raise RequestError (400) for a schema that is nested too deeply for recursive functions."""
+    level = [value]
+    for _ in range(SCHEMA_LEVELS_MAX):
+        level = [child for part in level for child in _children(part)]
+        if not level:
+            return
+    message = (
+        f"{param} is nested more than {SCHEMA_LEVELS_MAX} levels deep, which is the limit; use $ref, or nest it less"
+    )
+    raise RequestError(message, param=param)
+
+
+def _children(value: object) -> list[object]:
+    parts: Iterable[object] = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [part for part in parts if isinstance(part, dict | list)]
 
 
 def _from_format(sent: ResponseFormat | None) -> Iterator[Constraint]:

@@ -8,6 +8,7 @@ from msgspec import Struct, json
 
 from baton.core.errors import RequestError
 from baton.core.messages import RejectReason
+from baton.core.types import GRAMMAR_FAILED
 from baton.serve.live.live_request import Finish
 
 REJECT_STATUS: dict[RejectReason, int] = {
@@ -60,6 +61,8 @@ def finish_error(finish: Finish) -> ClusterError:
     if finish.outcome == "cancelled":
         message = finish.message or "the server cancelled the request; send it again"
         return ClusterError(message, status=503, code="cancelled", retry_after_s=RETRY_AFTER_S)
+    if finish.message.startswith(GRAMMAR_FAILED):
+        return ClusterError(finish.message, status=400, code="invalid_grammar")
     return ClusterError(finish.message or "the generation failed; send it again", status=500, code="generation_failed")
 
 

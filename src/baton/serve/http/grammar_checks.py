@@ -1,0 +1,102 @@
+"""Check the grammars of requests in sandboxes, before the requests start."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
+
+import msgspec
+
+from baton.compute.models.card import ModelCard
+from baton.compute.models.grammar import GrammarProblem
+from baton.compute.sandbox.process import SandboxError, SandboxPool
+from baton.compute.sandbox.work import GrammarChecks, SandboxSetup
+from baton.core.config import SandboxConfig
+from baton.serve.http.wire.constraint import Constraint
+from baton.serve.http.wire.errors import ClusterError
+
+KNOWN_MAX = 1024
+"""The maximum number of remembered results. The least recently used one is dropped first."""
+CLIENT_SHARE = 4
+"""One client may fill this part of the queue: a quarter."""
+RETRY_AFTER_S = 1.0
+_Waiting = tuple[bytes, bytes, "asyncio.Future[GrammarProblem | None]"]
+
+
+class GrammarChecker:
+    """Checks each grammar once, in turn of the clients. Runs in one event loop."""
+
+    def __init__(self, card: ModelCard, limits: SandboxConfig) -> None:
+        """Starts nothing: the sandboxes start with the first grammar, or with `warm_up`."""
+        self._card = card
+        self._size = limits.processes
+        self._waiting_max = limits.waiting_max
+        self._pool = SandboxPool(SandboxSetup(GrammarChecks(card), limits), limits.processes)
+        self._threads = ThreadPoolExecutor(limits.processes, thread_name_prefix="grammar-check")
+        self._known: OrderedDict[bytes, GrammarProblem | None] = OrderedDict()
+        self._running: dict[bytes, asyncio.Future[GrammarProblem | None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting: OrderedDict[str, deque[_Waiting]] = OrderedDict()
+        """The jobs of each client. The first client's turn is next."""
+
+    def warm_up(self) -> None:
+        """Start the sandboxes. Blocks for about a second."""
+        self._pool.warm_up()
+
+    async def check(self, constraint: Constraint, client: str) -> None:
+        """Raise RequestError (400) if an output cannot follow a constraint, ClusterError if too many checks wait."""
+        constraint.check_size(self._card)
+        job = msgspec.msgpack.encode([part.grammar for part in (*constraint.parts, constraint)])
+        name = blake2b(job, digest_size=16).digest()
+        if name in self._known:
+            self._known.move_to_end(name)
+            problem = self._known[name]
+        else:
+            problem = await asyncio.shield(self._running.get(name) or self._queue(name, job, client))
+        if problem is not None:
+            raise constraint.error(problem)
+
+    def close(self) -> None:
+        """End the sandboxes. Checks that still run fail."""
+        self._pool.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _queue(self, name: bytes, job: bytes, client: str) -> asyncio.Future[GrammarProblem | None]:
+        mine = self._waiting.get(client, ())
+        if len(mine) >= max(1, self._waiting_max // CLIENT_SHARE):
+            message = f"{len(mine)} grammars of this client wait to be checked, as many as may; come again later"
+            raise ClusterError(message, status=429, code="grammar_queue_full", retry_after_s=RETRY_AFTER_S)
+        total = sum(map(len, self._waiting.values()))
+        if total >= self._waiting_max:
+            message = f"{total} grammars wait to be checked, at most sandbox.waiting_max may; come again later"
+            raise ClusterError(message, status=503, code="grammar_queue_full", retry_after_s=RETRY_AFTER_S)
+        found: asyncio.Future[GrammarProblem | None] = asyncio.get_running_loop().create_future()
+        self._running[name] = found
+        self._waiting.setdefault(client, deque()).append((name, job, found))
+        if len(self._tasks) < self._size:
+            task = asyncio.create_task(self._run())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return found
+
+    async def _run(self) -> None:
+        """Check grammars until none waits, one of each client after the other."""
+        while self._waiting:
+            client, jobs = self._waiting.popitem(last=False)
+            name, job, found = jobs.popleft()
+            if jobs:
+                self._waiting[client] = jobs
+            try:
+                answer = await asyncio.get_running_loop().run_in_executor(self._threads, self._pool.call, job)
+                problem = msgspec.msgpack.decode(answer, type=GrammarProblem | None)
+                is_lasting = True
+            except SandboxError as error:
+                problem, is_lasting = GrammarProblem(-1, str(error), ""), error.is_lasting
+            del self._running[name]
+            if is_lasting:
+                self._known[name] = problem
+                if len(self._known) > KNOWN_MAX:
+                    self._known.popitem(last=False)
+            found.set_result(problem)
