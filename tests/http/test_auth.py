@@ -10,6 +10,7 @@ from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 
 from baton.serve.http.identity import Keyring, KeySources
+from baton.serve.http.services import HttpSettings
 from tests.http.conftest import House
 
 KEYS = ("first-key", "second-schlüssel")
@@ -98,3 +99,14 @@ def test_a_refusal_names_the_missing_scope_and_the_remedy(build: Callable[..., H
     assert (error["type"], error["code"]) == ("permission_error", "missing_scope")
     assert "'admin'" in error["message"]
     assert "--admin-key" in error["message"]
+
+
+def test_a_port_of_its_own_is_the_only_one_with_admin_routes(build: Callable[..., House]) -> None:
+    app = build(settings=HttpSettings(block_tokens=16, admin_port=9000)).app
+    for port, role in ((8000, 403), (9000, 200)):
+        client = TestClient(app, base_url=f"http://localhost:{port}")
+        response = client.post(ROLE, json={"role": "mixed"})
+        assert response.status_code == role
+        assert client.get("/cluster").status_code == 200
+    refused = TestClient(app, base_url="http://localhost:8000").post(HOSTS, json={})
+    assert "port 9000" in refused.json()["error"]["message"]

@@ -118,7 +118,7 @@ def _inside(space: str) -> list[str]:
 @contextmanager
 def cluster_in(net: Net, model: str, *arguments: str) -> Iterator[tuple[RunningServer, dict[str, RunningHost]]]:
     """A server in its namespace, a host that prefills and one that decodes in theirs."""
-    given = ("--hosts", "2", "--host", f"{SUBNET}.1", *arguments)
+    given = ("--hosts", "2", "--host", f"{SUBNET}.1", "--insecure", *arguments)
     with listening(model, *given, inside=_inside(net.server)) as server, ExitStack() as stack:
         hosts = {
             name: stack.enter_context(

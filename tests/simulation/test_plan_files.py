@@ -88,6 +88,20 @@ def test_the_hosts_of_a_group_are_as_the_plan_has_them() -> None:
         assert container["resources"]["limits"]["nvidia.com/gpu"] == told.tp * told.pp
 
 
+def test_pods_have_the_key_and_reach_the_server_by_the_names_of_its_services(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a key the server refuses an address of a network; an unknown Host is refused with 403."""
+    made = documents(planned())
+    containers = [each["spec"]["template"]["spec"]["containers"][0] for each in made if each["kind"] == "Deployment"]
+    assert all(container["env"][0]["name"] == "BATON_API_KEY" for container in containers)
+    flags = [word for word in containers[0]["command"][1:] if word not in ("--config", "/etc/baton/serve.toml")]
+    monkeypatch.setenv("BATON_API_KEY", "from-the-secret")
+    config = serve.configuration(build_parser().parse_args(flags))
+    assert config.http.host == "0.0.0.0"
+    assert set(config.http.allowed_hosts) == {each["metadata"]["name"] for each in made if each["kind"] == "Service"}
+
+
 def test_a_single_worker_is_the_servers_own(tmp_path: Path) -> None:
     found, path = (
         planned(llm="llama3.1-8b", tp=[2], shape="mixed", hardware=[{"name": "H100", "gpus": 2}]),

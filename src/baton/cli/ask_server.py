@@ -70,7 +70,7 @@ def _answer(url: str, path: str, api_key: str | None) -> Iterator[http.client.HT
 def _refusal(url: str, error: urllib.error.HTTPError) -> str:
     """Return the error message of a response: the server's own if it is a Baton server."""
     if error.code == 401:
-        return f"{url} answers 401; give --api-key if the server asks for one"
+        return f"{url} answers 401; give a key with --api-key-file if the server asks for one"
     try:
         words = msgspec.json.decode(error.read(), type=ErrorBody).error.message
     except (OSError, msgspec.DecodeError):

@@ -11,6 +11,7 @@ import sys
 import uvloop
 from rich.console import Console
 
+from baton.cli.key_flags import API_KEY, client_key
 from baton.cli.output import STANDARD_OUTPUT, write_file, write_json
 from baton.core.errors import ConfigError
 from baton.lab.bench.flags import ATTAINMENT_MIN, INPUT_TOKENS, OUTPUT_TOKENS, REQUESTS, TIMEOUT_S, read_options
@@ -65,6 +66,7 @@ _SERVER = (
     ("--url", "U", "the server, such as http://127.0.0.1:8000 (a path such as /v3 is kept, else /v1 is added)"),
     ("--model", "NAME", "model to ask for (default: the first one that the server lists)"),
     ("--api-key", "K", "sent as a bearer token"),
+    ("--api-key-file", "FILE", f"file with it (default: {API_KEY})"),
     ("--endpoint", "NAME", "completions (default) or chat"),
     ("--prompt-format", "FORMAT", "ids or text (default: ids if the server accepts them)"),
     ("--vocab-tokens", "N", f"prompts of token ids use ids below N (default {VOCAB_TOKENS})"),
@@ -104,7 +106,8 @@ def run(args: argparse.Namespace) -> int:
     """Measure, show and write the results. Return the exit code."""
     console, errors = Console(), Console(stderr=True)
     try:
-        options = read_options({name.replace("_", "-"): value for name, value in vars(args).items()})
+        flags = vars(args) | {"api_key": client_key(args)}
+        options = read_options({name.replace("_", "-"): value for name, value in flags.items()})
         _raise_open_files()
         with watching(errors) as watcher, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             report = runner.run(_stoppable(options, watcher))

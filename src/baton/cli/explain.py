@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.cli.ask_server import URL, check_url, fetch
+from baton.cli.key_flags import add_client_key, client_key
 from baton.cli.logs import build_cluster, changed_policies, open_log
 from baton.cli.output import STANDARD_OUTPUT, warn, wide_console, write_json
 from baton.core.errors import ConfigError
@@ -36,9 +37,8 @@ INDENT = 17
 """Characters before the words of a moment."""
 DECODING: tuple[Subject, ...] = ("decode", "move")
 
-DESCRIPTION = """Explain one request of a running server, or of a decision log: what happened to it and when, what each
-policy was asked, what it saw of every worker (load, prefix hits, age of the report), what the cost model predicted
-there, whom it chose, and whom it would have chosen without that one (rank).
+DESCRIPTION = """Explain one request of a running server, or of a decision log: its events, and for each decision the
+workers as the policy saw them, the predicted times, the choice, and the rank of the others.
 
 Of a worker: requests that it runs, and those bound to decode there whose prompts are still computed elsewhere; prompt
 tokens queued; tokens of context, and the room for them; leading tokens of this prompt that its host has; how old its
@@ -61,7 +61,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
     parser.add_argument(
         "request_id",
         metavar="REQUEST_ID",
-        help="what the server returned as X-Request-Id; of a simulation request-N, the Nth of its trace (from 0)",
+        help="the X-Request-Id; of a simulation request-N, the Nth of its trace (from 0)",
     )
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
@@ -70,7 +70,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
     source.add_argument(
         "--log", type=Path, metavar="FILE", help="a file that `baton serve --log` or `baton sim --log` wrote"
     )
-    parser.add_argument("--api-key", metavar="K", help="sent to the server as a bearer token")
+    add_client_key(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON; - for standard output")
 
 
@@ -120,7 +120,7 @@ def _log(args: argparse.Namespace) -> Iterator[_Log]:
     check_url(args.url)
     with tempfile.TemporaryDirectory(prefix="baton-") as folder:
         path = Path(folder) / "decisions.log"
-        headers = fetch(args.url, "/cluster/log", args.api_key, path)
+        headers = fetch(args.url, "/cluster/log", client_key(args), path)
         yield _Log(path, args.url, headers.get(LOG_FULL_HEADER) == "yes")
 
 

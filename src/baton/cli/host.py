@@ -7,6 +7,7 @@ import re
 import socket
 from typing import get_args
 
+from baton.cli.key_flags import API_KEY, JOIN_KEY, add_client_key, client_key
 from baton.cli.serve import add_parallel, event_loop, tell
 from baton.core.config import DEVICE, KVDtypeChoice, TierConfig, Topology
 from baton.core.errors import ConfigError, TransferError
@@ -61,8 +62,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
         action="append",
         default=[],
         metavar="URL",
-        help="keep KV of this host in its own store, before the stores that all hosts share: "
-        "file:///var/cache/kv?bytes=100e9 (repeatable, the fastest first)",
+        help="keep KV of this host in its own store: file:///var/cache/kv?bytes=100e9 (repeatable, the fastest first)",
     )
     parser.add_argument(
         "--listen",
@@ -73,7 +73,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
     parser.add_argument(
         "--advertise", default="", metavar="ADDR", help="address of --listen as other hosts see it (default: the same)"
     )
-    parser.add_argument("--api-key", metavar="K", help="sent as a bearer token")
+    add_client_key(parser, f"{JOIN_KEY} or {API_KEY}")
     parser.add_argument(
         "--join-wait-s",
         type=float,
@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
         tiers=tiers,
         listen=args.listen,
         advertise=args.advertise,
-        api_key=args.api_key,
+        api_key=client_key(args, JOIN_KEY, API_KEY),
         join_wait_s=args.join_wait_s,
     )
     check_address(args.listen)

@@ -18,6 +18,7 @@ COMMANDS = {
     "serve": "serve a model over HTTP (OpenAI API)",
     "host": "join a server with this machine's workers and memory",
     "pool": "give this machine's memory to hosts, for KV blocks that they share",
+    "keys": "edit the API keys of a server",
     "bench": "measure a server with a load",
     "sim": "simulate a cluster on a trace",
     "plan": "find the hardware, the roles and the parallelism that meet an SLO",

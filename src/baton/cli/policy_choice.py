@@ -6,9 +6,9 @@ from pathlib import Path
 
 from baton.core.config import PolicyConfig, load
 from baton.core.files import in_file
-from baton.decide.policy.policy_sets import POLICY_SETS, policy_set, resolve
+from baton.decide.policy.policy_sets import policy_set, resolve
 
-HELP = f"{', '.join(POLICY_SETS)}; or FILE.toml: the [policy] section of a configuration"
+HELP = "a set of docs/policies.md, or FILE.toml with the section [policy]"
 
 
 def policy_of(asked: str) -> PolicyConfig:

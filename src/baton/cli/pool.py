@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import signal
 import socket
+from pathlib import Path
 
 from baton.cli.serve import tell
 from baton.core.errors import ConfigError
+from baton.core.http_config import is_loopback
+from baton.core.keys import read_shared_secret
 from baton.move.store.node import StoreNode
 
 PORT = 8700
@@ -24,12 +27,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
     parser.set_defaults(run=run)
     parser.add_argument("--bytes", type=float, required=True, metavar="N", help="memory to offer, such as 16e9")
     parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        metavar="ADDR",
-        help="address to listen on; every client that reaches it can read and write (default: %(default)s)",
+        "--host", default="127.0.0.1", metavar="ADDR", help="address to listen on (default: %(default)s)"
     )
     parser.add_argument("--port", type=int, default=PORT, metavar="P", help="0 takes a free one (default: %(default)s)")
+    parser.add_argument(
+        "--secret-file", type=Path, metavar="FILE", help="secret of the clients: pool://HOST?secret_file=FILE"
+    )
+    parser.add_argument("--insecure", action="store_true", help="need no secret beyond loopback")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -37,12 +41,18 @@ def run(args: argparse.Namespace) -> int:
     if not 1 <= args.bytes <= _BYTES_MAX or not 0 <= args.port <= 65535:
         bounds = f"give 1 to {_BYTES_MAX:g} bytes, and a port from 0 to 65535"
         raise ConfigError(f"--bytes is {args.bytes:g}, --port {args.port}: {bounds}")
+    if args.secret_file is None and not args.insecure and not is_loopback(args.host):
+        raise ConfigError(
+            f"--host is {args.host}, so other machines reach this node, but it has no secret: give it --secret-file, or"
+            " let every client read and write with --insecure"
+        )
+    secret = b"" if args.secret_file is None else read_shared_secret(args.secret_file)
     wakeup, signalled = socket.socketpair()
     signalled.setblocking(False)
     signal.set_wakeup_fd(signalled.fileno())  # works in whichever thread the signal is delivered to
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
-    node = StoreNode(host=args.host, port=args.port, capacity_bytes=int(args.bytes))
+    node = StoreNode(host=args.host, port=args.port, capacity_bytes=int(args.bytes), secret=secret)
     tell(f"pool node with {int(args.bytes)} bytes at pool://{node.address}")
     wakeup.recv(1)
     node.close()

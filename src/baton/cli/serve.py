@@ -12,9 +12,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from baton.cli.key_flags import ADMIN_KEY, API_KEY, JOIN_KEY, key_lines, take_variable
 from baton.core.config import Config, TierConfig, Topology, load
 from baton.core.errors import ConfigError
 from baton.core.files import in_file
+from baton.core.keys import read_keys
+from baton.move.ipc.tls import ServerTls
 
 Section = TypeVar("Section", bound=msgspec.Struct)
 
@@ -75,12 +78,29 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
     parser.add_argument("--queue-s", type=float, metavar="S", help="reject requests that wait longer (default: 10)")
     parser.add_argument("--log", metavar="FILE", help="write every decision to FILE, for `baton replay`")
     parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file; see docs/config.md")
-    parser.add_argument("--api-key", action="append", metavar="K", help="require this bearer key (repeatable)")
+    add_access(parser)
+
+
+def add_access(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say which clients may do what."""
     parser.add_argument(
-        "--allowed-host", action="append", metavar="NAME", help="further name of this server in URLs (repeatable)"
+        "--api-key", action="append", metavar="K", help="require this bearer key (repeatable); docs/security.md"
     )
     parser.add_argument(
-        "--cors-origin", action="append", metavar="O", help="origin whose web pages may use this server (repeatable)"
+        "--api-key-file", type=Path, metavar="FILE", help=f"file with such keys, one a line (default: {API_KEY})"
+    )
+    parser.add_argument("--keys", metavar="FILE", help="key file of `baton keys`")
+    parser.add_argument("--admin-key", metavar="K", help=f"key with the scopes admin and join (default: {ADMIN_KEY})")
+    parser.add_argument("--admin-port", type=int, metavar="P", help="port of its own for admin and join routes")
+    parser.add_argument("--admin-host", metavar="H", help="address of that port (default: 127.0.0.1)")
+    parser.add_argument("--tls-cert", metavar="FILE", help="certificate chain for HTTPS (PEM)")
+    parser.add_argument("--tls-key", metavar="FILE", help="its private key (PEM)")
+    parser.add_argument("--insecure", action="store_true", default=None, help="need no key beyond loopback")
+    parser.add_argument(
+        "--allowed-host", action="append", metavar="NAME", help="further name of this server (repeatable)"
+    )
+    parser.add_argument(
+        "--cors-origin", action="append", metavar="O", help="origin of web pages that may use it (repeatable)"
     )
 
 
@@ -115,8 +135,6 @@ def configuration(args: argparse.Namespace) -> Config:
                 "--prefill, --decode and --mixed are all 0: there would be no worker; give at least one, or --hosts"
             )
     kv = {"dtype": args.kv_dtype, "blocks": args.kv_blocks, "block_tokens": args.block_tokens}
-    repeated = {"api_keys": args.api_key, "allowed_hosts": args.allowed_host, "cors_origins": args.cors_origin}
-    http = {name: tuple(values) if values else None for name, values in repeated.items()}
     top = {
         name: vars(args)[name]
         for name in (
@@ -141,14 +159,40 @@ def configuration(args: argparse.Namespace) -> Config:
             "kv": _with(config.kv, kv),
             "tiers": tuple(TierConfig(url=url) for url in args.tier) if args.tier else None,
             "batch": _with(config.batch, {"step_tokens_max": args.step_tokens}),
-            "http": _with(config.http, {"host": args.host, "port": args.port, **http}),
+            "http": _with(config.http, _http(args)),
             "limits": _with(config.limits, {"queue_s": args.queue_s}),
         },
     )
     problems = config.problems() + config.lacks()
+    if config.http.key_file and not problems:
+        read_keys(Path(config.http.key_file))
+    if config.http.tls_cert and not problems:
+        ServerTls(Path(config.http.tls_cert), Path(config.http.tls_key))
     if problems:
         raise ConfigError("\n".join(problems))
     return config
+
+
+def _http(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of the edge that flags, key files and the environment give. None: not given."""
+    keys = [*(args.api_key or []), *(key_lines(args.api_key_file) if args.api_key_file is not None else [])]
+    in_environment = {name: take_variable(name) for name in (API_KEY, ADMIN_KEY, JOIN_KEY)}
+    if not keys and in_environment[API_KEY]:
+        keys = [in_environment[API_KEY]]
+    repeated = {"api_keys": keys, "allowed_hosts": args.allowed_host, "cors_origins": args.cors_origin}
+    return {
+        "host": args.host,
+        "port": args.port,
+        "key_file": args.keys,
+        "admin_key": args.admin_key or in_environment[ADMIN_KEY] or None,
+        "join_key": in_environment[JOIN_KEY] or None,
+        "tls_cert": args.tls_cert,
+        "tls_key": args.tls_key,
+        "admin_host": args.admin_host,
+        "admin_port": args.admin_port,
+        "insecure": args.insecure,
+        **{name: tuple(values) if values else None for name, values in repeated.items()},
+    }
 
 
 def _with(struct: Section, given: Mapping[str, Any]) -> Section:

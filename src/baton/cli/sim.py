@@ -34,7 +34,6 @@ from baton.lab.sim.policies import configured_policies
 from baton.lab.sim.spec import ClusterSpec, read_spec
 from baton.lab.workload.arrivals import Arrivals, PoissonArrivals
 from baton.lab.workload.request import Trace
-from baton.lab.workload.retime import HELP as ARRIVALS_HELP
 from baton.lab.workload.retime import describe_arrivals, missing_times_reason, rate_problems, read_arrivals, retime
 from baton.lab.workload.schedule import scale_rate
 from baton.lab.workload.source import read_workload
@@ -73,7 +72,7 @@ def add_parser(subparsers: Subparsers, purpose: str) -> None:
     parser.add_argument("--policy", default="baton", metavar="NAME", help=f"{POLICY_HELP} (default baton)")
     parser.add_argument("--rate-scale", type=float, default=1.0, metavar="K", help="run the trace K times as fast")
     parser.add_argument("--rate", type=float, metavar="R", help="requests per second instead of the trace's own times")
-    parser.add_argument("--arrivals", metavar="KIND", help=ARRIVALS_HELP)
+    parser.add_argument("--arrivals", metavar="KIND", help="new arrival times, as of `baton bench`")
     parser.add_argument("--limit", type=int, metavar="N", help="take at most the first N requests")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of prompts, delays and arrivals (default 0)")
     parser.add_argument("--ttft-slo-s", type=float, metavar="X", help="target of TTFT, in seconds")

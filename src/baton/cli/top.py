@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 
 from baton.cli.ask_server import URL, ask, check_url
+from baton.cli.key_flags import add_client_key, client_key
 from baton.core.errors import BatonError, ConfigError
 from baton.serve.live.status import ClusterStatus, HostStatus, TierStatus
 
@@ -28,7 +29,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
     parser.add_argument(
         "--interval-s", type=float, default=1.0, metavar="T", help="seconds between updates (default 1)"
     )
-    parser.add_argument("--api-key", metavar="K", help="sent as a bearer token")
+    add_client_key(parser)
     parser.add_argument("--once", action="store_true", help="show the state once and exit")
 
 
@@ -37,15 +38,15 @@ def run(args: argparse.Namespace) -> int:
     check_url(args.url)
     if args.interval_s <= 0:
         raise ConfigError(f"--interval-s is {args.interval_s}, but must be above 0")
-    console = Console()
+    console, key = Console(), client_key(args)
     try:
         if args.once:
-            console.print(_screen(_read_status(args.url, args.api_key)))
+            console.print(_screen(_read_status(args.url, key)))
             return 0
-        with Live(_screen(_read_status(args.url, args.api_key)), console=console, auto_refresh=False) as live:
+        with Live(_screen(_read_status(args.url, key)), console=console, auto_refresh=False) as live:
             pause = threading.Event()
             while not pause.wait(args.interval_s):
-                live.update(_screen(_read_status(args.url, args.api_key)), refresh=True)
+                live.update(_screen(_read_status(args.url, key)), refresh=True)
     except KeyboardInterrupt:
         return 0
     except BatonError as error:

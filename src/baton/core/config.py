@@ -9,13 +9,13 @@ import msgspec
 from msgspec import Struct, structs
 
 from baton.core.errors import ConfigError
+from baton.core.http_config import HttpConfig, Port
 from baton.core.limits import LimitsConfig
 from baton.core.validation import Range, out_of_range, type_problems, valid_part
 
 WORKERS_MAX = 256
 """Maximum worker processes of one role on this host."""
 Bytes = Annotated[int, Range(least=0, most=2**50)]
-Port = Annotated[int, Range(least=0, most=65535)]
 Timeout = Annotated[float, Range(least=1, most=86400)]
 ShortTimeout = Annotated[float, Range(least=0.1, most=86400)]
 DtypeChoice = Literal["auto", "float32", "bfloat16"]
@@ -107,27 +107,6 @@ class TierConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     list_s: Annotated[float, Range(least=0, most=86400)] = 30.0
     """Interval for listing a shared store, to find blocks that other servers have written. At least 20 times as long as
     a listing takes. 0: only at the start."""
-
-
-class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The HTTP edge."""
-
-    host: str = "127.0.0.1"
-    port: Port = 8000
-    """0: any free port; the log shows which."""
-    api_keys: tuple[str, ...] = ()
-    """Accepted bearer keys. Empty: no authentication."""
-    allowed_hosts: tuple[str, ...] = ()
-    """Further names of the server, which requests may have in their Host header. Loopback names and `host` always are;
-    `*` allows all."""
-    cors_origins: tuple[str, ...] = ()
-    """Origins whose pages may use the server, such as `https://chat.example.com`. `*` allows all."""
-    proxies: tuple[str, ...] = ()
-    """Addresses of reverse proxies, whose X-Forwarded-For names the client."""
-    body_bytes_max: Annotated[int, Range(least=1024, most=2**31)] = 4 * 1024 * 1024
-    """Larger request bodies are rejected with status 413 and not read."""
-    choices_max: Annotated[int, Range(least=1, most=4096)] = 32
-    """Maximum choices (prompts x n) of one HTTP request."""
 
 
 class Plugin(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -344,15 +323,14 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
         if not self.hosts.transports:
             found.append("hosts.transports is empty, so hosts cannot exchange KV: name shm, tcp or both")
-        if any(not key for key in self.http.api_keys):
-            found.append("http.api_keys holds an empty key, which every client would match: remove it")
+        found += self.http.problems()
         return found
 
     def lacks(self) -> list[str]:
         """Return settings whose requirements are missing. Call it after flags are merged into the file's settings."""
         if self.kv.preemption == "swap" and not self.tiers and not self.hosts.expected:  # joining hosts may bring tiers
             return ["kv.preemption is 'swap', but there are 0 tiers to read from: add --tier URL, or take 'recompute'"]
-        return []
+        return self.http.missing_keys()
 
 
 def load(text: str) -> Config:

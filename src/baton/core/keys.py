@@ -22,6 +22,7 @@ Scope = Literal["generate", "admin", "join"]
 SCOPES: tuple[Scope, ...] = ("generate", "admin", "join")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+SECRET_BYTES_MIN = 32
 NAME_RULE = "must have 1 to 64 letters, digits, dots, - and _"
 _OTHERS = stat.S_IWGRP | stat.S_IRWXO
 """Permissions that a file with secrets must not give: writing by its group, and anything to all others."""
@@ -102,6 +103,18 @@ def read_keys(path: Path) -> KeyFile:
     """Read a key file. Raise ConfigError if it is invalid or readable by others."""
     with in_file(path, "the key file"):
         return parse_keys(read_secret(path))
+
+
+def read_shared_secret(path: Path) -> bytes:
+    """Read the secret that the machines of a cluster share. Raise ConfigError for one that could be guessed."""
+    with in_file(path, "the secret"):
+        secret = read_secret(path).strip().encode()
+        if len(secret) < SECRET_BYTES_MIN:
+            raise ConfigError(
+                f"it has {len(secret)} characters, but must have {SECRET_BYTES_MIN} or more: "
+                f"write it with `openssl rand -hex 32 > {path}`"
+            )
+        return secret
 
 
 def read_secret(path: Path) -> str:

@@ -8,6 +8,7 @@ import json
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 
 import msgspec
 import uvicorn
@@ -18,6 +19,7 @@ from baton.core.copies import LayersDone
 from baton.core.errors import ConfigError
 from baton.core.messages import RetireWorker, StartWorker, StepReport
 from baton.core.types import WorkerId
+from baton.move.ipc.tls import ServerTls
 from baton.serve.host.arena_bytes import bytes_of, transferable
 from baton.serve.host.sizing import raise_files_max
 from baton.serve.host.supervisor import Notices, Supervisor
@@ -27,6 +29,7 @@ from baton.serve.http.app import build_app
 from baton.serve.http.connections import Connections
 from baton.serve.http.grammar_checks import GrammarChecker
 from baton.serve.http.identity import Keyring, KeySources
+from baton.serve.http.prompts import PublicPrefixes
 from baton.serve.http.protocol import HttpServerConfig
 from baton.serve.http.services import HttpSettings, Services
 from baton.serve.live.assembly import Parts
@@ -48,26 +51,42 @@ Tell = Callable[[str], None]
 async def serve(parts: Parts, *, tell: Tell) -> int:
     """Serve until a signal arrives. Return the exit code. Raises ConfigError if the port cannot be used."""
     connections_max = _connections_max(tell)
-    with _listen(parts.config.http.host, parts.config.http.port) as listener:
-        return await Service(parts, listener, connections_max=connections_max, tell=tell).run()
+    http = parts.config.http
+    with contextlib.ExitStack() as opened:
+        listeners = [opened.enter_context(_listen(http.host, http.port))]
+        if http.admin_port:
+            listeners.append(opened.enter_context(_listen(http.admin_host, http.admin_port)))
+        return await Service(parts, listeners, connections_max=connections_max, tell=tell).run()
 
 
 class Service:
     """Runs the parts of a server until a signal arrives or no worker can be kept alive."""
 
-    def __init__(self, parts: Parts, listener: socket.socket, *, connections_max: int, tell: Tell) -> None:
-        """`connections_max`: maximum HTTP connections that the system's limit of open files allows."""
+    def __init__(self, parts: Parts, listeners: list[socket.socket], *, connections_max: int, tell: Tell) -> None:
+        """`listeners`: for clients, then for the admin port if it has one.
+
+        `connections_max`: maximum HTTP connections that the system's limit of open files allows.
+        """
         self._parts = parts
         self._connections_max = connections_max
-        self._listener = listener
-        self._url = _url(parts.config.http.host, listener.getsockname()[1])
+        self._listeners = listeners
+        http = parts.config.http
+        self._tls = ServerTls(Path(http.tls_cert), Path(http.tls_key)) if http.tls_cert else None
+        self._url = _url(http.host, listeners[0].getsockname()[1], scheme="http" if self._tls is None else "https")
         self._tell = tell
         self._stop = asyncio.Event()
         self._signals = 0
         self._failure = ""
         self._tasks: list[asyncio.Task[None]] = []
-        self._hosts = Hosts(parts, url=self._url, tell=tell, changed=self._on_hosts)
-        self._keyring = Keyring(KeySources(api_keys=parts.config.http.api_keys))
+        self._hosts = Hosts(parts, url=self._url, tls=self._tls, tell=tell, changed=self._on_hosts)
+        self._keyring = Keyring(
+            KeySources(
+                api_keys=http.api_keys,
+                admin_key=http.admin_key,
+                join_key=http.join_key,
+                file=Path(http.key_file) if http.key_file else None,
+            )
+        )
         self._own: Supervisor | None = None
         self._is_own_ready = parts.own is None
 
@@ -77,6 +96,8 @@ class Service:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
+        if parts.config.http.key_file or self._tls is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._reload)
         self._tell(f"listening on {self._url} (503 until the model is loaded)")
         try:
             await self._serve()
@@ -92,7 +113,7 @@ class Service:
         self._start_workers()
         # The tokenizer is read meanwhile: that takes as long as the imports of a worker.
         http = _HttpServer(await asyncio.to_thread(self._http_config))
-        serving = asyncio.create_task(http.serve(sockets=[self._listener]))
+        serving = asyncio.create_task(http.serve(sockets=self._listeners))
         serving.add_done_callback(self._on_http_end)
         await self._stop.wait()
         await self._drain()
@@ -146,17 +167,20 @@ class Service:
                 asyncio.get_running_loop().call_soon(lose, command.worker, "no host can start it")
 
     def _http_config(self) -> uvicorn.Config:
-        parts, http = self._parts, self._parts.config.http
+        parts, http, tls = self._parts, self._parts.config.http, self._tls
+        tokenizer = load_tokenizer(parts.card)
+        template = load_chat_template(parts.card, parts.config.sandbox)
         services = Services(
             gateway=parts.gateway,
             hosts=self._hosts,
-            tokenizer=load_tokenizer(parts.card),
-            template=load_chat_template(parts.card, parts.config.sandbox),
+            tokenizer=tokenizer,
+            template=template,
             grammars=GrammarChecker(parts.card, parts.config.sandbox),
             settings=HttpSettings(
                 block_tokens=parts.driver.layout.block_tokens,
                 bound_host=http.host,
-                allowed_hosts=http.allowed_hosts,
+                admin_port=http.admin_port,
+                allowed_hosts=(*http.allowed_hosts, *([http.admin_host] if http.admin_port else [])),
                 cors_origins=http.cors_origins,
                 body_bytes_max=http.body_bytes_max,
                 choices_max=http.choices_max,
@@ -164,6 +188,7 @@ class Service:
                 seed=parts.config.seed,
             ),
             keyring=self._keyring,
+            public_prefixes=PublicPrefixes(http.public_prefixes, tokenizer, template) if http.public_prefixes else None,
             hooks=parts.hooks,
             render_metrics=self._render_metrics,
         )
@@ -172,13 +197,25 @@ class Service:
         connections = Connections(
             msgspec.structs.replace(limits, connections_max=connections_max), proxies=http.proxies
         )
-        return HttpServerConfig(build_app(services), connections, close_s=_HTTP_CLOSE_S)
+        return HttpServerConfig(build_app(services), connections, close_s=_HTTP_CLOSE_S, tls=tls)
 
     def _render_metrics(self) -> bytes:
         driver, metrics = self._parts.driver, self._parts.metrics
         metrics.set_workers(link.view for link in driver.links.values() if link.state != "lost")
         metrics.set_blocks(kv_blocks(driver.pools.values()))
         return metrics.render()
+
+    def _reload(self) -> None:
+        """Read the key file and the certificate again. An invalid file changes nothing."""
+        readers = [("key file", self._keyring.reload)] if self._parts.config.http.key_file else []
+        readers += [("certificate", self._tls.reload)] if self._tls is not None else []
+        for name, reload in readers:
+            try:
+                reload()
+            except ConfigError as error:
+                self._tell(f"SIGHUP: the {name} cannot be read again and did not change: {error}")
+            else:
+                self._tell(f"SIGHUP: the {name} was read again")
 
     def _on_signal(self) -> None:
         self._signals += 1
@@ -277,7 +314,7 @@ class Service:
         dtype = self._parts.computing.dtype
         blocks = sum(pool.view().blocks_total for pool in driver.pools.values())
         kv_tokens = blocks * driver.layout.block_tokens
-        key = ' -H "Authorization: Bearer $API_KEY"' if self._parts.config.http.api_keys else ""
+        key = ' -H "Authorization: Bearer $API_KEY"' if not self._keyring.is_open else ""
         return (
             f"ready: {self._url}  model {name} ({dtype})  {topology}  KV cache {kv_tokens} tokens  page /ui\n"
             f"try: curl {self._url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{question}'"
@@ -357,6 +394,6 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _url(host: str, port: int) -> str:
+def _url(host: str, port: int, *, scheme: str) -> str:
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"http://{shown}:{port}"
+    return f"{scheme}://{shown}:{port}"

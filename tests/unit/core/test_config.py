@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from baton.core.config import Config, HostsConfig, HttpConfig, KVConfig, Plugin, SloConfig, TierConfig, Topology, load
+from baton.core.config import Config, HostsConfig, KVConfig, Plugin, SloConfig, TierConfig, Topology, load
 from baton.core.errors import ConfigError
+from baton.core.http_config import HttpConfig
 
 
 def problems_of(text: str) -> list[str]:

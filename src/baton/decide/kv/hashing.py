@@ -14,7 +14,11 @@ _TOKEN_BYTES = 4
 
 def root_hash(cache_salt: str) -> BlockHash:
     """Return the parent hash of a first block. Requests with different salts never share a block."""
-    return BlockHash(blake2b(cache_salt.encode(), digest_size=HASH_BYTES, person=b"baton-root").digest())
+    return BlockHash(_root(cache_salt.encode()))
+
+
+def _root(text: bytes) -> bytes:
+    return blake2b(text, digest_size=HASH_BYTES, person=b"baton-root").digest()
 
 
 def block_hash(parent: BlockHash, tokens: Sequence[int]) -> BlockHash:
@@ -26,13 +30,22 @@ def _named(parent: BlockHash, packed: bytes) -> BlockHash:
     return BlockHash(blake2b(parent + packed, digest_size=HASH_BYTES, person=b"baton-block").digest())
 
 
-def block_hashes(tokens: Sequence[int], *, block_tokens: int, cache_salt: str = "") -> tuple[BlockHash, ...]:
-    """Return the hash of every full block of `tokens`, in order. The tail has no hash."""
-    parent = root_hash(cache_salt)
+def block_hashes(
+    tokens: Sequence[int], *, block_tokens: int, cache_salt: str = "", public_tokens: int = 0
+) -> tuple[BlockHash, ...]:
+    """Return the hash of every full block of `tokens`, in order. The tail has no hash.
+
+    `public_tokens`: leading tokens whose full blocks are shared by all salts. The last full block always depends on the
+    salt, and so do the blocks of the output, which are hashed after it.
+    """
+    public_blocks = min(public_tokens, len(tokens) - block_tokens) // block_tokens if cache_salt else 0
+    parent = root_hash("" if public_blocks > 0 else cache_salt)
     hashes: list[BlockHash] = []
     packed = pack_tokens(tokens)
     block_bytes = _TOKEN_BYTES * block_tokens
     for start in range(0, len(packed) - block_bytes + 1, block_bytes):
+        if len(hashes) == public_blocks > 0:
+            parent = BlockHash(_root(parent + cache_salt.encode()))
         parent = _named(parent, packed[start : start + block_bytes])
         hashes.append(parent)
     return tuple(hashes)

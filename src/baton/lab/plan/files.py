@@ -15,7 +15,12 @@ from baton.lab.plan.serving import HOSTS_PORT, HTTP_PORT, host_command, is_alone
 IMAGE = "baton:latest"
 NOTE = """# The image is yours: Baton with PyTorch for CUDA. Every pod needs the model's files (docs/serving.md): by
 # its hub name they are downloaded, a folder has to be mounted at the same path everywhere.
+# Clients and hosts send the key of the secret:
+#   kubectl create secret generic baton-keys --from-literal=api-key=$(openssl rand -base64 32)
 """
+KEY_ENV = {
+    "name": "BATON_API_KEY", "valueFrom": {"secretKeyRef": {"name": "baton-keys", "key": "api-key"}},
+}  # fmt: skip
 NAME_MAX = 40
 """Length limit of a manifest's name. With a role and a number appended, it stays a valid DNS label."""
 CONFIG_KEY = "serve.toml"
@@ -80,10 +85,13 @@ def _deployment(name: str, pods: int, pod: dict[str, Any]) -> dict[str, Any]:
 def _serve(name: str, found: Recommendation) -> dict[str, Any]:
     """Return the server's pod spec. It requests GPUs if the server runs the plan's only worker."""
     alone = is_alone(found.best)
+    services = [name] if alone else [name, f"{name}-join"]
+    names = [part for service in services for part in ("--allowed-host", service)]
     ports = [HTTP_PORT] if alone else [HTTP_PORT, HOSTS_PORT]
     container: dict[str, Any] = {
         "name": "baton", "image": IMAGE,
-        "command": ["baton", "serve", "--config", f"/etc/baton/{CONFIG_KEY}", "--host", "0.0.0.0"],
+        "command": ["baton", "serve", "--config", f"/etc/baton/{CONFIG_KEY}", "--host", "0.0.0.0", *names],
+        "env": [KEY_ENV],
         "ports": [{"containerPort": port} for port in ports],
         "readinessProbe": {"httpGet": {"path": "/ready", "port": HTTP_PORT}, "periodSeconds": 5},
         "livenessProbe": {"httpGet": {"path": "/health", "port": HTTP_PORT}, "initialDelaySeconds": 300},
@@ -98,7 +106,8 @@ def _serve(name: str, found: Recommendation) -> dict[str, Any]:
 
 def _host(join: str, group: WorkerGroup) -> dict[str, Any]:
     command = host_command(group, url=f"http://{join}:{HTTP_PORT}")
-    return _on_gpus({"containers": [{"name": "baton", "image": IMAGE, "command": command}]}, group)
+    container = {"name": "baton", "image": IMAGE, "command": command, "env": [KEY_ENV]}
+    return _on_gpus({"containers": [container]}, group)
 
 
 def _on_gpus(pod: dict[str, Any], group: WorkerGroup) -> dict[str, Any]:

@@ -171,8 +171,8 @@ def _host_lines(fleet: PlannedFleet) -> list[str]:
     if is_alone(fleet):
         return []
     return [
-        "give the server --host ADDRESS, which hosts reach, and --api-key SECRET; then start, each with a --name, "
-        "--api-key SECRET and GPUs of its own (--device cuda:N where several share a node):",
+        "give the server --host ADDRESS, which hosts reach, and --api-key-file FILE; then start, each with a --name, "
+        "--api-key-file FILE and GPUs of its own (--device cuda:N where several share a node):",
         *(
             f"{group.workers} on {group.option.facts.gpus} x {group.option.stock.hardware.name} each: "
             f"{' '.join(host_command(group, url=f'http://ADDRESS:{HTTP_PORT}'))}"

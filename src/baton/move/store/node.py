@@ -17,6 +17,7 @@ from contextlib import ExitStack, suppress
 
 from baton.core.errors import StoreError
 from baton.core.types import BlockHash
+from baton.move.ipc.challenge import admit
 from baton.move.ipc.connections import ConnectionServer, receive_views, send_views
 from baton.move.ipc.shared_memory import bind_abstract, create_sealed, is_same_user, machine_id
 from baton.move.store import node_wire as wire
@@ -40,9 +41,10 @@ class StoreNode:
     and sent straight from them. The client that puts a block computes its checksum; the client that gets it compares.
     """
 
-    def __init__(self, *, host: str, port: int, capacity_bytes: int) -> None:
+    def __init__(self, *, host: str, port: int, capacity_bytes: int, secret: bytes = b"") -> None:
         """Bind the port, then reserve and fault in the memory, which takes a while.
 
+        `secret`: clients must know it. Empty: every client may read and write.
         Raises StoreError if the port or the memory is not available.
         """
         name = f"baton-pool-{secrets.token_hex(8)}"
@@ -62,6 +64,7 @@ class StoreNode:
         self._memory = memoryview(self._mapping)
         self.address = "{}:{}".format(*far.getsockname()[:2])
         self._lends_at = f"{machine_id()}/{name}"
+        self._secret = secret
         self._lock = threading.Lock()
         self._layout: tuple[bytes, int] | None = None
         """Digest of the layout and bytes of a block, as the first client has set them."""
@@ -93,6 +96,9 @@ class StoreNode:
         magic, digest, block_bytes = wire.HELLO.unpack(wire.receive(connection, wire.HELLO.size))
         if magic != wire.MAGIC or (_is_near(connection) and not is_same_user(connection)):
             return False
+        if self._secret:
+            send_views(connection, [wire.ANSWER.pack(wire.PROVE_SECRET, wire.MAGIC, b"", 0, b"")])
+            admit(connection, self._secret)
         with self._lock:
             if self._layout is None and 0 < block_bytes <= len(self._memory):
                 self._layout = (digest, block_bytes)

@@ -16,6 +16,7 @@ import xxhash
 
 from baton.core.errors import StoreError
 from baton.core.types import BlockHash
+from baton.move.ipc.challenge import WrongSecretError, prove
 from baton.move.ipc.connections import receive_views, send_views
 from baton.move.ipc.shared_memory import is_same_user, map_sealed, shares_machine
 from baton.move.store import node_wire as wire
@@ -151,13 +152,19 @@ class _BlockCopy:
 class NodeDialer:
     """Connect to one pool node: through its memory if the node lends it to this process, otherwise over TCP."""
 
-    def __init__(self, address: tuple[str, int], hello: bytes, threads: Executor, *, shares: int) -> None:
-        """`shares`: how many threads divide the copies of one call. 0 connects over TCP always."""
+    def __init__(
+        self, address: tuple[str, int], hello: bytes, threads: Executor, *, shares: int, secret: bytes = b""
+    ) -> None:
+        """`shares`: how many threads divide the copies of one call. 0 connects over TCP always.
+
+        `secret`: the node must ask for it and know it. Empty: there is none.
+        """
         self._where = "pool://{}:{}".format(*address)
         self._address = address
         self._hello = hello
         self._threads = threads
         self._shares = shares
+        self._secret = secret
         self._lock = threading.Lock()
         self._lent: tuple[str, memoryview] | None = None
         """Name of the node's process and its mapped memory. A restarted node has another name."""
@@ -185,6 +192,7 @@ class NodeDialer:
         try:
             wire.bound_waits(connection, ANSWER_TIMEOUT_S)
             send_views(connection, [self._hello])
+            self._prove_secret(connection)
             return connection, self._check_answer(wire.receive(connection, wire.ANSWER.size))
         except (OSError, StoreError):
             connection.close()
@@ -199,6 +207,7 @@ class NodeDialer:
             if not is_same_user(connection):
                 raise PermissionError("the node belongs to another user")
             send_views(connection, [self._hello])
+            self._prove_secret(connection)
             answer, descriptors, _, _ = socket.recv_fds(connection, wire.ANSWER.size, 1, socket.MSG_WAITALL)
             memory = self._map(name, answer, descriptors)
             return SharedMemoryLink(connection, memory, self._threads, self._shares)
@@ -219,6 +228,24 @@ class NodeDialer:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+
+    def _prove_secret(self, connection: socket.socket) -> None:
+        """Prove the secret if the node asks for it. Raises StoreError if the two do not have the same one, or none."""
+        try:
+            first = connection.recv(1, socket.MSG_PEEK)  # a descriptor of the node's memory may be beside the answer
+        except BlockingIOError:  # the limit of `bound_waits`
+            raise TimeoutError("no bytes came in time") from None
+        asks = first == wire.PROVE_SECRET
+        if asks and not self._secret:
+            raise StoreError(f"{self._where} asks for a secret: add secret_file=FILE to its URL")
+        if first and not asks and self._secret:
+            raise StoreError(f"{self._where} asks for no secret: start it with baton pool --secret-file FILE")
+        if asks:
+            wire.receive(connection, wire.ANSWER.size)
+            try:
+                prove(connection, self._secret)
+            except (WrongSecretError, ConnectionResetError):
+                raise StoreError(f"{self._where} has another secret: give both the same file") from None
 
     def _check_answer(self, answer: bytes) -> str:
         """Return the name under which the node lends its memory. Raises StoreError if its layout is another one."""

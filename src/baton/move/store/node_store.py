@@ -29,26 +29,26 @@ class NodeStore:
 
     def __init__(
         self,
-        host: str,
-        port: int,
+        address: tuple[str, int],
         *,
         layout_fingerprint: str,
         block_bytes: int,
         streams: int = STREAMS,
         shares_memory: bool = True,
+        secret: bytes = b"",
     ) -> None:
-        """Connect. `shares_memory=False` uses TCP even if the node would lend its memory.
+        """Connect. `shares_memory=False` uses TCP even if the node would lend its memory. `secret`: the node's.
 
         Raises StoreError if the node does not answer, or keeps blocks of another layout.
         """
-        self._where = f"pool://{host}:{port}"
+        self._where = "pool://{}:{}".format(*address)
         self._block_bytes = block_bytes
         self._streams = streams
         self._threads = ThreadPoolExecutor(streams, thread_name_prefix="baton-pool")
         hello = wire.HELLO.pack(wire.MAGIC, fingerprint_digest(layout_fingerprint), block_bytes)
         shares = min(streams, usable_cores()) if shares_memory else 0
         self._copiers = ThreadPoolExecutor(max(1, shares), thread_name_prefix="baton-pool-copy")
-        self._dialer = NodeDialer((host, port), hello, self._copiers, shares=shares)
+        self._dialer = NodeDialer(address, hello, self._copiers, shares=shares, secret=secret)
         self._idle: queue.LifoQueue[NodeLink] = queue.LifoQueue()
         self._reach = Reachability(self._where, self._ask, (OSError, StoreError))
         try:

@@ -1,6 +1,7 @@
 """Wire format between a pool node and its clients: fixed headers, names, then the bytes of blocks.
 
-A connection begins with the client's HELLO and the node's ANSWER. Then the client sends requests, one at a time:
+A connection begins with the client's HELLO and the node's ANSWER. If the node has a secret, it first answers with
+PROVE_SECRET, and both prove it (move/ipc/challenge.py). Then the client sends requests, one at a time:
 
     put   names -> flags of the missing ones -> checksum and bytes of each missing one -> flags of those now kept
     get   names -> flags of those present, then checksum and bytes of each
@@ -29,7 +30,7 @@ HELLO = struct.Struct("<8s16sQ")
 """MAGIC, digest of the layout's fingerprint, bytes per block."""
 MAGIC = b"BATONP04"
 ANSWER = struct.Struct("<c8s16sQ128s")
-"""WELCOME or OTHER_LAYOUT, the node's own HELLO, and where it lends its memory: `machine/socket`."""
+"""WELCOME, OTHER_LAYOUT or PROVE_SECRET, the node's own HELLO, and where it lends its memory: `machine/socket`."""
 PLACE = struct.Struct("<16sQ")
 """Checksum of the block in a slot (undefined for a put) and the offset of the slot in the node's memory."""
 DONE = b"."
@@ -38,7 +39,7 @@ REQUEST = struct.Struct("<cI")
 """Verb, and the number of names that follow."""
 NUMBER = struct.Struct("<I")
 PUT, GET, DROP, HELD = b"p", b"g", b"d", b"h"
-WELCOME, OTHER_LAYOUT = b"+", b"-"
+WELCOME, OTHER_LAYOUT, PROVE_SECRET = b"+", b"-", b"?"
 
 
 def bound_waits(connection: socket.socket, timeout_s: float) -> None:

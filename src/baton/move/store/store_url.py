@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 
 from baton.core.errors import ConfigError
+from baton.core.keys import read_shared_secret
 from baton.move.store.encrypted import OVERHEAD_BYTES, EncryptedStore, read_key
 from baton.move.store.file import THREADS, FileStore
 from baton.move.store.memory import MemoryStore
@@ -171,13 +172,14 @@ def _pool(parts: SplitResult, options: _Options, capacity_bytes: int | None) -> 
         options.wrong("it needs a host and a port, and nothing behind them: pool://host:8700")
     streams = options.number("streams", least=1, most=_THREADS_MAX) or STREAMS
     via = options.choice("via", ("auto", "tcp"))
+    secret_file = options.text("secret_file")
     return lambda fingerprint, block_bytes: NodeStore(
-        host,
-        port,
+        (host, port),
         layout_fingerprint=fingerprint,
         block_bytes=block_bytes,
         streams=streams,
         shares_memory=via != "tcp",
+        secret=b"" if secret_file is None else read_shared_secret(Path(secret_file)),
     )
 
 

@@ -30,20 +30,26 @@ class TcpTransport:
         advertise: str | None = None,
         limits: TcpLimits | None = None,
         source: Source | None = None,
+        secret: bytes = b"",
     ) -> None:
         """Listen on `host:port`; port 0 takes a free one. Any client with a ticket can read its offer.
+
+        `secret`: known to all hosts of the cluster; connections without it are closed. Empty: there is none.
 
         `advertise` is the address in tickets, if consumers reach this host by another one. Raises TransferError if
         `listen` is not available.
         """
         self._limits = limits or TcpLimits()
+        self._secret = secret
         self._owned = source is None
         self._source = source or Source()
         listening = bind_address(listen)
         host, port = listening.getsockname()[:2]
         self.address = advertise or join_address(host, port)
         self._listener = listen_for_pulls(
-            listening, lambda connection: serve_reads(self._source.offers, connection), self._limits.connections_max
+            listening,
+            lambda connection: serve_reads(self._source.offers, connection, secret),
+            self._limits.connections_max,
         )
         self._lock = threading.Lock()
         self._peers: dict[str, TcpPeer] = {}
@@ -83,7 +89,7 @@ class TcpTransport:
             if len(self._peers) >= _PEERS_MAX:
                 self._peers = {name: peer for name, peer in self._peers.items() if not peer.is_unused}
             if address not in self._peers:
-                self._peers[address] = TcpPeer(split_address(address), self._limits)
+                self._peers[address] = TcpPeer(split_address(address), self._limits, self._secret)
             return self._peers[address]
 
 

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from baton.core.errors import TransferError
 from baton.move.backoff import Backoff
+from baton.move.ipc.challenge import prove
 from baton.move.ipc.connections import hang_up, limit_waits, receive_views
 from baton.move.transport.offers import REFUSALS, OfferStatus
 from baton.move.transport.piecewise_pull import BUG, CLOSED, PiecewisePull, PullPiece
@@ -58,9 +59,11 @@ class TcpLimits(Struct, frozen=True, kw_only=True):
 class TcpPeer:
     """Queue of pieces from one source, and its connections. They are made on demand and closed when idle."""
 
-    def __init__(self, address: tuple[str, int], limits: TcpLimits) -> None:
+    def __init__(self, address: tuple[str, int], limits: TcpLimits, secret: bytes) -> None:
+        """`secret`: the cluster's. Empty: sources ask for none."""
         self.address = address
         self.limits = limits
+        self.secret = secret
         self._changed = threading.Condition()
         self._wanted: deque[PullPiece] = deque()
         self._streams: dict[TcpStream, threading.Thread] = {}
@@ -287,6 +290,12 @@ class TcpStream:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         limit_waits(connection, receive_s=limits.stall_s, send_s=limits.stall_s)
         fit_buffers(connection)
+        if self._peer.secret:
+            try:
+                prove(connection, self._peer.secret)
+            except OSError:
+                connection.close()
+                raise
         with self._lock:
             self._connection = connection
             if self._closed:

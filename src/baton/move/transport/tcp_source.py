@@ -10,6 +10,7 @@ from contextlib import closing
 import xxhash
 
 from baton.core.errors import TransferError
+from baton.move.ipc.challenge import admit
 from baton.move.ipc.connections import limit_waits, send_views
 from baton.move.transport.offers import Offer, Offers, OfferStatus
 from baton.move.transport.wire import (
@@ -36,11 +37,16 @@ _SUMMED_BYTES = 256 * 1024
 """Bytes that are checksummed and sent at a time, while the cache holds them."""
 
 
-def serve_reads(offers: Offers, connection: socket.socket) -> None:
-    """Answer one consumer until it hangs up. Raises OSError if it breaks off, stalls or sends an invalid request."""
+def serve_reads(offers: Offers, connection: socket.socket, secret: bytes) -> None:
+    """Answer one consumer until it hangs up. Raises OSError if it breaks off, stalls or sends an invalid request.
+
+    A consumer that does not know the secret of the cluster is disconnected. Empty: there is none.
+    """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     fit_buffers(connection)
     limit_waits(connection, receive_s=FIRST_REQUEST_S, send_s=_STALL_S)
+    if secret:
+        admit(connection, secret)
     request = receive_request(connection)
     limit_waits(connection, receive_s=_IDLE_S, send_s=_STALL_S)
     while request is not None:

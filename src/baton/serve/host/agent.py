@@ -105,6 +105,8 @@ class Agent:
             server=server,
             port=terms.port,
             token=terms.token,
+            tls=terms.tls,
+            mover_secret=terms.mover_secret,
             listen=wishes.listen,
             advertise=wishes.advertise,
         )

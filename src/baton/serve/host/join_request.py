@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import urllib.error
 import urllib.request
 from urllib.parse import urlsplit
@@ -13,7 +14,8 @@ from baton.serve.messages.hosting import HostTerms
 
 TIMEOUT_S = 10.0
 _ERROR_BYTES = 2000
-_KEY, _ADDRESS = "; give the server's key with --api-key", "; give the address of a baton serve, without a path"
+_KEY = "; give a key with the scope join: --api-key-file FILE or BATON_JOIN_KEY"
+_ADDRESS = "; give the address of a baton serve, without a path"
 _HINTS = {401: _KEY, 403: _KEY, 404: _ADDRESS, 405: _ADDRESS, 501: _ADDRESS}
 
 
@@ -37,6 +39,9 @@ def request_terms(url: str, api_key: str | None) -> HostTerms:
         raise ConfigError(f"{url} accepts no host: it answers {error.code}: {message}{hint}") from error
     except OSError as error:
         why = error.reason if isinstance(error, urllib.error.URLError) else error
+        if isinstance(why, ssl.SSLCertVerificationError):
+            remedy = "name the file with the certificate of its authority in SSL_CERT_FILE"
+            raise ConfigError(f"{url} has a certificate that is not trusted: {why.verify_message}; {remedy}") from error
         raise JoinFailedError(f"there is no server at {url}: {why}") from error
     except msgspec.DecodeError as error:
         raise ConfigError(f"{url} is no Baton server of this version: {error}") from error

@@ -22,6 +22,7 @@ from baton.core.messages import StepReport, WorkerFailed, WorkerProgress, Worker
 from baton.core.types import HostId, WorkerId
 from baton.decide.kv.conversion import KVForm
 from baton.move.ipc.stream import FramedStream, watch
+from baton.move.ipc.tls import client_context
 from baton.serve.host.build import Computing, HostParts, build_host, device_prices
 from baton.serve.host.child_process import WorkerProcess
 from baton.serve.host.join_request import JoinFailedError
@@ -75,6 +76,8 @@ class HostAddress:
     """Address of the server."""
     port: int
     token: str
+    tls: bool
+    mover_secret: bytes
     listen: str
     """Address that the mover listens on. Empty: the local address of the connection to the server."""
     advertise: str
@@ -135,8 +138,9 @@ class Membership:
     async def _connect(self, address: HostAddress) -> None:
         try:
             loop = asyncio.get_running_loop()
+            context = client_context() if address.tls else None
             await asyncio.wait_for(
-                loop.create_connection(lambda: self._stream, address.server, address.port), _CONNECT_S
+                loop.create_connection(lambda: self._stream, address.server, address.port, ssl=context), _CONNECT_S
             )
         except OSError as error:
             raise JoinFailedError(f"cannot reach the server at {address.server}:{address.port}: {error}") from error
@@ -151,6 +155,7 @@ class Membership:
             listen=address.listen or self._stream.address,
             advertise=address.advertise,
             tiers=self._config.tiers,
+            secret=address.mover_secret,
             fingerprint=fingerprint_of(self._identity, self._computing.layout, self._computing.dtype),
         )
         silent_s = self._config.hosts.mover_silent_s

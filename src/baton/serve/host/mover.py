@@ -100,7 +100,7 @@ class Mover:
         if name == ShmTransport.name:
             return ShmTransport()
         listen = with_port(setup.listen, 0)
-        made = NixlTransport(listen) if name == NixlTransport.name else TcpTransport(listen)
+        made = NixlTransport(listen) if name == NixlTransport.name else TcpTransport(listen, secret=setup.secret)
         assert made.name == name, f"{name} is no transport"
         if setup.advertise:
             made.address = with_port(setup.advertise, int(made.address.rpartition(":")[2]))

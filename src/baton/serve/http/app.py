@@ -40,7 +40,7 @@ def build_app(services: Services) -> ASGIApp:
     app.router.redirect_slashes = False  # an unknown path is a 404 with a body, not a redirect
     settings = services.settings
     rules = BrowserRules(bound_host=settings.bound_host, hosts=settings.allowed_hosts, origins=settings.cors_origins)
-    edge = Edge(app, services.keyring, rules, Budgets(settings.limits))
+    edge = Edge(app, services.keyring, rules, Budgets(settings.limits), admin_port=settings.admin_port)
     if not settings.cors_origins:
         return edge
     exposed = ("x-request-id", "retry-after")

@@ -91,9 +91,3 @@ def _is_address(name: str) -> bool:
 def _is_wildcard(host: str) -> bool:
     """Return whether a server on this address is reached at every address of the machine."""
     return host == "" or (_is_address(host) and ipaddress.ip_address(host).is_unspecified)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches a server on this address."""
-    name = _host_name(host)
-    return name == "localhost" or (_is_address(name) and ipaddress.ip_address(name).is_loopback)

@@ -16,7 +16,7 @@ from baton.move.clock import now_s
 from baton.serve.http.browser import BrowserRules
 from baton.serve.http.budgets import Budgets, RequestBudget
 from baton.serve.http.connections import client_address
-from baton.serve.http.identity import Identity, Keyring, check_scope
+from baton.serve.http.identity import Identity, Keyring, check_port, check_scope
 from baton.serve.http.wire.errors import error_body, error_headers
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/ui", "/", "/favicon.ico"})
@@ -55,8 +55,12 @@ def context_of(scope: Scope) -> RequestContext:
 class Edge:
     """Outermost ASGI layer: arrival time, rules against foreign pages, API keys, and the headers of every response."""
 
-    def __init__(self, app: ASGIApp, keyring: Keyring, rules: BrowserRules, budgets: Budgets) -> None:
+    def __init__(
+        self, app: ASGIApp, keyring: Keyring, rules: BrowserRules, budgets: Budgets, *, admin_port: int = 0
+    ) -> None:
+        """`admin_port`: the only port with the routes of the scopes `admin` and `join`. 0: every port has them."""
         self._app = app
+        self._admin_port = admin_port
         self._budgets = budgets
         self._keyring = keyring
         self._rules = rules
@@ -93,6 +97,8 @@ class Edge:
         """Return the client's identity. Raises RequestError (401, 403) if it may not use the route."""
         if scope["path"] in OPEN_PATHS:
             return Identity()
+        if self._admin_port:
+            check_port(scope["method"], scope["path"], scope["server"][1], self._admin_port)
         identity = self._keyring.identify(headers)
         check_scope(identity, scope["method"], scope["path"])
         return identity

@@ -62,11 +62,13 @@ class Embed:
         reader = PromptReader(
             tokenizer=services.tokenizer, card=card, param="input", add_special=body.add_special_tokens is not False
         )
-        prompts = await services.read_prompts(lambda: reader.read(body.input), body, param="input", size=len(raw))
-        budget = context_of(scope).budget
-        budget.release_body()
-        budget.charge(sum(len(prompt.tokens) for prompt in prompts), now_s())
-        work = _EmbeddingWork(services.gateway, RequestMaker(context_of(scope), body, next(services.serials)))
+        context = context_of(scope)
+        prompts = await services.read_prompts(
+            lambda: reader.read(body.input), body.cache_salt, context.identity, param="input", size=len(raw)
+        )
+        context.budget.release_body()
+        context.budget.charge(sum(len(prompt.tokens) for prompt in prompts), now_s())
+        work = _EmbeddingWork(services.gateway, RequestMaker(context, body, next(services.serials)))
         vectors = await _run_until_disconnect(receive, work, prompts)
         if vectors is not None:
             response = _response(card.name, prompts, vectors, as_text=body.encoding_format == "base64")

@@ -71,9 +71,11 @@ class Generate:
         constraint = request.constraint()
         if constraint is not None:
             await services.grammars.check(constraint, context_of(scope).identity.key)
-        prompts = await services.read_prompts(request.prompts, request.fields, param=kind.PROMPT_PARAM, size=len(raw))
-        choices_count = self._choices_count(request, prompts)
         context = context_of(scope)
+        prompts = await services.read_prompts(
+            request.prompts, request.fields.cache_salt, context.identity, param=kind.PROMPT_PARAM, size=len(raw)
+        )
+        choices_count = self._choices_count(request, prompts)
         maker = RequestMaker(context, request.fields, next(services.serials))
         filters = [services.hooks.begin(body, kind.PATH) for _ in range(choices_count)]
         response = TextResponse(

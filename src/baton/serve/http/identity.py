@@ -10,6 +10,7 @@ from baton.core.errors import RequestError
 from baton.core.keys import SCOPES, KeyEntry, KeyLimits, Scope, digest_of, read_keys
 
 NO_LIMITS = KeyLimits()
+_SEPARATOR = "\0"
 _ADMIN: frozenset[Scope] = frozenset({"admin", "join"})
 
 
@@ -26,6 +27,31 @@ class Identity:
     """Most urgent priority that its requests may have. None: any."""
     cache_namespace: str = ""
     """Requests share cached blocks only within a namespace. Empty: the namespace of a server with one tenant."""
+
+    def cache_salt(self, asked: str | None) -> str:
+        """Return the salt of the block hashes of a request, from the salt that the client sent.
+
+        Clients cannot write the separator, so no salt leads into the namespace of another tenant. Raises RequestError.
+        """
+        if asked and _SEPARATOR in asked:
+            raise RequestError("cache_salt has the character U+0000; send a text without it", param="cache_salt")
+        return f"{self.cache_namespace}{_SEPARATOR}{asked or ''}" if self.cache_namespace else asked or ""
+
+    def shares_public_prefixes(self, asked: str | None) -> bool:
+        """Return whether requests may use cached blocks of public prefixes: only without a salt of the client."""
+        return bool(self.cache_namespace) and not asked
+
+    def check_priority(self, asked: int) -> int:
+        """Return the priority that a client asks for. Raises RequestError (403) if it is too urgent for its key."""
+        if self.priority_min is None or asked >= self.priority_min:
+            return asked
+        raise RequestError(
+            f"priority is {asked}, but the key {self.key} allows {self.priority_min} and above (lower is more urgent);"
+            " its priority_min in the key file allows more",
+            param="priority",
+            status=403,
+            code="priority_not_allowed",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +168,13 @@ def needed_scope(method: str, path: str) -> Scope | None:
     if path.startswith("/cluster/"):
         return "admin"
     return None if method in ("GET", "HEAD", "OPTIONS") else "generate"
+
+
+def check_port(method: str, path: str, port: int, admin_port: int) -> None:
+    """Raise RequestError (403) for a route of the scopes `admin` and `join` at another port than theirs."""
+    if port != admin_port and needed_scope(method, path) in _ADMIN:
+        message = f"{path[:80]} is at the port {admin_port} of this server only (--admin-port)"
+        raise RequestError(message, status=403, code="admin_port")
 
 
 def check_scope(identity: Identity, method: str, path: str) -> None:

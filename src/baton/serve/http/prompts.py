@@ -42,6 +42,30 @@ class Prompt:
     echo: Echo | None = None
 
 
+class PublicPrefixes:
+    """Texts at the beginning of prompts that tenants share as cached blocks."""
+
+    def __init__(self, texts: Sequence[str], tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        """Tokenize each text as the beginning of a completion, and as the system message of a chat."""
+        self._prefixes: list[list[int]] = []
+        for text in texts:
+            self._prefixes += [tokenizer.encode(text, add_special=special) for special in (False, True)]
+            try:
+                chat = template.render([{"role": "system", "content": text}], add_generation_prompt=False)
+            except RequestError:
+                continue  # the template takes no conversation of a system message alone
+            self._prefixes.append(tokenizer.encode(chat, add_special=False))
+
+    def shared_tokens(self, prompt: Sequence[int]) -> int:
+        """Return the number of leading tokens of a prompt that a public prefix begins with as well."""
+        return max((_equal_tokens(prefix, prompt) for prefix in self._prefixes), default=0)
+
+
+def _equal_tokens(one: Sequence[int], other: Sequence[int]) -> int:
+    pairs = zip(one, other, strict=False)
+    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptLimits:
     """The length limit of a prompt, and the parameters of its block hashes."""
@@ -49,6 +73,8 @@ class PromptLimits:
     request_tokens_max: int
     block_tokens: int
     cache_salt: str
+    public: PublicPrefixes | None
+    """Prefixes whose blocks all salts share. None: none."""
     param: str
     """The field with the prompt, for error messages."""
 
@@ -64,7 +90,12 @@ class PromptLimits:
                 param=self.param,
                 code="context_length_exceeded",
             )
-        hashes = block_hashes(prompt.tokens, block_tokens=self.block_tokens, cache_salt=self.cache_salt)
+        hashes = block_hashes(
+            prompt.tokens,
+            block_tokens=self.block_tokens,
+            cache_salt=self.cache_salt,
+            public_tokens=0 if self.public is None else self.public.shared_tokens(prompt.tokens),
+        )
         return replace(prompt, hashes=hashes)
 
 
@@ -192,6 +223,6 @@ class RequestMaker:
             sampling=sampling,
             tenant=self.context.identity.tenant or self.options.user or "",
             may_wait=index > 0,
-            priority=self.options.priority or 0,
-            cache_salt=self.options.cache_salt or "",
+            priority=self.context.identity.check_priority(self.options.priority or 0),
+            cache_salt=self.context.identity.cache_salt(self.options.cache_salt),
         )

@@ -19,6 +19,7 @@ from uvicorn.server import ServerState
 
 from baton.core.errors import RequestError
 from baton.move.clock import now_s
+from baton.move.ipc.tls import ServerTls
 from baton.serve.http.connections import Connections, client_address
 from baton.serve.http.wire.errors import error_body, error_headers
 
@@ -34,8 +35,8 @@ Phase = Literal["idle", "head", "body", "response", "closing"]
 class HttpServerConfig(uvicorn.Config):
     """Settings of uvicorn for Baton's HTTP server, with the connections that all protocol objects share."""
 
-    def __init__(self, app: ASGIApp, connections: Connections, *, close_s: float) -> None:
-        """`close_s`: time for open connections to close when the server stops."""
+    def __init__(self, app: ASGIApp, connections: Connections, *, close_s: float, tls: ServerTls | None = None) -> None:
+        """`close_s`: time for open connections to close when the server stops. `tls`: None serves plain HTTP."""
         proxies = connections.proxies
         super().__init__(
             app,
@@ -48,6 +49,7 @@ class HttpServerConfig(uvicorn.Config):
             forwarded_allow_ips=list(proxies),
             timeout_keep_alive=math.ceil(connections.limits.idle_s),
             timeout_graceful_shutdown=math.ceil(close_s),
+            ssl_context_factory=None if tls is None else lambda _config, _default: tls.context,
         )
         self.connections = connections
 

@@ -15,8 +15,8 @@ from baton.core.errors import RequestError
 from baton.core.limits import LimitsConfig
 from baton.move.clock import unix_s
 from baton.serve.http.grammar_checks import GrammarChecker
-from baton.serve.http.identity import Keyring
-from baton.serve.http.prompts import Prompt, PromptLimits, RequestOptions
+from baton.serve.http.identity import Identity, Keyring
+from baton.serve.http.prompts import Prompt, PromptLimits, PublicPrefixes
 from baton.serve.http.wire.errors import RETRY_AFTER_S, ClusterError
 from baton.serve.live.gateway import LiveGateway
 from baton.serve.live.hooks import Hooks
@@ -33,6 +33,8 @@ class HttpSettings:
     """Tokens in a KV block: prompts are hashed in such blocks."""
     bound_host: str = "127.0.0.1"
     """Address that the server listens on."""
+    admin_port: int = 0
+    """Port of the routes of the scopes `admin` and `join`. 0: the same as of the others."""
     allowed_hosts: tuple[str, ...] = ()
     """Further names of the server, which requests may have in their Host header."""
     cors_origins: tuple[str, ...] = ()
@@ -60,6 +62,8 @@ class Services:
     grammars: GrammarChecker
     settings: HttpSettings
     keyring: Keyring
+    public_prefixes: PublicPrefixes | None = None
+    """Prefixes whose cached blocks all tenants share. None: none."""
     hooks: Hooks
     render_metrics: Callable[[], bytes]
     seeds: random.Random = field(init=False)
@@ -91,16 +95,17 @@ class Services:
         return f"the server is not ready: {self.gateway.state}" + (f", waiting for {missing}" if missing else "")
 
     async def read_prompts(
-        self, read: Callable[[], Sequence[Prompt]], options: RequestOptions, *, param: str, size: int
+        self, read: Callable[[], Sequence[Prompt]], asked_salt: str | None, identity: Identity, *, param: str, size: int
     ) -> list[Prompt]:
         """Tokenize, check and hash the prompts of a body of `size` bytes. Raises RequestError (400).
 
-        `param`: the field with the prompts, for error messages.
+        `asked_salt`: the client's cache salt. `param`: the field with the prompts, for error messages.
         """
         limits = PromptLimits(
             request_tokens_max=self.gateway.request_tokens_max,
             block_tokens=self.settings.block_tokens,
-            cache_salt=options.cache_salt or "",
+            cache_salt=identity.cache_salt(asked_salt),
+            public=self.public_prefixes if identity.shares_public_prefixes(asked_salt) else None,
             param=param,
         )
         return await self.run_off_loop(lambda: [limits.check(prompt) for prompt in read()], size=size)

@@ -13,6 +13,7 @@ import msgspec
 from baton.compute.models.card import ModelCard
 from baton.compute.models.fingerprint import kv_identity
 from baton.core.config import Config, Plugin, PolicyConfig, Topology
+from baton.core.keys import read_keys
 from baton.core.plugin import load_plugin
 from baton.core.types import HostId, Slo
 from baton.decide.control.build import build_coordinator
@@ -44,6 +45,8 @@ from baton.serve.live.tiers import LiveTiers, OwnTiers
 from baton.serve.live.waiting import Waits
 
 HOST = HostId("host-0")
+_BLOCKS_MAX = 2**31
+"""Quota of a tenant without one: more blocks than any host has."""
 
 log = logging.getLogger("baton.server")
 
@@ -69,7 +72,7 @@ class Parts:
 
 def assemble(config: Config, card: ModelCard) -> Parts:
     """Build all parts and reserve the arena; start no process. Raises ConfigError or ArenaError."""
-    policy = resolve(config.policy)
+    policy = with_quotas(resolve(config.policy), config.http.key_file)
     _check_batching(policy.batching)
     computing = choose_computing(config, card)
     given_cost = inline_files(config.cost, folder=Path())
@@ -101,6 +104,23 @@ def assemble(config: Config, card: ModelCard) -> Parts:
     gateway = LiveGateway(card, driver, policy_names=plugin_names(policy), slo=_promise(config))
     hooks = load_hooks(config.hooks)
     return Parts(config, card, driver, gateway, metrics, hooks, computing, own, given_cost, own_tiers)
+
+
+def with_quotas(policy: PolicyConfig, key_file: str) -> PolicyConfig:
+    """Return the policies with the cache quotas of a key file, which is empty if there is none."""
+    entries = read_keys(Path(key_file)).keys if key_file else ()
+    quotas: dict[str, int] = {}
+    for entry in entries:
+        if entry.limits.kv_blocks_max is not None:
+            quotas[entry.tenant] = max(entry.limits.kv_blocks_max, quotas.get(entry.tenant, 0))
+    if not quotas:
+        return policy
+    given = policy.eviction
+    if given.use == "tenant-quota":
+        options = given.options | {"tenants": dict(given.options.get("tenants", {})) | quotas}
+    else:
+        options = {"blocks_max": _BLOCKS_MAX, "tenants": quotas, "order": given.use, "order_options": given.options}
+    return msgspec.structs.replace(policy, eviction=Plugin(use="tenant-quota", options=options))
 
 
 def window_of(card: ModelCard) -> Window | None:

@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 
 from baton.compute.models.fingerprint import kv_identity
-from baton.core.config import Config, HooksConfig, HttpConfig, KVConfig
+from baton.core.config import Config, HooksConfig, KVConfig
 from baton.core.errors import RequestError
+from baton.core.http_config import HttpConfig
 from baton.core.messages import RetireWorker, StartWorker
 from baton.core.tier_messages import TierNews
 from baton.core.types import HostId
@@ -22,6 +23,8 @@ from baton.decide.control.cluster_messages import HostAdded
 from baton.decide.kv.conversion import IncompatibleKV, KVForm, negotiate
 from baton.decide.kv.window import request_tokens_max
 from baton.move.clock import now_s
+from baton.move.ipc.challenge import SECRET_BYTES
+from baton.move.ipc.tls import ServerTls
 from baton.serve.host.mover_keeper import MoverKeeper
 from baton.serve.host.tier_opening import is_shared
 from baton.serve.live.assembly import Parts, window_of
@@ -43,16 +46,26 @@ PRICE_FACTOR_MAX = 2.0
 class Hosts:
     """Admits hosts and tracks them. Opens a port, and starts the server's own mover, only once a host wants to join."""
 
-    def __init__(self, parts: Parts, *, url: str, tell: Callable[[str], None], changed: Callable[[], None]) -> None:
-        """`url`: the server's own, for messages."""
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        url: str,
+        tls: ServerTls | None,
+        tell: Callable[[str], None],
+        changed: Callable[[], None],
+    ) -> None:
+        """`url`: the server's own, for messages. `tls`: its certificate. None: connections are plain."""
         self.driver = parts.driver
         self.copying = parts.driver.copying
         self._parts = parts
         self._url = url
+        self._tls = tls
         self._tell = tell
         self._changed = changed
         self._joined: dict[HostId, JoinedHost] = {}
         self._arrivals = parts.driver.arrivals
+        self._mover_secret = secrets.token_bytes(SECRET_BYTES)
         self._opening = asyncio.Lock()
         self._listening: asyncio.Server | None = None
         self._mover: MoverKeeper | None = None
@@ -96,13 +109,24 @@ class Hosts:
         if len(self._arrivals.tokens) > _TOKENS_MAX:
             self._arrivals.tokens.popitem(last=False)
         port = self._listening.sockets[0].getsockname()[1]
-        return HostTerms(port=port, token=token, config=shared_config(self._parts))
+        return HostTerms(
+            port=port,
+            token=token,
+            tls=self._tls is not None,
+            mover_secret=self._mover_secret,
+            config=shared_config(self._parts),
+        )
 
     async def _listen(self) -> None:
         config = self._parts.config
         loop = asyncio.get_running_loop()
         try:
-            self._listening = await loop.create_server(self._accept, config.http.host, config.hosts.port)
+            self._listening = await loop.create_server(
+                self._accept,
+                config.http.host,
+                config.hosts.port,
+                ssl=None if self._tls is None else self._tls.context,
+            )
         except OSError as error:
             message = f"the server cannot listen for hosts on {config.http.host}:{config.hosts.port}: {error}"
             raise RequestError(f"{message}; set hosts.port to a free one", status=503, code="no_hosts") from error
@@ -236,6 +260,7 @@ class Hosts:
             transports=config.transports,
             listen=config.listen or self._parts.config.http.host,
             advertise=config.advertise or address,
+            secret=self._mover_secret,
         )
         self._mover = MoverKeeper(setup, own.arena.fd, self, silent_s=config.mover_silent_s, tell=self._tell)
         self.copying.add_host(own.id, self._mover, self.driver.layout)

@@ -18,6 +18,10 @@ class HostTerms(Struct, frozen=True, kw_only=True):
     """Port for the agent's connection, on the server's address."""
     token: str
     """Proves that the agent has asked. It is valid for one connection, and expires after many later requests."""
+    tls: bool
+    """The agent's connection uses TLS, with the certificate of HTTPS."""
+    mover_secret: bytes
+    """Secret of all movers of the cluster."""
     config: Config
     """The server's resolved configuration, without the parts that concern the server only."""
 

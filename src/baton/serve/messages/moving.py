@@ -30,6 +30,8 @@ class MoverSetup(Struct, frozen=True, kw_only=True, tag=True):
     """Address by which other hosts reach the mover. Empty: the same."""
     tiers: tuple[TierConfig, ...] = ()
     """Tiers below the arena, the fastest first."""
+    secret: bytes = b""
+    """Secret of all movers of the cluster: each proves it before it reads. Empty: there is none."""
     fingerprint: str = ""
     """Digest of everything that a block's bytes depend on, except its tokens."""
 

@@ -46,7 +46,7 @@ def _open(play: Callable[[int], Awaitable[None]]) -> None:
     """Let it play with the port open."""
 
     async def run() -> None:
-        hosts = Hosts(_parts(), url=URL, tell=lambda _line: None, changed=lambda: None)
+        hosts = Hosts(_parts(), url=URL, tls=None, tell=lambda _line: None, changed=lambda: None)
         try:
             await play((await hosts.terms()).port)
         finally:
@@ -87,7 +87,7 @@ def test_a_stranger_who_has_not_asked_to_join_is_nobody_to_wait_for(monkeypatch:
 
     async def run() -> None:
         parts = _parts()
-        hosts = Hosts(parts, url=URL, tell=lambda _line: None, changed=lambda: None)
+        hosts = Hosts(parts, url=URL, tls=None, tell=lambda _line: None, changed=lambda: None)
         port, arrivals = (await hosts.terms()).port, parts.driver.arrivals
         assert not arrivals.is_any, "the host that asked has not connected"
         _reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -103,7 +103,7 @@ def test_a_stranger_who_has_not_asked_to_join_is_nobody_to_wait_for(monkeypatch:
 
 def test_hosts_that_ask_at_the_same_time_are_told_one_port() -> None:
     async def ask() -> set[int]:
-        hosts = Hosts(_parts(), url=URL, tell=lambda _line: None, changed=lambda: None)
+        hosts = Hosts(_parts(), url=URL, tls=None, tell=lambda _line: None, changed=lambda: None)
         ports = {terms.port for terms in await asyncio.gather(*(hosts.terms() for _ in range(3)))}
         await hosts.stop()
         return ports
@@ -132,7 +132,7 @@ def test_a_host_on_another_device_is_told_of_when_it_joins() -> None:
     async def run() -> None:
         config = Config(model=model, hosts=HostsConfig(expected=1, silent_s=SILENT_S))
         parts = assemble(config, resolve_model(model))
-        hosts = Hosts(parts, url=URL, tell=told.append, changed=lambda: None)
+        hosts = Hosts(parts, url=URL, tls=None, tell=told.append, changed=lambda: None)
         terms = await hosts.terms()
         hello = msgspec.structs.replace(_hello(parts, terms), prices={"step_overhead_s": 1e-6})
         reader, writer = await asyncio.open_connection("127.0.0.1", terms.port)
@@ -175,7 +175,7 @@ async def _answer_to(hosts: Hosts, parts: Parts, blocks_total: int, block_tokens
 def _asked(blocks_total: int = 64, block_tokens: int = 16) -> JoinRefused | Welcome:
     async def run() -> JoinRefused | Welcome:
         parts = _parts()
-        hosts = Hosts(parts, url=URL, tell=lambda _line: None, changed=lambda: None)
+        hosts = Hosts(parts, url=URL, tls=None, tell=lambda _line: None, changed=lambda: None)
         try:
             answer = await _answer_to(hosts, parts, blocks_total, block_tokens)
             assert hosts.joined == isinstance(answer, Welcome), "one that was refused counts as a host"
@@ -219,7 +219,7 @@ def test_what_a_host_was_to_start_will_not_come_once_it_is_gone(tmp_path: Path) 
 
     async def run() -> None:
         parts, news = _parts(log=str(path)), asyncio.Queue[None]()
-        hosts = Hosts(parts, url=URL, tell=lambda _line: None, changed=lambda: news.put_nowait(None))
+        hosts = Hosts(parts, url=URL, tls=None, tell=lambda _line: None, changed=lambda: news.put_nowait(None))
         terms = await hosts.terms()
         reader, agent = await asyncio.open_connection("127.0.0.1", terms.port)
         agent.write(frame(msgspec.msgpack.encode(_hello(parts, terms))))

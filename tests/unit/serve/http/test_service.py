@@ -9,8 +9,9 @@ import pytest
 
 from baton.compute.models.card import ModelCard
 from baton.compute.models.resolve import resolve_model
-from baton.core.config import Config, HttpConfig, SandboxConfig
+from baton.core.config import Config, SandboxConfig
 from baton.core.errors import ModelError
+from baton.core.http_config import HttpConfig
 from baton.serve import service
 from baton.serve.live.assembly import assemble
 

@@ -17,6 +17,7 @@ _REF = "#/components/schemas/{name}"
 _ERRORS = {
     400: "The request is wrong; `param` names the field.",
     401: "The API key is missing or unknown.",
+    403: "The key lacks the scope of this route, or the Host or the Origin is not allowed.",
     404: "There is no such model, worker, log or path.",
     405: "This path does not take this method.",
     413: "The body is too large.",
@@ -26,10 +27,10 @@ _ERRORS = {
     501: "The engine of this server's workers cannot do this.",
     503: "The cluster cannot take the request now; come again after `Retry-After` seconds.",
 }
-_READING = (401, 500)
-_FINDING = (401, 404, 500)
-_POSTING = (400, 401, 404, 413, 415, 500)
-_GENERATING = (400, 401, 404, 413, 415, 429, 500, 503)
+_READING = (401, 403, 500)
+_FINDING = (401, 403, 404, 500)
+_POSTING = (400, 401, 403, 404, 413, 415, 500)
+_GENERATING = (400, 401, 403, 404, 413, 415, 429, 500, 503)
 _SCHEMAS = (
     schemas.CompletionRequest,
     schemas.ChatRequest,

@@ -1,0 +1,87 @@
+"""The section `http` of the configuration: the address, the keys and the certificate of the HTTP edge."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from typing import Annotated
+
+from msgspec import Struct
+
+from baton.core.validation import Range
+
+Port = Annotated[int, Range(least=0, most=65535)]
+
+
+class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The HTTP edge."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    """0: any free port; the log shows which."""
+    api_keys: tuple[str, ...] = ()
+    """Accepted bearer keys. One alone may do everything; several are tenants (docs/security.md)."""
+    admin_key: str = ""
+    """Key with the scopes `admin` and `join`. Better in BATON_ADMIN_KEY."""
+    admin_host: str = "127.0.0.1"
+    """Address for `admin_port`."""
+    admin_port: Port = 0
+    """Port for the routes of `admin` and `join`, which `port` then refuses. 0: `port`."""
+    join_key: str = ""
+    """Key with the scope `join`. Better in BATON_JOIN_KEY."""
+    key_file: str = ""
+    """File of `baton keys`, read again on SIGHUP."""
+    public_prefixes: tuple[str, ...] = ()
+    """Texts, such as system prompts, whose cached blocks all tenants share."""
+    tls_cert: str = ""
+    """Certificate chain for HTTPS and the port of hosts (PEM), read again on SIGHUP."""
+    tls_key: str = ""
+    """Its private key (PEM)."""
+    insecure: bool = False
+    """Need no key beyond loopback."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Further names of the server, which requests may have as Host. `*`: all."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins of web pages that may use the server, such as `https://chat.example.com`. `*`: all."""
+    proxies: tuple[str, ...] = ()
+    """Addresses of reverse proxies, whose X-Forwarded-For names the client."""
+    body_bytes_max: Annotated[int, Range(least=1024, most=2**31)] = 4 * 1024 * 1024
+    """Larger request bodies are rejected with status 413 and not read."""
+    choices_max: Annotated[int, Range(least=1, most=4096)] = 32
+    """Maximum choices (prompts x n) of one HTTP request."""
+
+    def problems(self) -> list[str]:
+        """Return every problem of the section, for `Config.problems`."""
+        found: list[str] = []
+        if bool(self.tls_cert) != bool(self.tls_key):
+            found.append("TLS needs both http.tls_cert and http.tls_key: give --tls-cert and --tls-key")
+        if self.admin_port and self.admin_port == self.port:
+            found.append(f"http.admin_port and http.port are {self.port}: give the admin routes a port of their own")
+        keys = [*self.api_keys, *filter(None, (self.admin_key, self.join_key))]
+        if not all(keys):
+            found.append("http.api_keys holds an empty key, which every client would match: remove it")
+        if len(set(keys)) < len(keys):
+            found.append("two of the API, admin and join keys are the same: give each its own")
+        return found
+
+    def missing_keys(self) -> list[str]:
+        """Return the settings that need keys if there are none. Empty: clients need a key, or `insecure` is set."""
+        if self.api_keys or self.key_file or self.insecure:
+            return []
+        remedy = "give it --api-key-file or --keys, or allow everything to every client with --insecure"
+        found: list[str] = []
+        if not is_loopback(self.host):
+            found.append(f"http.host is {self.host}, so other machines reach this server, but it has no keys: {remedy}")
+        if self.admin_port and not is_loopback(self.admin_host) and not self.admin_key:
+            found.append(f"http.admin_host is {self.admin_host}, but there is no key for it: give it --admin-key")
+        for name, values in (("allowed_hosts", self.allowed_hosts), ("cors_origins", self.cors_origins)):
+            if "*" in values:
+                found.append(f"http.{name} has *, so every web page may use this server, but it has no keys: {remedy}")
+        return found
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches a server on this address."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:  # a name
+        return False

@@ -1,0 +1,43 @@
+"""TLS between processes: a server's certificate, which can be replaced while it serves, and its clients."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from baton.core.errors import ConfigError
+
+
+@dataclass(slots=True)
+class ServerTls:
+    """The certificate of a server, and the context that its listening sockets share."""
+
+    cert: Path
+    """PEM file with the certificate, and those of the authorities between it and the root."""
+    key: Path
+    context: ssl.SSLContext = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.context = self._loaded()
+
+    def reload(self) -> None:
+        """Read the files again, for new connections. Raises ConfigError for invalid ones: nothing changes then."""
+        self._loaded()
+        self.context.load_cert_chain(self.cert, self.key)
+
+    def _loaded(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.cert, self.key)
+        except OSError as error:  # also for files that are no certificate: SSLError is one
+            raise ConfigError(
+                f"--tls-cert {self.cert} and --tls-key {self.key} cannot be used: {error.strerror or error}; "
+                "give a certificate chain and its private key as PEM files"
+            ) from error
+        return context
+
+
+def client_context() -> ssl.SSLContext:
+    """Return the context of a client: it trusts the system's authorities, or those in the file SSL_CERT_FILE."""
+    return ssl.create_default_context()
