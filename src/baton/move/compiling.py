@@ -1,22 +1,27 @@
 """Compile Baton's C++ sources on first use, once per machine.
 
 The library is cached under a hash of its sources, flags and platform. It is put in place by a rename, so that other
-processes see a complete file. There is no configuration: the machine decides.
+processes see a complete file. A cache folder that another user can write to is refused, because a library is code. A
+private folder among the temporary files replaces it, also for a home that is read-only.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 COMPILERS = ("g++", "clang++")
 
@@ -39,32 +44,31 @@ class NativeSources:
 
     def library_path(self) -> Path:
         """Return the path of the compiled library. Compile it if it is not cached. Raises NativeUnavailableError."""
-        try:
-            path = self._cached()
-            if path.exists():
-                return path
-            compiler = find_compiler()
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.with_suffix(".lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # of several processes that start together, only one compiles
-                if not path.exists():
-                    self.compile(compiler, path)
-        except OSError as error:
-            raise NativeUnavailableError(f"{self.name} cannot be stored among this user's caches: {error}") from error
-        return path
+        if (cached := self._cached()) is not None:
+            return cached
+        compiler = find_compiler()
+        problems: list[str] = []
+        for folder in _cache_folders():
+            try:
+                _make_private(folder)
+                return self._compiled(compiler, folder / self._file_name())
+            except OSError as error:
+                log.warning("%s is not kept in %s: %s", self.name, folder, error)
+                problems.append(str(error))
+        raise NativeUnavailableError(f"{self.name} cannot be stored: {'; '.join(problems)}")
 
     def has_to_be_built(self) -> bool:
         """Return whether `library_path` would compile."""
         try:
-            return not self._cached().exists() and bool(find_compiler())
-        except (NativeUnavailableError, OSError):
+            return self._cached() is None and bool(find_compiler())
+        except NativeUnavailableError:
             return False
 
     def can_be_built(self) -> bool:
         """Return whether the library is cached, or a compiler is available."""
         try:
-            return self._cached().exists() or bool(find_compiler())
-        except (NativeUnavailableError, OSError):
+            return self._cached() is not None or bool(find_compiler())
+        except NativeUnavailableError:
             return False
 
     def compile(self, compiler: str, path: Path, extra: tuple[str, ...] = ()) -> None:
@@ -88,11 +92,23 @@ class NativeSources:
             _check(linked.returncode, linked.stderr)
             built.replace(path)
 
-    def _cached(self) -> Path:
+    def _cached(self) -> Path | None:
+        """Return the path of the library in a folder that no other user can write to, or None."""
+        paths = [folder / self._file_name() for folder in _cache_folders() if not _refusal(folder)]
+        return next((path for path in paths if path.is_file()), None)
+
+    def _compiled(self, compiler: str, path: Path) -> Path:
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # of several processes that start together, only one compiles
+            if not path.exists():
+                self.compile(compiler, path)
+        return path
+
+    def _file_name(self) -> str:
         digest = hashlib.sha256(repr((_machine(), self.flags, dict(self.units))).encode())
         for source in sorted([*self.folder.glob("*.cpp"), *self.folder.glob("*.h")]):
             digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
-        return _cache_folder() / f"{self.name}-{digest.hexdigest()[:20]}.so"
+        return f"{self.name}-{digest.hexdigest()[:20]}.so"
 
 
 def _machine() -> tuple[str, str, str]:
@@ -125,10 +141,37 @@ def _check(code: int, output: bytes) -> None:
         raise NativeUnavailableError(f"the C++ compiler ended with code {code}: {first}; g++ 11 or newer is needed")
 
 
-def _cache_folder() -> Path:
-    """Return this user's cache folder. Source: XDG Base Directory Specification 0.8."""
+def _cache_folders() -> list[Path]:
+    """Return the folders for libraries, the preferred first: the user's cache, and one among the temporary files.
+
+    Source: XDG Base Directory Specification 0.8.
+    """
     named = os.environ.get("XDG_CACHE_HOME", "")
+    private = Path(tempfile.gettempdir()) / f"baton-{os.geteuid()}"
     try:
-        return (Path(named) if Path(named).is_absolute() else Path.home() / ".cache") / "baton"
-    except RuntimeError as error:
-        raise NativeUnavailableError("no folder for caches: set HOME or XDG_CACHE_HOME") from error
+        return [(Path(named) if Path(named).is_absolute() else Path.home() / ".cache") / "baton", private]
+    except RuntimeError:  # a user without a home
+        return [private]
+
+
+def _make_private(folder: Path) -> None:
+    """Create a folder that this user alone can access. Raises OSError if another user owns it or can write to it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if problem := _refusal(folder):
+        raise PermissionError(problem)
+    folder.chmod(0o700)
+
+
+def _refusal(folder: Path) -> str:
+    """Return the reason why the libraries of a folder are not to be loaded, or an empty string."""
+    try:
+        entry, target = folder.lstat(), folder.stat()
+    except OSError as error:
+        return str(error)
+    foreign = {entry.st_uid, target.st_uid} - {0, os.geteuid()}
+    if foreign:
+        return f"{folder} belongs to user {foreign.pop()}: remove it, or set XDG_CACHE_HOME"
+    if target.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        mode = stat.S_IMODE(target.st_mode)
+        return f"other users can write to {folder} (mode {mode:o}): remove it, and Baton makes a private one"
+    return ""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import platform
+import stat
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,10 +18,15 @@ from baton.move.compiling import NativeSources, NativeUnavailableError
 
 @dataclass
 class Place:
-    """A library, a shell script as its compiler, and a cache folder."""
+    """A library, a shell script as its compiler, a cache folder, and a folder of temporary files."""
 
     library: NativeSources
     cache: Path
+    temporary: Path
+
+    def replacement(self) -> Path:
+        """Return the folder that is used if the cache folder cannot be."""
+        return self.temporary / f"baton-{os.geteuid()}"
 
 
 @pytest.fixture
@@ -28,24 +36,77 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     compiler.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return Place(NativeSources(name="one", folder=tmp_path, flags=(), units={"one": ()}), tmp_path / "cache")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    library = NativeSources(name="one", folder=tmp_path, flags=(), units={"one": ()})
+    return Place(library, tmp_path / "cache", temporary)
 
 
 def _homeless() -> Path:
     raise RuntimeError("Could not determine home directory.")
 
 
-def test_a_user_without_a_home_is_told_what_to_set(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_home_gets_a_private_temporary_folder(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", _homeless)
-    with pytest.raises(NativeUnavailableError, match="set HOME or XDG_CACHE_HOME"):
-        place.library.library_path()
+    built = place.library.library_path()
+    assert built.parent == place.replacement()
     assert not place.library.has_to_be_built()
 
 
-def test_a_place_that_cannot_hold_anything_is_told(place: Place) -> None:
+def test_a_home_that_is_read_only_gets_a_private_temporary_folder(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The library is built once: the next process finds it there. A file in place of the folder refuses root, too."""
     place.cache.write_text("a file")
-    with pytest.raises(NativeUnavailableError, match="one cannot be stored among this user's caches"):
+    built = place.library.library_path()
+    assert built.parent == place.replacement()
+    assert f"one is not kept in {place.cache / 'baton'}" in caplog.text
+    assert not place.library.has_to_be_built()
+    assert place.library.library_path() == built
+
+
+def test_the_cache_folder_is_private(place: Place) -> None:
+    """Also one that an earlier version made with the permissions of other folders."""
+    (place.cache / "baton").mkdir(parents=True, mode=0o755)
+    built = place.library.library_path()
+    assert built.parent == place.cache / "baton"
+    assert stat.S_IMODE(built.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757])
+def test_libraries_in_a_folder_that_others_can_write_to_are_not_loaded(
+    mode: int, place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    planted = place.library.library_path()
+    planted.parent.chmod(mode)
+    assert place.library.has_to_be_built()
+    built = place.library.library_path()
+    assert built.parent == place.replacement()
+    assert f"other users can write to {planted.parent} (mode {mode:o}): remove it" in caplog.text
+
+
+def test_libraries_of_another_user_are_not_loaded(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Root may change the owner of the folder; another user is taken for a third one."""
+    planted = place.library.library_path()
+    owner = 4321 if os.geteuid() == 0 else os.geteuid()
+    os.chown(planted.parent, owner, -1)
+    if os.geteuid() != 0:
+        monkeypatch.setattr(os, "geteuid", lambda: 4321)
+    assert place.library.has_to_be_built()
+    with contextlib.suppress(NativeUnavailableError):  # as another user, the replacement is foreign as well
+        place.library.library_path()
+    assert f"{planted.parent} belongs to user {owner}" in caplog.text
+
+
+def test_without_any_private_folder_the_reasons_are_told(place: Place) -> None:
+    place.cache.write_text("a file")
+    place.replacement().mkdir()
+    place.replacement().chmod(0o777)
+    with pytest.raises(NativeUnavailableError, match=r"Not a directory.*; other users can write to .*baton-"):
         place.library.library_path()
 
 
