@@ -99,7 +99,7 @@ def connect_ranks(place: RankPlace, store: Store, device: torch.device) -> Group
 
 
 class _Membership(NamedTuple):
-    """What a process group is made of, seen from one rank."""
+    """The arguments that make this rank a member of a process group."""
 
     store: Store
     rank: int

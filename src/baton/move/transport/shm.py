@@ -110,10 +110,6 @@ class ShmTransport:
         if self._owned:
             self._source.close()
 
-    def reaches(self, address: str) -> bool:
-        """Return whether the source at this address is on this machine and lends its memory to this user."""
-        return shares_machine(address) and self._peers.at(address).client.accepts_us(_receive)
-
     def _make_peer(self, address: str) -> _ShmPeer:
         if not shares_machine(address):
             raise TransferError(f"{address!r} is on another machine than {self.address!r}; pull over tcp")

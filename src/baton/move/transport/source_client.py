@@ -12,15 +12,13 @@ from baton.core.errors import TransferError
 from baton.move.ipc.connections import hang_up, limit_waits
 from baton.move.ipc.shared_memory import is_hung_up
 from baton.move.transport.extents import digest, total_bytes
-from baton.move.transport.offers import REFUSALS, SECRET_BYTES, OfferStatus
+from baton.move.transport.offers import REFUSALS, OfferStatus
 from baton.move.transport.piecewise_pull import CLOSED
 from baton.move.transport.port import Ticket
 from baton.move.transport.wire import Verb, request_of
 
 _STALL_S = 15.0
 """A source that does not answer within this time counts as hung."""
-_PROBE_S = 1.0
-"""Limit of the first question to a source: if it hangs, another transport is used."""
 
 T = TypeVar("T")
 Receive = Callable[[socket.socket], tuple[OfferStatus, int, T]]
@@ -59,15 +57,6 @@ class SourceClient:
             raise TransferError(f"the source {self._name} refuses: {reason}")
         return payload
 
-    def accepts_us(self, receive: Receive[None]) -> bool:
-        """Return whether the source answers and serves this user. It is asked about a ticket that does not exist."""
-        unknown = Ticket(transport="", address="", epoch=0, number=0, secret=bytes(SECRET_BYTES), extents=())
-        try:
-            request = OfferQuery(unknown).packed(Verb.CHECK, 0)
-            return self._exchange(request, receive, stall_s=_PROBE_S)[0] is not OfferStatus.OTHER_USER
-        except TransferError:
-            return False
-
     def hang_up(self) -> None:
         """Ask nothing more, and interrupt a thread that waits for an answer."""
         self._closed = True
@@ -94,15 +83,13 @@ class SourceClient:
         finally:
             self._lock.release()
 
-    def _exchange(
-        self, request: bytes, receive: Receive[T], *, stall_s: float = _STALL_S
-    ) -> tuple[OfferStatus, int, T]:
+    def _exchange(self, request: bytes, receive: Receive[T]) -> tuple[OfferStatus, int, T]:
         with self._lock:
             for fresh in (False, True):  # an idle connection may have broken: try a new one before giving up
                 if self._closed:
                     break
                 try:
-                    return receive(self._sent(request, stall_s))
+                    return receive(self._sent(request))
                 except OSError as error:
                     self._disconnect()
                     self._gone = fresh
@@ -112,10 +99,10 @@ class SourceClient:
                         ) from error
         raise TransferError(CLOSED)
 
-    def _sent(self, request: bytes, stall_s: float) -> socket.socket:
+    def _sent(self, request: bytes) -> socket.socket:
         if self._connection is None:
-            self._connection = self._connect(stall_s)
-        limit_waits(self._connection, receive_s=stall_s, send_s=stall_s)
+            self._connection = self._connect(_STALL_S)
+        limit_waits(self._connection, receive_s=_STALL_S, send_s=_STALL_S)
         self._connection.sendall(request)
         return self._connection
 

@@ -14,10 +14,11 @@ import msgspec
 import pytest
 
 from baton.core.errors import TransferError
-from baton.move.transport.offers import OfferStatus
-from baton.move.transport.port import Extent
+from baton.move.transport.offers import SECRET_BYTES, OfferStatus
+from baton.move.transport.port import Extent, Ticket
 from baton.move.transport.shm import ShmTransport
-from baton.move.transport.source_client import SourceClient
+from baton.move.transport.source_client import OfferQuery, SourceClient
+from baton.move.transport.wire import Verb
 from tests.transfers.kits import ROOT, Kit, kit_of, offered
 
 SIZE_BYTES = 1 << 20
@@ -117,7 +118,15 @@ def test_a_source_that_is_asked_just_now_is_not_waited_for() -> None:
         raise ConnectionRefusedError
 
     asker = SourceClient("one that hangs", connect)
-    asking = threading.Thread(target=asker.accepts_us, args=(_nothing,))
+    refusals: list[str] = []
+
+    def ask() -> None:
+        try:
+            asker.ask(OfferQuery(_unknown_ticket()), Verb.CHECK, _nothing)
+        except TransferError as error:
+            refusals.append(str(error))
+
+    asking = threading.Thread(target=ask)
     asking.start()
     asked.wait()
     found: list[bool] = []
@@ -129,7 +138,12 @@ def test_a_source_that_is_asked_just_now_is_not_waited_for() -> None:
     looking.join()
     asking.join()
     assert (waits, found) == (False, [False])
-    assert asker.close_if_gone(), "nobody answered the last time"
+    assert ["does not answer" in refusal for refusal in refusals] == [True]
+    assert asker.close_if_gone(), "the last question had no answer"
+
+
+def _unknown_ticket() -> Ticket:
+    return Ticket(transport="shm", address="", epoch=0, number=0, secret=bytes(SECRET_BYTES), extents=())
 
 
 def _nothing(_connection: socket.socket) -> tuple[OfferStatus, int, None]:
