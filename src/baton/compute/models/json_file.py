@@ -11,8 +11,8 @@ from baton.core.errors import ModelError
 
 Wanted = TypeVar("Wanted")
 
-JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError)
-"""The errors of msgspec for bytes that are not JSON of the expected type."""
+JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""The errors of msgspec for bytes that are not JSON of the expected type, or that are nested too deep."""
 
 
 def read_json(path: Path, wanted: type[Wanted]) -> Wanted:

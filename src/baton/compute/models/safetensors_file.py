@@ -66,6 +66,11 @@ def read_checkpoint(folder: Path) -> dict[str, SafeTensor]:
         return _merge([_read_header(file) for file in _files(folder)])
     index = read_json(index_path, _ShardIndex)
     shards = sorted(set(index.weight_map.values()))
+    outside = [shard for shard in shards if Path(shard).name != shard]
+    if outside:
+        raise ModelError(
+            f"{index_path} names {outside[0]!r}, which is not a file of its folder; download the model again"
+        )
     missing = [shard for shard in shards if not (folder / shard).is_file()]
     if missing:
         raise ModelError(
