@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pluggy
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
@@ -16,6 +18,7 @@ from tests.serving import RunningServer, serving
 from tests.stores import BLOCK_BYTES
 
 SLOWEST = 10
+CPU_S = "cpu_s"
 LONG_FOLDERS = ("process", "numerics", "simulation", "http", "bench", "property", "conformance")
 """Folders of files that take long, in this order: started first, they do not leave one core idle at the end."""
 
@@ -37,12 +40,14 @@ for name, examples in (("house", 40), ("deep", 600)):
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("baton")
     group.addoption("--deep", action="store_true", help="run deep tests too, and campaigns with many seeds")
+    group.addoption("--all-files", action="store_true", help="at the end, list the time of every file")
     group.addoption("--seed-day", type=int, help="draw the seeds of this day; a run names its day at its end")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the day here, in the first process: the processes of a parallel run inherit it."""
     settings.load_profile("deep" if config.option.deep else "house")
+    config.pluginmanager.register(CpuMeter())
     if config.option.seed_day is None:
         config.option.seed_day = datetime.now(UTC).date().toordinal()
 
@@ -60,18 +65,46 @@ def _rank(path: Path) -> int:
     return next((rank for rank, folder in enumerate(LONG_FOLDERS) if folder in path.parts), len(LONG_FOLDERS))
 
 
+class CpuMeter:
+    """Adds to each report the CPU time that this process and its ended children have used since the last one."""
+
+    def __init__(self) -> None:
+        self._used_s = sum(os.times()[:4])
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, pluggy.Result[pytest.TestReport]]:
+        report = (yield).get_result()
+        used_s = sum(os.times()[:4])
+        report.user_properties.append((CPU_S, used_s - self._used_s))
+        self._used_s = used_s
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Tell the slowest tests, the reasons of skips, and how to repeat the seeds. pytest's closing line follows."""
-    spent_s: Counter[str] = Counter()
+    """Print the slowest tests and files, the reasons of skips, and how to repeat the seeds. pytest's last line follows.
+
+    The CPU time of a server counts where the server ends: in the test or file that used it last.
+    """
+    reports = [report for reports in terminalreporter.stats.values() for report in reports]
+    tests: Counter[str] = Counter()
+    files: Counter[str] = Counter()
+    files_cpu: Counter[str] = Counter()
     skips: Counter[str] = Counter()
-    for report in (report for reports in terminalreporter.stats.values() for report in reports):
+    for report in reports:
         if isinstance(report, pytest.TestReport):
-            spent_s[report.nodeid] += report.duration
+            file = report.nodeid.partition("::")[0]
+            tests[report.nodeid] += report.duration
+            files[file] += report.duration
+            files_cpu[file] += dict(report.user_properties).get(CPU_S, 0.0)
         if getattr(report, "skipped", False) and isinstance(report.longrepr, tuple):
             skips[report.longrepr[2].removeprefix("Skipped: ")] += 1
     terminalreporter.section(f"{SLOWEST} slowest tests")
-    for nodeid, seconds in spent_s.most_common(SLOWEST):
+    for nodeid, seconds in tests.most_common(SLOWEST):
         terminalreporter.line(f"{seconds:7.1f} s  {nodeid}")
+    listed = None if config.option.all_files else SLOWEST
+    terminalreporter.section(f"{listed or 'all'} files by time: elapsed, CPU")
+    for file, seconds in files.most_common(listed):
+        terminalreporter.line(f"{seconds:7.1f} s {files_cpu[file]:7.1f} s  {file}")
+    terminalreporter.line(f"{files.total():7.1f} s {files_cpu.total():7.1f} s  all {len(files)} files")
     if skips:
         terminalreporter.section("skipped, by reason")
     for reason, count in skips.most_common():

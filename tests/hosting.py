@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from tests.serving import RunningServer, listening
+from tests.serving import RunningServer, all_workers_ready, listening, nothing_used
 
 
 class RunningHost:
@@ -61,3 +61,31 @@ def cluster(
         joined = {name: stack.enter_context(joining(server.url, name, *given)) for name, given in hosts.items()}
         server.wait_ready()
         yield server, joined
+
+
+class MendableCluster:
+    """A server without workers and its hosts, for several tests. Tests may end hosts; `mend` starts them again."""
+
+    def __init__(
+        self, server: RunningServer, arguments: dict[str, Sequence[str]], inside: dict[str, Sequence[str]]
+    ) -> None:
+        self.server = server
+        self.hosts: dict[str, RunningHost] = {}
+        self._arguments = arguments
+        self._inside = inside
+        self._stack = ExitStack()
+
+    def mend(self) -> None:
+        """Start the hosts that do not run, and wait until all are ready and no block is used."""
+        for name, arguments in self._arguments.items():
+            if name not in self.hosts or self.hosts[name].process.poll() is not None:
+                host = joining(self.server.url, name, *arguments, inside=self._inside.get(name, ()))
+                self.hosts[name] = self._stack.enter_context(host)
+        self.server.wait_until(self._is_whole, reason=f"hosts {', '.join(self._arguments)} are ready, no block is used")
+
+    def _is_whole(self, state: dict) -> bool:
+        ready = {host["id"] for host in state["hosts"] if host["state"] == "ready"}
+        return ready == set(self._arguments) and all_workers_ready(state) and nothing_used(state)
+
+    def close(self) -> None:
+        self._stack.close()

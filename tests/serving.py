@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +18,11 @@ import httpx
 START_S = 120.0
 QUEUE_S = "600"
 """A busy machine is slow: no request of a test is refused for that. A test of the limit gives its own."""
+POLL_S = 0.01
+"""The pause between two requests of a wait. Without it the wait would take a core from the awaited processes."""
+POLLS_MAX = 9000
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""For clients of plain HTTP. The default context reads all root certificates, which takes 40 ms for each client."""
 
 
 class RunningServer:
@@ -59,7 +65,18 @@ class RunningServer:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def client(self, *, timeout_s: float = 60.0) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=timeout_s)
+        return httpx.Client(base_url=self.url, timeout=timeout_s, verify=NO_TLS)
+
+    def wait_until(self, condition: Callable[[dict], bool], *, reason: str) -> dict:
+        """Request /cluster until the condition holds. Return that state."""
+        pause = threading.Event()
+        with self.client() as client:
+            for _ in range(POLLS_MAX):
+                state = client.get("/cluster").raise_for_status().json()
+                if condition(state):
+                    return state
+                pause.wait(POLL_S)
+        raise AssertionError(f"never happened: {reason}; last seen {state}\n{self.output()}")
 
     def cluster(self) -> dict:
         with self.client() as client:
@@ -115,6 +132,18 @@ def listening(
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
+
+
+def nothing_used(state: dict) -> bool:
+    """INV-2 and INV-4, on every host."""
+    return all(
+        host["kv_blocks_used"] == 0 and host["kv_blocks_free"] + host["kv_blocks_cached"] == host["kv_blocks_total"]
+        for host in state["hosts"]
+    )
+
+
+def all_workers_ready(state: dict) -> bool:
+    return all(worker["state"] == "ready" for worker in state["workers"])
 
 
 def alive(pid: int) -> bool:

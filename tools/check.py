@@ -51,6 +51,11 @@ def environment() -> dict[str, str]:
     return dict(os.environ, PYRIGHT_PYTHON_IGNORE_WARNINGS="1")
 
 
+def tests_environment() -> dict[str, str]:
+    """Return the environment with one OpenMP thread per test process. More would spin on cores that others need."""
+    return dict(os.environ, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
+
+
 def is_ci() -> bool:
     return os.environ.get("CI", "").lower() in ("1", "true", "yes")
 
@@ -95,8 +100,12 @@ def report(outcomes: Iterable[Future[Outcome]]) -> bool:
 
 
 def pytest_command(arguments: list[str]) -> list[str]:
-    """Return what runs the tests, on all cores: one file is run by one process."""
-    processes = min(PROCESSES_MAX, len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
+    """Return the command that runs the tests on all cores. One process runs the tests of a file.
+
+    There are more processes than cores, because many tests wait: for processes that start and end, and for timeouts.
+    """
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    processes = min(PROCESSES_MAX, cores + cores // 2)
     parallel = ["-n", str(processes), "--dist", "loadfile", "--no-loadscope-reorder"] if processes > 1 else []
     return [sys.executable, "-m", "pytest", *parallel, *arguments]
 
@@ -104,7 +113,9 @@ def pytest_command(arguments: list[str]) -> list[str]:
 def tests(command: list[str], outcomes: list[Future[Outcome]]) -> bool:
     """Run pytest and pass on what it prints; print the outcomes of the checks before its last line."""
     last = ""
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, errors="replace") as pytest:
+    with subprocess.Popen(
+        command, cwd=ROOT, env=tests_environment(), stdout=subprocess.PIPE, text=True, errors="replace"
+    ) as pytest:
         assert pytest.stdout is not None
         for line in pytest.stdout:
             print(last, end="", flush=True)

@@ -100,7 +100,9 @@ def progress(line: str) -> str:
 
 def pip_install(pip: list[str], arguments: list[str]) -> None:
     """Run `pip install`, telling its milestones. Everything it says goes to .venv/install.log."""
-    command = [*pip, "install", "--no-input", "--progress-bar", "off", "--disable-pip-version-check", *arguments]
+    # Python compiles the modules that are used, at their first import. To compile all of them takes over a minute.
+    options = ["--no-input", "--progress-bar", "off", "--disable-pip-version-check", "--no-compile"]
+    command = [*pip, "install", *options, *arguments]
     with LOG.open("a") as log:
         log.write("$ " + " ".join(command) + "\n")
         process = subprocess.Popen(command, cwd=str(ROOT), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

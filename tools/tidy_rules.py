@@ -56,6 +56,8 @@ class Module:
     path: str
     text: str
     tree: ast.Module
+    nodes: tuple[ast.AST, ...]
+    """All nodes of the tree, in the order of `ast.walk`, which is slow."""
 
     @property
     def folder(self) -> str:
@@ -76,7 +78,7 @@ def sizes(module: Module) -> Iterator[Finding]:
     if lines > MODULE_LINES_MAX:
         text = f"{lines} lines, at most {MODULE_LINES_MAX}: split it by the noun that owns state"
         yield module.found(1, "module-lines", "module", text, lines)
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, Function):
             yield from function_sizes(module, node)
         elif isinstance(node, ast.ClassDef) and module.folder != "tests":
@@ -117,14 +119,14 @@ def public_methods(node: ast.ClassDef) -> int:
 def definitions(module: Module) -> Iterator[tuple[int, str]]:
     """Yield names of the module, its classes and its functions."""
     yield 1, PurePosixPath(module.path).stem
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.ClassDef | Function):
             yield node.lineno, node.name
 
 
 def variables(module: Module) -> Iterator[tuple[int, str]]:
     """Yield names of parameters, fields, attributes and variables where they get their value."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.arg):
             yield node.lineno, node.arg
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -154,7 +156,7 @@ def names(module: Module) -> Iterator[Finding]:
 
 def numbers(module: Module) -> Iterator[tuple[int, str]]:
     """Yield what is annotated as a number (or returns one): parameters, fields, functions."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.arg) and is_number(node.annotation):
             yield node.lineno, node.arg
         elif isinstance(node, ast.AnnAssign) and is_number(node.annotation):
@@ -188,6 +190,8 @@ def units(module: Module) -> Iterator[Finding]:
 
 def comments(module: Module) -> Iterator[Finding]:
     """Refuse notes of unfinished work: an issue remembers it better."""
+    if not UNFINISHED.search(module.text):
+        return
     for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
         mark = UNFINISHED.search(token.string) if token.type == tokenize.COMMENT else None
         if mark:
@@ -300,5 +304,6 @@ RULES = (sizes, names, units, comments, constructs)
 
 def findings(path: str, text: str) -> list[Finding]:
     """Apply every rule to one module."""
-    module = Module(path, text, ast.parse(text, filename=path))
+    tree = ast.parse(text, filename=path)
+    module = Module(path, text, tree, tuple(ast.walk(tree)))
     return [finding for rule in RULES for finding in rule(module)]

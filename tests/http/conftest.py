@@ -27,6 +27,7 @@ from baton.serve.http.protocol import HttpServerConfig
 from baton.serve.http.services import HttpSettings, Services
 from baton.serve.live.hooks import Hooks
 from tests.http.inprocess import InProcessGateway
+from tests.serving import NO_TLS
 
 BLOCK_TOKENS = 16
 
@@ -108,7 +109,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def client(server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=30) as client:
+    with httpx.Client(base_url=server.url, timeout=30, verify=NO_TLS) as client:
         yield client
 
 
@@ -119,7 +120,7 @@ def serve() -> Iterator[Callable[[House], httpx.Client]]:
 
     def start(house: House) -> httpx.Client:
         server = Server(house).__enter__()
-        client = httpx.Client(base_url=server.url, timeout=30)
+        client = httpx.Client(base_url=server.url, timeout=30, verify=NO_TLS)
         closing.append((client, server))
         return client
 

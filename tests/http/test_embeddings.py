@@ -42,7 +42,7 @@ def test_the_official_client_gets_unit_vectors(url: str) -> None:
 
 def test_a_prompt_that_comes_again_is_read_from_the_cache(hash_server: object) -> None:
     """And gives the same vector: only its last token is computed."""
-    with httpx.Client(base_url=hash_server.url, timeout=30) as client:
+    with hash_server.client() as client:
         body = {"input": "the same long text, " * 20}
         first, again = (client.post("/v1/embeddings", json=body).raise_for_status().json() for _ in range(2))
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 300

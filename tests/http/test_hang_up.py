@@ -13,6 +13,7 @@ import pytest
 from starlette.types import Message
 
 from tests.http.asgi import Connection, scope, settle
+from tests.serving import NO_TLS
 
 BODY = {"prompt": "hello", "max_tokens": 200, "ignore_eos": True, "temperature": 0}
 
@@ -133,7 +134,7 @@ def test_a_closed_socket_frees_its_blocks_and_the_server_goes_on(house: str, req
         head = ["POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
         connection.sendall("\r\n".join([*head, f"Content-Length: {len(body)}", "", body]).encode())
         assert connection.recv(16).startswith(b"HTTP/1.1 200")
-    with httpx.Client(base_url=url, timeout=30) as client:
+    with httpx.Client(base_url=url, timeout=30, verify=NO_TLS) as client:
         while client.get("/cluster").json()["hosts"][0]["kv_blocks_used"]:
             pass  # each round is one request served; the test's timeout bounds it
         assert client.post("/v1/completions", json=BODY).status_code == 200

@@ -12,10 +12,11 @@ import pytest
 
 from baton.core.types import BlockHash
 from tests.process.endless_puts import CAPACITY_BLOCKS, PUT_BLOCKS, open_store
+from tests.seeds import Seeds
 from tests.stores import get
 
 ROOT = Path(__file__).parents[2]
-KILLS = 20
+KILLS, KILLS_DEEP = 6, 20
 
 
 def _killed(folder: Path, block_bytes: int, *, first: int, drawn: random.Random) -> list[BlockHash]:
@@ -33,10 +34,10 @@ def _killed(folder: Path, block_bytes: int, *, first: int, drawn: random.Random)
 
 
 @pytest.mark.parametrize("block_bytes", [4096, 300_000])
-def test_what_is_served_after_kill_9_is_byte_exact(tmp_path: Path, block_bytes: int) -> None:
+def test_what_is_served_after_kill_9_is_byte_exact(tmp_path: Path, block_bytes: int, seeds: Seeds) -> None:
     """All that was said to be kept, and was not forgotten for room since, is there; and no other byte is ever wrong."""
     drawn = random.Random(11)
-    for turn in range(KILLS):
+    for turn in range(KILLS_DEEP if seeds.deep else KILLS):
         said = _killed(tmp_path, block_bytes, first=turn * 10_000, drawn=drawn)
         store = open_store(tmp_path, block_bytes)
         held = store.held()

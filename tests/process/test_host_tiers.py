@@ -31,30 +31,30 @@ def complete(client: httpx.Client) -> tuple[str, int]:
 
 def wait_for_hosts(server: RunningServer, *names: str, stored_blocks: int = 0) -> dict[str, dict]:
     """Wait until exactly these hosts are ready, with so many blocks in each one's first tier. Return them by name."""
-    for _ in range(ASKS_MAX):
-        hosts = {host["id"]: host for host in server.cluster()["hosts"] if host["state"] == "ready"}
-        if set(hosts) == set(names) and all(
+
+    def ready(state: dict) -> dict[str, dict]:
+        return {host["id"]: host for host in state["hosts"] if host["state"] == "ready"}
+
+    def is_stored(state: dict) -> bool:
+        hosts = ready(state)
+        return set(hosts) == set(names) and all(
             host["tiers"][0]["kv_blocks_cached"] >= stored_blocks for host in hosts.values()
-        ):
-            return hosts
-    raise AssertionError(f"{names} with {stored_blocks} blocks never came\n{server.output()}")
+        )
+
+    return ready(server.wait_until(is_stored, reason=f"{names} are ready with {stored_blocks} blocks"))
 
 
 def wait_for_tier(server: RunningServer, state: str) -> None:
     """Wait until the one tier of the one host is in this state."""
-    for _ in range(ASKS_MAX):
-        hosts = server.cluster()["hosts"]
-        if [tier["state"] for host in hosts for tier in host["tiers"]] == [state]:
-            return
-    raise AssertionError(f"its tier was never {state}\n{server.output()}")
+    server.wait_until(
+        lambda cluster: [tier["state"] for host in cluster["hosts"] for tier in host["tiers"]] == [state],
+        reason=f"the tier is {state}",
+    )
 
 
 def wait_for_more_than(stored_blocks: float, server: RunningServer) -> None:
     """Wait until more blocks than these were written."""
-    for _ in range(ASKS_MAX):
-        if server.metric(*STORED) > stored_blocks:
-            return
-    raise AssertionError(f"nothing more is written\n{server.output()}")
+    server.wait_until(lambda _: server.metric(*STORED) > stored_blocks, reason="more blocks are written")
 
 
 def test_a_host_finds_what_it_kept_before_it_was_killed(tmp_path: Path) -> None:

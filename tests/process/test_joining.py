@@ -11,12 +11,7 @@ from tests.serving import RunningServer, listening
 
 
 def wait_for_hosts(server: RunningServer, count: int) -> None:
-    """Ask /cluster until so many have joined. Bounded by the number of asks, each of which waits for the server."""
-    with server.client() as client:
-        for _ in range(20_000):
-            if len(client.get("/cluster").json()["hosts"]) == count:
-                return
-    raise AssertionError(f"there were never {count} hosts\n{server.output()}")
+    server.wait_until(lambda state: len(state["hosts"]) == count, reason=f"{count} hosts have joined")
 
 
 def test_a_second_host_of_a_name_is_refused_and_a_foreign_model_for_good(tmp_path: Path) -> None:

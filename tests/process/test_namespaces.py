@@ -18,11 +18,9 @@ from tests.process.test_hosts import (
     all_ready,
     ask,
     many,
-    nothing_used,
     text_of,
-    wait_until,
 )
-from tests.serving import RunningServer, listening
+from tests.serving import RunningServer, listening, nothing_used
 
 SUBNET = f"10.213.{os.getpid() % 256}"
 """Of the test's own bridge."""
@@ -155,16 +153,16 @@ def test_a_link_that_is_cut_in_mid_handoff_costs_no_token(
     with cluster_in(net, "hash", *fast) as (server, _hosts):
         net.shape("a", SLOW)
         threads, answers = many(server, [body])
-        wait_until(server, _is_under_way, what="a copy is under way")
+        server.wait_until(_is_under_way, reason="a copy is under way")
         net.switch(victim, "down")
         other = "b" if victim == "a" else "a"
-        wait_until(server, lambda c: [host["id"] for host in c["hosts"]] == [other], what="the host is given up")
+        server.wait_until(lambda c: [host["id"] for host in c["hosts"]] == [other], reason="the host is given up")
         threads[0].join()
         assert answers == [expected]
-        wait_until(server, nothing_used, what="no block is used")
+        server.wait_until(nothing_used, reason="no block is used")
         net.shape("a", "1gbit")
         net.switch(victim, "up")
-        wait_until(server, all_ready("a", "b"), what="the host is back")
+        server.wait_until(all_ready("a", "b"), reason="the host is back")
         again = {**body, "prompt": "short"}
         with server.client() as client, hash_server.client() as one:
             assert text_of(ask(client, again)) == text_of(ask(one, again))
@@ -181,15 +179,16 @@ def test_an_agent_that_is_killed_in_mid_handoff_costs_no_token(
     with cluster_in(net, "hash", *fast) as (server, hosts):
         net.shape("a", SLOW)
         threads, answers = many(server, [body])
-        wait_until(server, _is_under_way, what="a copy is under way")
+        server.wait_until(_is_under_way, reason="a copy is under way")
         hosts[victim].process.kill()
         threads[0].join()
         assert answers == [expected]
-        wait_until(server, lambda c: len(c["hosts"]) == 1 and nothing_used(c), what="one host, nothing used")
+        server.wait_until(lambda c: len(c["hosts"]) == 1 and nothing_used(c), reason="one host, nothing used")
         with server.client() as client:
             assert text_of(ask(client, body)) == expected
 
 
+@pytest.mark.deep
 def test_the_real_model_over_a_link_of_one_gigabit(net: Net, smollm_server: RunningServer) -> None:
     """Some 20 MB of KV over a wire that needs 0.2 s for them; INV-8, and TCP, because memory is not shared here."""
     words = " ".join(f"item {index}" for index in range(120))
@@ -203,4 +202,4 @@ def test_the_real_model_over_a_link_of_one_gigabit(net: Net, smollm_server: Runn
         assert answer["timings"]["decode_worker"] == "b.decode-0"
         assert server.metric("baton_handoff_bytes_total") > 10e6
         assert server.metric("baton_handoff_layer_bytes_total") > 0, "the end of the prompt went over by layer"
-        wait_until(server, nothing_used, what="no block is used")
+        server.wait_until(nothing_used, reason="no block is used")

@@ -11,17 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import transformers
 
 from baton.compute.models.resolve import resolve_model
-from tests.process.test_models import save_with_bytes
-from tests.process.test_survival import _nothing_used, _wait_until
-from tests.serving import RunningServer, serving
-from tests.unit.compute.models import TINY, engine_of, generate
+from tests.serving import RunningServer, all_workers_ready, nothing_used, serving
+from tests.unit.compute.models import engine_of, generate
 
-HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8, "max_position_embeddings": 2048}
 FLOAT32 = ("--dtype", "float32", "--block-tokens", "8")
-OUTPUT_TOKENS = 250
+OUTPUT_TOKENS, LONG_OUTPUT_TOKENS = 30, 250
 PROMPTS = [list(range(5 + index, 40 + 3 * index)) for index in range(4)]
 
 
@@ -55,38 +51,31 @@ def _all_gone(descriptors: list[int]) -> bool:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A random Llama of 8 heads on 4 KV heads: two ranks can share it."""
-    folder = tmp_path_factory.mktemp("llama")
-    save_with_bytes(transformers.LlamaConfig(**TINY | HEADS), folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
-def expected(model: str) -> list[list[int]]:
+def expected(tiny_model: str) -> list[list[int]]:
     """What one rank says to the prompts."""
-    engine, _ = engine_of(resolve_model(model), blocks=50, block_tokens=8, kind="torch")
-    return [generate(engine, prompt, range(50), OUTPUT_TOKENS) for prompt in PROMPTS]
+    engine, _ = engine_of(resolve_model(tiny_model), blocks=50, block_tokens=8, kind="torch")
+    return [generate(engine, prompt, range(50), LONG_OUTPUT_TOKENS) for prompt in PROMPTS]
 
 
-def _answer(server: RunningServer, prompt: list[int]) -> tuple[str, dict]:
+def _answer(server: RunningServer, prompt: list[int], tokens: int = OUTPUT_TOKENS) -> tuple[str, dict]:
     """Return a completion's text and timings."""
-    body = {"prompt": prompt, "max_tokens": OUTPUT_TOKENS, "temperature": 0, "ignore_eos": True}
+    body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
     with server.client(timeout_s=120) as client:
         answer = client.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]["text"], answer.json()["timings"]
 
 
-def _texts(server: RunningServer, tokens: list[list[int]]) -> list[str]:
+def _texts(server: RunningServer, texts: list[list[int]], tokens: int = OUTPUT_TOKENS) -> list[str]:
+    """Return the beginning of each text, of so many tokens."""
     with server.client() as client:
-        return [client.post("/detokenize", json={"tokens": each}).json()["prompt"] for each in tokens]
+        return [client.post("/detokenize", json={"tokens": text[:tokens]}).json()["prompt"] for text in texts]
 
 
-@pytest.mark.parametrize("topology", [("--mixed", "1", "--tp", "2"), ("--tp", "2", "--pp", "2")])
-def test_the_text_is_that_of_one_rank(topology: tuple[str, ...], model: str, expected: list[list[int]]) -> None:
+@pytest.mark.parametrize("topology", [("--mixed", "1", "--tp", "2", "--pp", "2"), ("--tp", "2")], ids=" ".join)
+def test_the_text_is_that_of_one_rank(topology: tuple[str, ...], tiny_model: str, expected: list[list[int]]) -> None:
     """On one worker, and handed over from prefill to decode; several requests at once, and no rank left behind."""
-    with serving(model, *FLOAT32, *topology) as server:
+    with serving(tiny_model, *FLOAT32, *topology) as server:
         workers, ranks = server.worker_pids(), _all_ranks(server)
         assert len(ranks) == len(workers) * (4 if "--pp" in topology else 2)
         assert "torch engine (the native engine computes whole models" in server.output()
@@ -98,33 +87,33 @@ def test_the_text_is_that_of_one_rank(topology: tuple[str, ...], model: str, exp
         assert _all_gone(watched), "a rank outlived its server"
 
 
-def test_requests_outlive_the_death_of_one_rank(model: str, expected: list[list[int]]) -> None:
+def test_requests_outlive_the_death_of_one_rank(tiny_model: str, expected: list[list[int]]) -> None:
     """kill -9 of rank 1 under load is the death of one worker: requests go on elsewhere, the worker comes back."""
-    with serving(model, *FLOAT32, "--mixed", "2", "--tp", "2") as server:
+    with serving(tiny_model, *FLOAT32, "--mixed", "2", "--tp", "2") as server:
         killed = {worker["id"]: worker["pid"] for worker in server.cluster()["workers"]}["mixed-0"]
         (victim,) = ranks_of(killed)
         watched = _watched([killed, victim])
         with ThreadPoolExecutor(len(PROMPTS)) as pool:
-            answers = pool.map(lambda prompt: _answer(server, prompt), PROMPTS)
-            _wait_until(server, lambda c: all(w["running"] for w in c["workers"]), what="both workers compute")
+            answers = pool.map(lambda prompt: _answer(server, prompt, LONG_OUTPUT_TOKENS), PROMPTS)
+            server.wait_until(lambda c: all(w["running"] for w in c["workers"]), reason="both workers compute")
             os.kill(victim, signal.SIGKILL)
             texts, timings = zip(*answers, strict=True)
-        assert list(texts) == _texts(server, expected)
+        assert list(texts) == _texts(server, expected, LONG_OUTPUT_TOKENS)
         assert max(timing["attempts"] for timing in timings) == 2, "no request was on the worker that died"
         assert _all_gone(watched), "the worker outlived its rank"
-        _wait_until(server, lambda c: all(w["state"] == "ready" for w in c["workers"]), what="the worker is back")
-        _wait_until(server, _nothing_used, what="no block is used")
-        assert _answer(server, PROMPTS[0])[0] == texts[0]
+        server.wait_until(all_workers_ready, reason="the worker is back")
+        server.wait_until(nothing_used, reason="no block is used")
+        assert _answer(server, PROMPTS[0], LONG_OUTPUT_TOKENS)[0] == texts[0]
         # whoever notices first says it: the thread that waits for the process, or the step that waits for its part
         noticed = (f"rank 1 (pid {victim}) was killed by signal 9", "ranks are out of step, the worker ends")
         assert any(words in server.output() for words in noticed)
 
 
-def test_a_rank_that_dies_or_stops_while_idle_ends_its_worker(model: str, tmp_path: Path) -> None:
+def test_a_rank_that_dies_or_stops_while_idle_ends_its_worker(tiny_model: str, tmp_path: Path) -> None:
     """Death is noticed at once, hanging at the next step, by the server, in whatever rank it is."""
     config = tmp_path / "baton.toml"
     config.write_text("[survival]\nsilent_s = 2.0\n[parallel]\ntensor = 2\n")
-    with serving(model, *FLOAT32, "--mixed", "1", "--config", str(config)) as server:
+    with serving(tiny_model, *FLOAT32, "--mixed", "1", "--config", str(config)) as server:
         for number in (signal.SIGKILL, signal.SIGSTOP):
             (worker,) = server.worker_pids()
             (rank,) = ranks_of(worker)
@@ -133,10 +122,9 @@ def test_a_rank_that_dies_or_stops_while_idle_ends_its_worker(model: str, tmp_pa
             if number == signal.SIGSTOP:
                 assert len(_answer(server, PROMPTS[0])[0]) > 0
             assert _all_gone(watched), f"a process outlived signal {number}"
-            _wait_until(
-                server,
+            server.wait_until(
                 lambda c, dead=worker: [(w["state"], w["pid"] != dead) for w in c["workers"]] == [("ready", True)],
-                what="another worker is there",
+                reason="another worker is there",
             )
             assert number == signal.SIGSTOP or f"rank 1 (pid {rank}) was killed by signal 9" in server.output()
         watched = _watched(_all_ranks(server))
@@ -169,7 +157,7 @@ class Sabotage:
 
 
 def test_an_error_in_one_rank_ends_the_worker_and_its_request_goes_on(
-    model: str, expected: list[list[int]], tmp_path: Path
+    tiny_model: str, expected: list[list[int]], tmp_path: Path
 ) -> None:
     """Nobody is left waiting within the step, at the exit neither."""
     (tmp_path / "sabotage.py").write_text(SABOTAGE)
@@ -177,13 +165,13 @@ def test_an_error_in_one_rank_ends_the_worker_and_its_request_goes_on(
     config.write_text("[policy.batching]\nuse = 'sabotage:Sabotage'\n")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     arguments = (*FLOAT32, "--mixed", "1", "--tp", "2", "--config", str(config))
-    with serving(model, *arguments, environment={"PYTHONPATH": path}) as server:
+    with serving(tiny_model, *arguments, environment={"PYTHONPATH": path}) as server:
         watched = _watched(_all_ranks(server))
         text, timings = _answer(server, PROMPTS[0])
         assert [text] == _texts(server, expected[:1])
         assert timings["attempts"] == 2
         assert _all_gone(watched)
-        _wait_until(server, lambda c: all(w["state"] == "ready" for w in c["workers"]), what="the worker is back")
+        server.wait_until(all_workers_ready, reason="the worker is back")
         assert "ranks are out of step, the worker ends: RuntimeError: broken in the midst" in server.output()
 
 

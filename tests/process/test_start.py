@@ -39,10 +39,11 @@ def _with_torch(server: RunningServer) -> list[str]:
     return [name for name, pid in pids.items() if "libtorch" in Path(f"/proc/{pid}/maps").read_text()]
 
 
-@pytest.mark.parametrize("model", ["hash", "smollm2-135m"])
-def test_who_serves_without_torch_never_loads_it(model: str) -> None:
+@pytest.mark.parametrize("house", ["hash_server", "smollm_server"])
+def test_a_server_that_does_not_compute_with_torch_never_loads_it(house: str, request: pytest.FixtureRequest) -> None:
     """Also after requests that draw in every way, follow a grammar, and want to know probabilities."""
-    with serving(model, "--prefill", "1", "--decode", "1") as server, server.client() as client:
+    server: RunningServer = request.getfixturevalue(house)
+    with server.client() as client:
         for options in (
             {"temperature": 0},
             {"temperature": 1, "top_p": 0.9, "presence_penalty": 0.5, "logprobs": 3},
@@ -53,9 +54,9 @@ def test_who_serves_without_torch_never_loads_it(model: str) -> None:
         assert _with_torch(server) == []
 
 
-def test_without_a_compiler_torch_computes_and_is_loaded_by_the_worker_only(tmp_path: Path) -> None:
+def test_without_a_compiler_torch_computes_and_is_loaded_by_the_worker_only(tmp_path: Path, tiny_model: str) -> None:
     environment = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}  # nor a library from earlier
-    with serving("--mixed", "1", environment=environment) as server, server.client() as client:
+    with serving(tiny_model, "--mixed", "1", environment=environment) as server, server.client() as client:
         body = {"prompt": "One, two, three", "max_tokens": 4, "temperature": 1, "top_p": 0.9}
         client.post("/v1/completions", json=body).raise_for_status()
         assert "torch engine (no C++ compiler" in server.output()

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.serving import RunningServer, alive, serving
+from tests.serving import NO_TLS, RunningServer, alive, all_workers_ready, nothing_used, serving
 
 LONG = {"prompt": "a request that runs for a while", "max_tokens": 3000, "ignore_eos": True, "temperature": 0}
 
@@ -26,20 +26,6 @@ def _stream(client: httpx.Client, body: dict) -> Iterator[dict]:
         for line in response.iter_lines():
             if line.startswith("data: ") and line != "data: [DONE]":
                 yield json.loads(line[6:])
-
-
-def _wait_until(server: RunningServer, condition, *, what: str) -> dict:
-    """Ask /cluster until the condition holds. Bounded by the number of asks, each of which waits for the server."""
-    for _ in range(3000):
-        cluster = server.cluster()
-        if condition(cluster):
-            return cluster
-    raise AssertionError(f"never happened: {what}; last seen {cluster}")
-
-
-def _nothing_used(cluster: dict) -> bool:
-    (host,) = cluster["hosts"]
-    return host["kv_blocks_used"] == 0 and host["kv_blocks_free"] + host["kv_blocks_cached"] == host["kv_blocks_total"]
 
 
 @pytest.mark.parametrize("victim", ["decode-0", "prefill-0"])
@@ -58,14 +44,14 @@ def test_a_request_outlives_the_death_of_its_worker_with_the_same_text(victim: s
         if last["timings"]["decode_worker"] != victim and victim == "decode-0":
             assert last["timings"]["attempts"] == 2
             assert server.metric("baton_failovers_total") == 1
-        _wait_until(server, lambda c: all(w["state"] == "ready" for w in c["workers"]), what="the worker is back")
-        _wait_until(server, _nothing_used, what="no block is used")
+        server.wait_until(all_workers_ready, reason="the worker is back")
+        server.wait_until(nothing_used, reason="no block is used")
 
 
 def test_many_requests_outlive_the_death_of_every_worker() -> None:
     """With every worker killed, requests wait for the restarted ones and close exactly once, with the right text."""
     with serving("hash", "--prefill", "1", "--decode", "1") as server, server.client() as client:
-        bodies = [{**LONG, "prompt": f"request number {index}", "max_tokens": 1500} for index in range(8)]
+        bodies = [{**LONG, "prompt": f"request number {index}", "max_tokens": 800} for index in range(8)]
         expected = [client.post("/v1/completions", json=body).json()["choices"][0]["text"] for body in bodies]
         answers: list[httpx.Response | None] = [None] * len(bodies)
 
@@ -76,13 +62,13 @@ def test_many_requests_outlive_the_death_of_every_worker() -> None:
         threads = [threading.Thread(target=ask, args=(index,)) for index in range(len(bodies))]
         for thread in threads:
             thread.start()
-        _wait_until(server, lambda c: sum(w["running"] for w in c["workers"]) >= 4, what="several requests run")
+        server.wait_until(lambda c: sum(w["running"] for w in c["workers"]) >= 4, reason="several requests run")
         for pid in server.worker_pids():
             os.kill(pid, signal.SIGKILL)
         for thread in threads:
             thread.join()
         assert [answer.json()["choices"][0]["text"] for answer in answers if answer is not None] == expected
-        _wait_until(server, _nothing_used, what="no block is used")
+        server.wait_until(nothing_used, reason="no block is used")
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +175,7 @@ def test_a_server_whose_output_nobody_reads_any_more_serves_and_ends() -> None:
         url = next(word for word in process.stdout.readline().decode().split() if word.startswith("http://"))
         process.stdout.close()
         try:
-            with httpx.Client(base_url=url, timeout=60) as client:
+            with httpx.Client(base_url=url, timeout=60, verify=NO_TLS) as client:
                 assert any(client.get("/health").status_code == 200 for _ in range(20_000)), "it never became ready"
                 body = {"prompt": "anybody there?", "max_tokens": 3}
                 assert client.post("/v1/completions", json=body).status_code == 200

@@ -43,19 +43,28 @@ def ask_all(server: RunningServer, requests: int, output_tokens: int) -> tuple[l
 
 
 @pytest.mark.parametrize(
-    ("model", "blocks", "requests", "output_tokens"), [("hash", 48, 8, 200), ("smollm2-135m", 20, 5, 100)]
+    ("model", "blocks", "requests", "output_tokens"), [("hash", 48, 8, 200), ("floats", 20, 5, 100)]
 )
 def test_a_tiny_arena_with_swap_gives_the_texts_of_an_ample_one(
-    model: str, blocks: int, requests: int, output_tokens: int, tmp_path: Path
+    model: str,
+    blocks: int,
+    requests: int,
+    output_tokens: int,
+    tmp_path: Path,
+    tiny_model: str,
+    tiny_server: RunningServer,
+    hash_server: RunningServer,
 ) -> None:
     """INV-8: decoding goes on at the token where it stopped, on KV that was in a file meanwhile."""
-    with serving(model, "--mixed", "1") as ample:
-        expected, given_way = ask_all(ample, requests, output_tokens)
-        assert given_way == 0
+    ample, arguments = (
+        (hash_server, ("hash",)) if model == "hash" else (tiny_server, (tiny_model, "--dtype", "float32"))
+    )
+    expected, given_way = ask_all(ample, requests, output_tokens)
+    assert given_way == 0
     config = tmp_path / "baton.toml"
     config.write_text(TIGHT.format(blocks=blocks))
     tier = f"file://{tmp_path / 'kv'}?bytes=256e6&io=buffered"
-    with serving(model, "--mixed", "1", "--config", str(config), "--tier", tier) as tight:
+    with serving(*arguments, "--mixed", "1", "--config", str(config), "--tier", tier) as tight:
         texts, given_way = ask_all(tight, requests, output_tokens)
         assert texts == expected
         assert tight.metric("baton_preemptions_total") == given_way > 0

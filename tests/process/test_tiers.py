@@ -15,7 +15,6 @@ from tests.serving import RunningServer, serving
 PROMPT = "What one run has computed, another need not compute again. " * 12
 BLOCK_TOKENS = 16
 BLOCKS = len(PROMPT) // BLOCK_TOKENS
-ASKS_MAX = 3000
 PAGE_BYTES = 4096
 
 
@@ -32,10 +31,7 @@ def complete(server: RunningServer, prompt: str = PROMPT) -> tuple[str, int]:
 
 
 def wait_stored(server: RunningServer, blocks: int) -> None:
-    for _ in range(ASKS_MAX):
-        if tier_blocks(server, "stored") >= blocks:
-            return
-    raise AssertionError(f"{tier_blocks(server, 'stored')} blocks were stored, {blocks} should be\n{server.output}")
+    server.wait_until(lambda _: tier_blocks(server, "stored") >= blocks, reason=f"{blocks} blocks are stored")
 
 
 def kill(server: RunningServer) -> None:

@@ -62,8 +62,18 @@ def _decode_together(engine: StepEngine, counts: list[int]) -> list[list[int]]:
     return texts
 
 
-@pytest.mark.parametrize("capture", [NoCapture(), TracedCapture()], ids=["no_capture", "traced"])
-@pytest.mark.parametrize("name", ["llama_tied", "mistral_window", "qwen3_biased_tied", "qwen2moe", "deepseek3"])
+NAMES = ("llama_tied", "mistral_window", "qwen3_biased_tied", "qwen2moe", "deepseek3")
+TRACED = ("llama_tied", "deepseek3")
+"""Models that are traced in every run: keys and values per head, and latents with experts. A trace takes up to 10 s."""
+
+
+@pytest.mark.parametrize(
+    ("name", "capture"),
+    [
+        *((name, NoCapture()) for name in NAMES),
+        *(pytest.param(name, TracedCapture(), marks=() if name in TRACED else pytest.mark.deep) for name in NAMES),
+    ],
+)
 def test_replayed_steps_equal_eager_steps(
     name: str, capture: GraphCapture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

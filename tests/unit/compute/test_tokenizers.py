@@ -1,7 +1,8 @@
-"""Tokenizers equal transformers, stream whole characters, and never crash on unusual input."""
+"""Tokenizers keep the text, stream whole characters, and never crash on unusual input."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from pathlib import Path
@@ -9,7 +10,6 @@ from pathlib import Path
 import gguf
 import pytest
 import tokenizers
-import transformers
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
@@ -24,41 +24,10 @@ from baton.core.errors import ModelError, RequestError
 from baton.core.types import Grammar, RequestId
 from tests.unit.compute.models import close_gguf
 
-TEXTS = [
-    "",
-    " ",
-    "Hello, world!",
-    "  two  spaces   and\ttabs\n\n\nand lines \r\n end ",
-    "1234567890 3.14159 1,000,000 2026-11-21",
-    "I'll say it's theirs; they've DON'T y'all",
-    "日本語のテキストと中文文本，以及한국어",
-    "مرحبا بالعالم ١٢٣",
-    "नमस्ते दुनिया १२३",
-    "👩‍👩‍👧‍👦 🏳️‍🌈 🇫🇷 é e\u0301 ﬁ ½ ①",
-    "def f(x):\n    return x ** 2  # comment\n\n\tif x: pass",
-    "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n",
-    "a<|im_end|>b <|endoftext|> <|not_special|> <|im_start|",
-    "\u200b\ufeff\u00a0\u2028 zero width",
-    'https://example.org/?q=a%20b&c=d#e {"json": [1, 2.5e-3, null]}',
-    "A" * 500,
-    "\x00\x01\x7f control",
-]
-
 
 @pytest.fixture(scope="module")
 def smollm() -> Tokenizer:
     return load_tokenizer(resolve_model("smollm2-135m"))
-
-
-@pytest.fixture(scope="module")
-def reference() -> transformers.PreTrainedTokenizerBase:
-    """transformers ignores `pre` of the file, so single digits are split here, as in the published tokenizer."""
-    path = Path(resolve_model("smollm2-135m").path)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    digits = pre_tokenizers.Digits(individual_digits=True)
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])
-    return tokenizer
 
 
 @pytest.fixture(scope="module", params=["smollm2-135m", "hash", "sentencepiece"])
@@ -68,29 +37,6 @@ def any_tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
         _write_sentencepiece(path)
         return tokenizer_from_gguf(path)
     return load_tokenizer(resolve_model(request.param))
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_tokens_equal_those_of_transformers(
-    text: str, smollm: Tokenizer, reference: transformers.PreTrainedTokenizerBase
-) -> None:
-    """The vocabulary from GGUF metadata encodes and decodes like the original."""
-    tokens = smollm.encode(text)
-    assert tokens == reference.encode(text)
-    for skip in (True, False):
-        theirs = reference.decode(tokens, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
-        assert smollm.decode(tokens, skip_special=skip) == theirs
-
-
-@settings(max_examples=200, deadline=None)
-@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
-def test_any_text_equals_transformers(
-    smollm: Tokenizer, reference: transformers.PreTrainedTokenizerBase, text: str
-) -> None:
-    tokens = smollm.encode(text)
-    assert tokens == reference.encode(text)
-    theirs = reference.decode(tokens, clean_up_tokenization_spaces=False)
-    assert smollm.decode(tokens, skip_special=False) == theirs
 
 
 @settings(max_examples=100, deadline=None)
@@ -127,8 +73,13 @@ def test_a_stream_never_shows_half_a_character(any_tokenizer: Tokenizer, text: s
 
 
 def _writable(tokenizer: Tokenizer, text: str) -> bool:
-    single = {tokenizer.token_bytes(token) for token in range(tokenizer.vocab_tokens)}
+    single = _spellings(tokenizer)
     return all(bytes((byte,)) in single for byte in text.encode()) and "▁" not in text  # SentencePiece's own space
+
+
+@functools.cache
+def _spellings(tokenizer: Tokenizer) -> set[bytes]:
+    return {tokenizer.token_bytes(token) for token in range(tokenizer.vocab_tokens)}
 
 
 def test_token_bytes_make_up_the_text(any_tokenizer: Tokenizer) -> None:
