@@ -19,8 +19,25 @@ from tests.stores import BLOCK_BYTES
 
 SLOWEST = 10
 CPU_S = "cpu_s"
-LONG_FOLDERS = ("process", "numerics", "simulation", "http", "bench", "property", "conformance")
-"""Folders of files that take long, in this order: started first, they do not leave one core idle at the end."""
+LONG = (
+    "process/test_hosts.py",
+    "process/test_parallel_worker.py",
+    "numerics/test_through_http.py",
+    "process/test_survival.py",
+    "numerics/test_smollm2.py",
+    "process/test_topologies.py",
+    "process/test_namespaces.py",
+    "unit/compute/test_triton_decode.py",
+    "unit/compute/test_step_runner.py",
+    "process/",
+    "numerics/",
+    "simulation/",
+    "http/",
+    "bench/",
+    "property/",
+    "conformance/",
+)
+"""Files and folders that take long, in this order: started first, they do not leave one core idle at the end."""
 
 # The same examples on every run, so that a red build is red again; and no deadline, for no test asserts a time.
 for name, examples in (("house", 40), ("deep", 600)):
@@ -62,7 +79,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _rank(path: Path) -> int:
-    return next((rank for rank, folder in enumerate(LONG_FOLDERS) if folder in path.parts), len(LONG_FOLDERS))
+    place = path.relative_to(Path(__file__).parent).as_posix()
+    return next((rank for rank, long in enumerate(LONG) if place.startswith(long)), len(LONG))
 
 
 class CpuMeter:

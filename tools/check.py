@@ -52,8 +52,13 @@ def environment() -> dict[str, str]:
 
 
 def tests_environment() -> dict[str, str]:
-    """Return the environment with one OpenMP thread per test process. More would spin on cores that others need."""
-    return dict(os.environ, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
+    """Return the environment of the tests.
+
+    Bytecode is written: the tests start hundreds of processes, and each would compile Baton for half a second. A test
+    process has one OpenMP thread, because more would spin on cores that others need.
+    """
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def is_ci() -> bool:

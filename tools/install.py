@@ -100,9 +100,7 @@ def progress(line: str) -> str:
 
 def pip_install(pip: list[str], arguments: list[str]) -> None:
     """Run `pip install`, telling its milestones. Everything it says goes to .venv/install.log."""
-    # Python compiles the modules that are used, at their first import. To compile all of them takes over a minute.
-    options = ["--no-input", "--progress-bar", "off", "--disable-pip-version-check", "--no-compile"]
-    command = [*pip, "install", *options, *arguments]
+    command = [*pip, "install", "--no-input", "--progress-bar", "off", "--disable-pip-version-check", *arguments]
     with LOG.open("a") as log:
         log.write("$ " + " ".join(command) + "\n")
         process = subprocess.Popen(command, cwd=str(ROOT), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -142,7 +140,8 @@ def install(*, dev: bool) -> None:
     if dev:
         say("installing what the tests need")
         extras = "dev" if node_found() else "dev,node"
-        pip_install(pip, ["-c", "constraints.txt", "-e", f".[{extras}]"])
+        # The tests compile the modules that they import. To compile all of them takes most of a minute.
+        pip_install(pip, ["--no-compile", "-c", "constraints.txt", "-e", f".[{extras}]"])
     else:
         say("installing Baton and what it stands on (the first time: some minutes, PyTorch is the large part)")
         pip_install(pip, ["-c", "constraints.txt", "-e", "."])

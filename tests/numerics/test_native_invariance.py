@@ -130,6 +130,15 @@ def _tables(rng: random.Random, blocks: int, block_tokens: int, prompts: Sequenc
     return [[free.pop() for _ in range(-(-len(prompt) // block_tokens))] for prompt in prompts]
 
 
+EVERYWHERE = ("grouped", "latents_and_experts_of_groups")
+"""Models that are computed with every instruction set in every run; the others with the fastest one only."""
+CASES = [
+    pytest.param(name, kernels, marks=() if kernels == KERNELS[0] or name in EVERYWHERE else pytest.mark.deep)
+    for name in CONFIGS
+    for kernels in KERNELS
+]
+
+
 @pytest.fixture(scope="module", params=CONFIGS)
 def card(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
     folder: Path = tmp_path_factory.mktemp(request.param)
@@ -137,8 +146,8 @@ def card(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return resolve_model(str(folder))
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("card", "kernels"), CASES, indirect=["card"])
 def test_bits_do_not_depend_on_batch_chunks_threads_or_blocks(card: ModelCard, kernels: str, dtype: Dtype) -> None:
     rng = random.Random(f"{kernels} {dtype}")
     lengths = LENGTHS if kernels != "PLAIN" else LENGTHS[:6]

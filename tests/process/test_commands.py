@@ -9,12 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.command_line import baton
 from tests.serving import RunningServer
-
-
-def _baton(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "baton.cli.main", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +28,7 @@ def _baton(*arguments: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_bad_arguments_are_refused_with_all_their_problems(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
-    done = _baton("serve", "hash", *arguments)
+    done = baton("serve", "hash", *arguments)
     assert done.returncode == 2
     assert all(word in done.stderr for word in words), done.stderr
     assert "Traceback" not in done.stderr
@@ -44,7 +40,7 @@ def test_a_model_that_cannot_be_served_is_refused_with_what_to_do(model: str, tm
         path = tmp_path / model
         path.write_bytes(b"\x80\x04would be a pickle")
         model = str(path)
-    done = _baton("serve", model, "--port", "0")
+    done = baton("serve", model, "--port", "0")
     assert done.returncode == 2
     assert Path(model).name.split(".")[0] in done.stderr
     assert "Traceback" not in done.stderr
@@ -55,33 +51,36 @@ def test_a_model_that_cannot_be_served_is_refused_with_what_to_do(model: str, tm
 def test_unknown_keys_of_a_file_are_refused_with_the_nearest(tmp_path: Path) -> None:
     path = tmp_path / "baton.toml"
     path.write_text("modle = 'hash'\n[kv]\nblock_token = 8\n[http]\nport = 0\n")
-    done = _baton("serve", "--config", str(path))
+    done = baton("serve", "--config", str(path))
     assert done.returncode == 2
     assert f"{path}: unknown key modle (did you mean 'model'?)" in done.stderr
     assert f"{path}: unknown key kv.block_token (did you mean 'block_tokens'?)" in done.stderr
 
 
 def test_a_taken_port_is_told_at_once() -> None:
+    """In a separate process: the exit code and the error are those that a shell sees."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        done = _baton("serve", "hash", "--port", str(taken.getsockname()[1]))
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, "-m", "baton.cli.main", "serve", "hash", "--port", port]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
     assert done.returncode == 2
     assert "--port" in done.stderr
 
 
 def test_top_shows_workers_and_blocks(hash_server: RunningServer) -> None:
-    done = _baton("top", "--url", hash_server.url, "--once")
+    done = baton("top", "--url", hash_server.url, "--once")
     assert done.returncode == 0
     assert "prefill-0" in done.stdout
     assert "KV blocks used" in done.stdout
-    assert _baton("top", "--url", "http://127.0.0.1:1", "--once").returncode == 1
-    assert _baton("top", "--url", "ftp://x", "--once").returncode == 2
+    assert baton("top", "--url", "http://127.0.0.1:1", "--once").returncode == 1
+    assert baton("top", "--url", "ftp://x", "--once").returncode == 2
 
 
 def test_a_policy_that_does_not_fit_is_refused_before_anything_starts(tmp_path: Path) -> None:
     path = tmp_path / "baton.toml"
     path.write_text("[policy.routing]\nuse = 'baton.decide.policy.routing:EarliestFirstTokn'\n")
-    done = _baton("serve", "hash", "--config", str(path))
+    done = baton("serve", "hash", "--config", str(path))
     assert done.returncode == 2
     assert "'earliest-first-token'" in done.stderr

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 
 from baton.core.messages import RequestArrived
 from baton.serve.live.log_file import read_log
+from tests.command_line import Done, baton
 from tests.serving import RunningServer, serving
 
 KEY = "operator"
@@ -34,9 +33,8 @@ def _complete(server: RunningServer, request_id: str) -> None:
         client.post("/v1/completions", json=body, headers={**HEADERS, "x-request-id": request_id}).raise_for_status()
 
 
-def _explain(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "baton.cli.main", "explain", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+def _explain(*arguments: str) -> Done:
+    return baton("explain", *arguments)
 
 
 def test_a_running_server_is_explained_as_its_log_is(logging_server: tuple[RunningServer, Path]) -> None:
@@ -124,8 +122,7 @@ def test_the_arrivals_of_a_live_server_are_simulated(
 ) -> None:
     """Its fleet and its policies come from the log; what came of the same arrivals stands beside it."""
     out = tmp_path / "found.json"
-    command = [sys.executable, "-m", "baton.cli.main", "replay", str(logging_server[1]), "--simulate"]
-    done = subprocess.run([*command, "--policy", "round-robin", "--json", str(out)], capture_output=True, timeout=60)
+    done = baton("replay", str(logging_server[1]), "--simulate", "--policy", "round-robin", "--json", str(out))
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
     counts = [(found[run]["requests"], found[run]["completed"]) for run in ("log", "as_logged", "other")]

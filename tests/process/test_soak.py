@@ -54,7 +54,8 @@ async def _one(client: httpx.AsyncClient, rng: random.Random, outcomes: dict[str
 async def _storm(server: RunningServer, seed: int) -> dict[str, int]:
     rng = random.Random(seed)
     outcomes = {"refused": 0, "left at once": 0, "left in the middle": 0, "finished": 0}
-    limits = httpx.Limits(max_connections=CONCURRENCY)
+    # The server closes connections that were idle for 5 s. This client must not use one at that moment.
+    limits = httpx.Limits(max_connections=CONCURRENCY, keepalive_expiry=1.0)
     async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits, verify=NO_TLS) as client:
         gate = asyncio.Semaphore(CONCURRENCY)
 

@@ -16,14 +16,14 @@ CHUNKS = 6
 def test_every_seed_holds_the_invariants_with_faults(chunk: int, seeds: Seeds) -> None:
     """Workers die, hang, come back; messages are late or lost; clients hang up: INV-1 to INV-5, INV-7 to INV-9."""
     out = io.StringIO()
-    failed = run_seeds(seeds.draw(240, deep=2400)[chunk::CHUNKS], faults=True, out=out)
+    failed = run_seeds(seeds.draw(120, deep=2400)[chunk::CHUNKS], faults=True, out=out)
     assert failed == 0, out.getvalue()
 
 
 def test_every_seed_holds_the_invariants_without_faults(seeds: Seeds) -> None:
     """Nothing goes wrong, so nothing may fail either: only small arenas and full queues."""
     out = io.StringIO()
-    assert run_seeds(seeds.draw(60, deep=300), faults=False, out=out) == 0, out.getvalue()
+    assert run_seeds(seeds.draw(30, deep=300), faults=False, out=out) == 0, out.getvalue()
 
 
 def test_the_printed_line_plays_the_seed(capsys: pytest.CaptureFixture[str]) -> None:

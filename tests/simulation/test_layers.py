@@ -12,6 +12,7 @@ from baton.lab.sim.faults import Cancel, Death, HostKill, Kill, WireCut
 from baton.lab.sim.spec import SimWorkers
 from tests.campaign.play import play, prepare_play
 from tests.campaign.scenario import RESTLESS, Scenario, draw_scenario, with_faults
+from tests.seeds import Seeds
 from tests.simulation.test_ahead import landed_tokens, pool_decisions
 from tests.simulation.test_behaviour import outcome, request
 from tests.simulation.test_hosts import A, B, two_hosts
@@ -121,15 +122,15 @@ def test_a_prompt_that_is_there_already_needs_no_copy() -> None:
     assert landed_tokens(cluster, B)[-1] == 301
 
 
-@pytest.mark.parametrize("first", range(0, 120, 30))
-def test_layers_through_every_fault(first: int) -> None:
+@pytest.mark.parametrize("chunk", range(4))
+def test_layers_through_every_fault(chunk: int, seeds: Seeds) -> None:
     """Four workers on three hosts under policies that send everything ahead, with the faults of the campaign."""
     workers = (
         SimWorkers(role="prefill", host="a", count=2),
         SimWorkers(role="decode", host="b"),
         SimWorkers(role="decode", host="c"),
     )
-    for seed in range(first, first + 30):
+    for seed in seeds.draw(48, deep=240)[chunk::4]:
         drawn = draw_scenario(seed)
         cluster = replace(drawn.cluster, workers=workers, kinds={}, layers=4, tick_s=0.05)
         play(with_faults(replace(drawn, cluster=cluster, policy=RESTLESS)))
