@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from baton.compute.models.chat_template import load_chat_template
 from baton.compute.models.fingerprint import kv_identity
 from baton.compute.models.open_model import open_model
 from baton.compute.models.resolve import resolve_model
 from baton.compute.models.tokenizer import load_tokenizer
+from baton.compute.sandbox.template import load_chat_template
+from baton.core.config import SandboxConfig
 from baton.core.errors import ModelError
 from tests.dummies import SHAPES, small
 from tests.unit.compute.models import engine_of, generate
@@ -47,7 +48,7 @@ def test_without_a_tokenizer_texts_are_bytes(tmp_path: Path) -> None:
     card = resolve_model(small("llama-3.1-8b", tmp_path), "dummy")
     tokenizer = load_tokenizer(card)
     assert tokenizer.decode(tokenizer.encode("5 €")) == "5 €"
-    assert "hello" in load_chat_template(card).render([{"role": "user", "content": "hello"}])
+    assert "hello" in load_chat_template(card, SandboxConfig()).render([{"role": "user", "content": "hello"}])
 
 
 def test_errors_name_the_remedy(tmp_path: Path) -> None:
