@@ -10,7 +10,7 @@ import torch
 from gguf import GGMLQuantizationType, quants
 from torch import Tensor
 
-from baton.compute.models.quantized import QuantizedMatrix, from_gguf, quantize_rows, quantize_runs, stacked
+from baton.compute.models.quantized import QuantizedMatrix, from_gguf, quantize_groups, quantize_rows, stacked
 from baton.compute.models.resolve import resolve_model
 from baton.compute.native.build import library_path
 from baton.compute.native.engine import NativeEngine
@@ -91,7 +91,7 @@ def test_q4_k_keeps_its_codes_and_rounds_only_its_scales() -> None:
     np.testing.assert_allclose(found.dense(), expected, rtol=2e-3, atol=1e-2)
 
 
-@pytest.mark.parametrize("quantize", [quantize_rows, quantize_runs])
+@pytest.mark.parametrize("quantize", [quantize_rows, quantize_groups])
 def test_rounding_to_8_bits_is_off_by_half_a_code(quantize: object) -> None:
     weight = np.random.default_rng(3).standard_normal((5, 96), dtype=np.float32)
     found: QuantizedMatrix = quantize(weight)  # type: ignore[operator]
@@ -100,7 +100,7 @@ def test_rounding_to_8_bits_is_off_by_half_a_code(quantize: object) -> None:
 
 def test_parts_of_different_kinds_become_one_kind() -> None:
     weight = np.random.default_rng(4).standard_normal((4, 64), dtype=np.float32)
-    both = stacked([quantize_rows(weight), quantize_runs(weight)])
+    both = stacked([quantize_rows(weight), quantize_groups(weight)])
     assert both.kind == "q8"
     assert both.codes.shape == (8, 64)
     np.testing.assert_allclose(both.dense(), np.concatenate((weight, weight)), rtol=0.0, atol=0.03)

@@ -136,7 +136,7 @@ def load_engine(
             native = load_quantized_engine(card, layout, arena, library, weights=chosen.weights, threads=threads)
         else:
             native = load_native_engine(card, layout, arena, library, dtype=dtype, threads=threads)
-        native.invite(chosen.guest_cores)
+        native.add_guests(chosen.guest_cores)
         inner = native
     return ConstrainedEngine(inner, card, chosen.sandbox)
 

@@ -79,8 +79,8 @@ class Engine:
             head_dim=s.head_dim,
             vocab=s.vocab,
             rms_eps=1e-5,
-            number=s.number,
-            kv_number=s.kv_number,
+            dtype=s.number,
+            kv_dtype=s.kv_number,
             block_tokens=s.block_tokens,
             threads=threads,
             kernels=library.kernels.encode(),
@@ -98,7 +98,7 @@ class Engine:
             target.set_latent(index, latent)
         for index, router in enumerate(weights.routers):
             target.set_router(index, router)
-        target.set_ends(weights.final_norm, weights.head, weights.embedding)
+        target.finish_weights(weights.final_norm, weights.head, weights.embedding)
         rows = blocks * s.planes * s.block_tokens
         self.arena = np.full((rows, s.token_bytes), 0xFF, dtype=np.uint8)  # NaN in every number
         library.set_arena(self.handle, self.arena.ctypes.data, blocks)

@@ -66,7 +66,7 @@ def watch(ours: int, theirs: int, child: subprocess.Popen[str]) -> dict[str, obj
     before = threads()
     host = Engine(library, weights, 3, 1, [ours])
     guests = library.guests(host.handle)
-    if not guests.invite(theirs):
+    if not guests.add_guest(theirs):
         raise SystemExit("the system allows no guest")
     (guest,) = threads() - before
     same = all(host.step(step).tobytes() == expected for _ in range(QUIET_STEPS))

@@ -236,7 +236,7 @@ class Weights:
         bias = self.vector(rows) if (self.shape.biased if biased is None else biased) else None
         scales = self.hold(per_row if form == INT8 else per_run)
         return NativeMatrix(
-            data=self.hold(codes), bias=bias, rows=rows, inputs=inputs, number=form, scales=scales, minimums=minimums
+            data=self.hold(codes), bias=bias, rows=rows, inputs=inputs, dtype=form, scales=scales, minimums=minimums
         )
 
     def hold(self, values: np.ndarray) -> int:

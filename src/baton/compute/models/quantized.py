@@ -1,4 +1,4 @@
-"""Quantized weights (4 and 8 bits) of the native engine: a byte per code, a scale per row or per run of 32 inputs.
+"""Quantized weights (4 and 8 bits) of the native engine: a byte per code, a scale per row or per group of 32 inputs.
 
 A weight is scale * (code - zero) + minimum. Weights that a GGUF file stores as Q8_0, Q4_0, Q4_1 or Q4_K keep their
 codes. Other types, and float weights, are rounded to 8 bits.
@@ -17,9 +17,9 @@ from baton.compute.models.dtype import WeightKind
 
 ZERO_CODES: dict[WeightKind, int] = {"int8": 128, "q8": 128, "q4": 8, "q4m": 0}
 """The code that stands for zero."""
-RUN_INPUTS = 32
+GROUP_INPUTS = 32
 K_INPUTS = 256
-"""The inputs of a Q4_K super-block: eight runs."""
+"""The inputs of a Q4_K super-block: eight groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,10 @@ class QuantizedMatrix:
         codes = self.codes.astype(np.float32) - ZERO_CODES[self.kind]
         if self.kind == "int8":
             return codes * self.scales[:, None]
-        runs = codes.reshape(len(codes), -1, RUN_INPUTS) * self.scales.astype(np.float32)[:, :, None]
+        groups = codes.reshape(len(codes), -1, GROUP_INPUTS) * self.scales.astype(np.float32)[:, :, None]
         if self.minimums is not None:
-            runs += self.minimums.astype(np.float32)[:, :, None]
-        return runs.reshape(codes.shape)
+            groups += self.minimums.astype(np.float32)[:, :, None]
+        return groups.reshape(codes.shape)
 
     def rows_in_order(self, order: np.ndarray) -> QuantizedMatrix:
         """Return the matrix with its rows in this order of indices."""
@@ -53,11 +53,11 @@ def quantize_rows(weight: np.ndarray) -> QuantizedMatrix:
     return QuantizedMatrix("int8", _codes(weight, scales[:, None]), scales)
 
 
-def quantize_runs(weight: np.ndarray) -> QuantizedMatrix:
-    """Round float32 weights [rows, inputs] to 8 bits with one scale per run of 32 inputs, as Q8_0 does."""
-    runs = weight.reshape(len(weight), -1, RUN_INPUTS)
-    scales = (np.abs(runs).max(2) / 127.0).astype(np.float16)  # [rows, runs]
-    codes = _codes(runs, scales.astype(np.float32)[:, :, None]).reshape(weight.shape)
+def quantize_groups(weight: np.ndarray) -> QuantizedMatrix:
+    """Round float32 weights [rows, inputs] to 8 bits with one scale per group of 32 inputs, as Q8_0 does."""
+    groups = weight.reshape(len(weight), -1, GROUP_INPUTS)
+    scales = (np.abs(groups).max(2) / 127.0).astype(np.float16)  # [rows, groups]
+    codes = _codes(groups, scales.astype(np.float32)[:, :, None]).reshape(weight.shape)
     return QuantizedMatrix("q8", codes, scales)
 
 
@@ -72,7 +72,7 @@ def _codes(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
 def stacked(parts: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
     """Concatenate the rows of matrices with the same inputs. Matrices of different kinds are converted to q8 first."""
     if len({part.kind for part in parts}) > 1:
-        parts = [part if part.kind == "q8" else quantize_runs(part.dense()) for part in parts]
+        parts = [part if part.kind == "q8" else quantize_groups(part.dense()) for part in parts]
     minimums = [part.minimums for part in parts if part.minimums is not None]
     return QuantizedMatrix(
         parts[0].kind,
@@ -86,14 +86,14 @@ def from_gguf(raw: np.ndarray, type_: GGMLQuantizationType, shape: tuple[int, ..
     """Return the matrix of GGUF bytes with unchanged codes, or None for a type that is not supported."""
     match type_:
         case GGMLQuantizationType.Q8_0:
-            blocks = raw.reshape(-1, 2 + RUN_INPUTS)
+            blocks = raw.reshape(-1, 2 + GROUP_INPUTS)
             codes = blocks[:, 2:] ^ 128  # a signed byte plus 128
             return QuantizedMatrix("q8", codes.reshape(shape), _halves(blocks[:, :2], shape))
         case GGMLQuantizationType.Q4_0:
-            blocks = raw.reshape(-1, 2 + RUN_INPUTS // 2)
+            blocks = raw.reshape(-1, 2 + GROUP_INPUTS // 2)
             return QuantizedMatrix("q4", _nibbles(blocks[:, 2:]).reshape(shape), _halves(blocks[:, :2], shape))
         case GGMLQuantizationType.Q4_1:
-            blocks = raw.reshape(-1, 4 + RUN_INPUTS // 2)
+            blocks = raw.reshape(-1, 4 + GROUP_INPUTS // 2)
             scales, minimums = _halves(blocks[:, :2], shape), _halves(blocks[:, 2:4], shape)
             return QuantizedMatrix("q4m", _nibbles(blocks[:, 4:]).reshape(shape), scales, minimums)
         case GGMLQuantizationType.Q4_K:
@@ -102,17 +102,17 @@ def from_gguf(raw: np.ndarray, type_: GGMLQuantizationType, shape: tuple[int, ..
 
 
 def _halves(data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the bytes as float16 numbers: [rows, runs]."""
+    """Return the bytes as float16 numbers: [rows, groups]."""
     return np.ascontiguousarray(data).view(np.float16).reshape(shape[0], -1)
 
 
 def _nibbles(packed: np.ndarray) -> np.ndarray:
-    """Unpack [runs, 16] bytes to [runs, 32] codes: the low halves are the first 16, the high halves the last 16."""
+    """Unpack [groups, 16] bytes to [groups, 32] codes: the low halves are the first 16, the high halves the last 16."""
     return np.concatenate((packed & 15, packed >> 4), 1)
 
 
 def _q4_k(blocks: np.ndarray, shape: tuple[int, ...]) -> QuantizedMatrix:
-    """Unpack Q4_K blocks. Each of the eight runs has a scale and a minimum of six bits, times two float16 of the block.
+    """Unpack Q4_K blocks. Each of eight groups has a scale and a minimum of six bits, times the block's two float16.
 
     The products are rounded to float16.
     """
@@ -120,7 +120,7 @@ def _q4_k(blocks: np.ndarray, shape: tuple[int, ...]) -> QuantizedMatrix:
     low, high, mixed = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]  # [blocks, 4] each
     scales = np.concatenate((low & 63, (mixed & 15) | ((low >> 6) << 4)), 1)  # [blocks, 8]
     minimums = np.concatenate((high & 63, (mixed >> 4) | ((high >> 6) << 4)), 1)
-    pairs = blocks[:, 16:].reshape(-1, 4, RUN_INPUTS)  # 32 bytes hold two runs: low halves, then high halves
+    pairs = blocks[:, 16:].reshape(-1, 4, GROUP_INPUTS)  # 32 bytes hold two groups: low halves, then high halves
     codes = np.stack((pairs & 15, pairs >> 4), 2)  # [blocks, 4, 2, 32]
     return QuantizedMatrix(
         "q4m",

@@ -16,15 +16,16 @@ using namespace baton;
 namespace {
 
 struct Engine {
-    Engine(const Sizes& sizes, Number number, const Arena& arena, const Kernels& kernels, const Places& places)
-        : model(sizes, number, arena, kernels, places), stepper(model) {}
+    Engine(const Sizes& sizes, DType dtype, const Arena& arena, const Kernels& kernels,
+           const ThreadPlacement& placement)
+        : model(sizes, dtype, arena, kernels, placement), stepper(model) {}
 
     Model model;
     Stepper stepper;
     std::string error;
 };
 
-const Kernels* const ALL[] = {&AMX, &AVX512BF16, &AVX512, &AVX2, &PLAIN};  // the best first
+const Kernels* const ALL_KERNELS[] = {&AMX, &AVX512BF16, &AVX512, &AVX2, &PLAIN};  // the best first
 
 // Linux enables the large AMX state only for processes that request it. Source: Documentation/arch/x86/xstate.rst.
 bool amx_granted() {
@@ -41,25 +42,25 @@ bool amx_granted() {
 
 bool usable(const Kernels& kernels) {
     __builtin_cpu_init();
-    const bool narrow = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    const bool wide = narrow && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    const bool pairs = wide && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
-    if (&kernels == &AMX) return pairs && amx_granted();
-    if (&kernels == &AVX512BF16) return pairs;
-    if (&kernels == &AVX512) return wide;
-    return &kernels == &AVX2 ? narrow : true;
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    const bool avx512_bf16 = avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+    if (&kernels == &AMX) return avx512_bf16 && amx_granted();
+    if (&kernels == &AVX512BF16) return avx512_bf16;
+    if (&kernels == &AVX512) return avx512;
+    return &kernels == &AVX2 ? avx2 : true;
 }
 
 const Kernels* kernels_named(const char* name) {
-    for (const Kernels* kernels : ALL)
+    for (const Kernels* kernels : ALL_KERNELS)
         if (std::strcmp(kernels->name, name) == 0 && usable(*kernels)) return kernels;
     return nullptr;
 }
 
 // Run code that may throw (out of memory or threads), and keep the message for the caller.
 template <class F>
-const char* guarded(std::string& error, F body) {
+const char* catch_errors(std::string& error, F body) {
     try {
         error = body();
     } catch (const std::exception& problem) {
@@ -69,35 +70,36 @@ const char* guarded(std::string& error, F body) {
 }
 
 template <class F>
-const char* guarded(Engine& engine, F body) {
-    return guarded(engine.error, body);
+const char* catch_errors(Engine& engine, F body) {
+    return catch_errors(engine.error, body);
 }
 
-std::string disagree(const char* what, int64_t value, const char* where, int64_t bound) {
+std::string mismatch(const char* what, int64_t value, const char* where, int64_t bound) {
     return what + std::to_string(value) + where + std::to_string(bound);
 }
 
 // Return a message unless every value is at least 0 and below `end`.
 std::string check_below(const int32_t* values, int32_t count, int64_t end, const char* what, const char* where) {
     for (int32_t i = 0; i < count; i++)
-        if (values[i] < 0 || values[i] >= end) return disagree(what, values[i], where, end);
+        if (values[i] < 0 || values[i] >= end) return mismatch(what, values[i], where, end);
     return "";
 }
 
-// Check that the MLPs which a router can choose were added.
+// Check the number of MLPs of a layer, and the limits of its router.
 std::string check(const Mlps& mlps) {
     const int found = int(mlps.all.size()), experts = mlps.experts, scores = mlps.router.outputs;
     if (!mlps.routed()) return found == 1 ? "" : "a layer without experts has " + std::to_string(found) + " MLPs";
-    if (mlps.used < 1 || mlps.used > experts || found < experts || found > experts + 1 || scores < experts ||
-        scores > found)
-        return "a layer of " + std::to_string(experts) + " experts, " + std::to_string(mlps.used) +
-               " of them for each token, has " + std::to_string(found) + " MLPs and " + std::to_string(scores) + " scores";
+    if (mlps.experts_per_token < 1 || mlps.experts_per_token > experts || found < experts || found > experts + 1 ||
+        scores < experts || scores > found)
+        return "a layer of " + std::to_string(experts) + " experts, " + std::to_string(mlps.experts_per_token) +
+               " of them for each token, has " + std::to_string(found) + " MLPs and " + std::to_string(scores) +
+               " scores";
     const int size = mlps.groups < 1 ? 0 : experts / mlps.groups;
-    if (size * mlps.groups != experts || mlps.groups_used < 1 || mlps.groups_used > mlps.groups || mlps.group_best < 1 ||
-        mlps.group_best > std::min(size, 2) || mlps.used > size * mlps.groups_used)
-        return std::to_string(mlps.used) + " of " + std::to_string(experts) + " experts cannot come from " +
-               std::to_string(mlps.groups_used) + " of " + std::to_string(mlps.groups) + " groups by the best " +
-               std::to_string(mlps.group_best) + " of each";
+    if (size * mlps.groups != experts || mlps.groups_used < 1 || mlps.groups_used > mlps.groups ||
+        mlps.group_best < 1 || mlps.group_best > std::min(size, 2) || mlps.experts_per_token > size * mlps.groups_used)
+        return std::to_string(mlps.experts_per_token) + " of " + std::to_string(experts) +
+               " experts cannot come from " + std::to_string(mlps.groups_used) + " of " + std::to_string(mlps.groups) +
+               " groups by the best " + std::to_string(mlps.group_best) + " of each";
     return "";
 }
 
@@ -130,8 +132,8 @@ struct BatonLatentSizes {  // as LatentSizes; kv_rank is 0 without latent attent
 struct BatonModel {
     int32_t layers, hidden, heads, kv_heads, head_dim, vocab;
     float rms_eps;
-    int32_t number;  // 0: float32, 1: bfloat16
-    int32_t kv_number;
+    int32_t dtype;  // 0: float32, 1: bfloat16
+    int32_t kv_dtype;
     int32_t block_tokens;
     int32_t threads;
     const char* kernels;
@@ -143,7 +145,7 @@ struct BatonMatrix {
     const void* data;
     const float* bias;
     int32_t rows, inputs;
-    int32_t number;  // as in types.h: the type of `data`; quantized weights have a byte per number
+    int32_t dtype;  // as in types.h: the type of `data`; quantized weights have a byte per number
     const void *scales, *minimums;
 };
 
@@ -186,16 +188,17 @@ static std::string check_slices(const BatonStep& step, int64_t block_tokens) {
     int64_t rows = 0, entries = 0;
     for (int32_t i = 0; i < step.slices; i++) {
         const int64_t start = step.starts[i], count = step.counts[i], blocks = step.block_counts[i];
-        if (start < 0 || count < 1) return disagree("a slice of ", count, " tokens starts at token ", start);
+        if (start < 0 || count < 1) return mismatch("a slice of ", count, " tokens starts at token ", start);
         if (blocks < 0 || blocks * block_tokens < start + count)
-            return disagree("a slice ends at token ", start + count, ", its block table holds ", blocks * block_tokens);
+            return mismatch("a slice ends at token ", start + count, ", its block table holds ", blocks * block_tokens);
         if (start + count > step.positions)
-            return disagree("a slice ends at token ", start + count, ", there are angles for ", step.positions);
+            return mismatch("a slice ends at token ", start + count, ", there are angles for ", step.positions);
         rows += count, entries += blocks;
     }
-    if (step.slices < 1 || rows != step.rows) return disagree("the slices have ", rows, " tokens, the step has ", step.rows);
+    if (step.slices < 1 || rows != step.rows)
+        return mismatch("the slices have ", rows, " tokens, the step has ", step.rows);
     if (entries != step.entries)
-        return disagree("the block tables have ", entries, " entries, the step has ", step.entries);
+        return mismatch("the block tables have ", entries, " entries, the step has ", step.entries);
     return "";
 }
 
@@ -211,24 +214,24 @@ static std::string check(const Model& model, const BatonStep& step) {
 
 // Check that the requested rows are rows of the last step.
 static std::string check_rows(const Engine& engine, const int32_t* rows, int32_t count) {
-    if (count < 0) return disagree("asked for ", count, " rows of a step of ", engine.stepper.rows());
+    if (count < 0) return mismatch("asked for ", count, " rows of a step of ", engine.stepper.rows());
     return check_below(rows, count, engine.stepper.rows(), "row ", " is outside of a step of ");
 }
 
 static Linear pack_any(Model& model, const BatonMatrix& m, bool interleaved) {
     const Matrix matrix{m.data, m.bias, m.rows, m.inputs, interleaved};
-    if (!is_quantized(Number(m.number))) return pack(model, matrix, model.number);
-    return pack_quant(model, {matrix, Number(m.number), m.scales, static_cast<const uint16_t*>(m.minimums)});
+    if (!is_quantized(DType(m.dtype))) return pack(model, matrix, model.dtype);
+    return pack_quant(model, {matrix, DType(m.dtype), m.scales, static_cast<const uint16_t*>(m.minimums)});
 }
 
 // Split stacked matrices into one matrix per head.
 static std::vector<Linear> pack_heads(Model& model, const BatonMatrix& m) {
     const int heads = model.sizes.heads, rows = m.rows / heads;
-    const int64_t head_bytes = int64_t{rows} * m.inputs * model.cell_bytes();
+    const int64_t head_bytes = int64_t{rows} * m.inputs * model.element_bytes();
     std::vector<Linear> packed;
     for (int head = 0; head < heads; head++) {
         const void* data = static_cast<const uint8_t*>(m.data) + head * head_bytes;
-        packed.push_back(pack(model, {data, nullptr, rows, m.inputs, false}, model.number));
+        packed.push_back(pack(model, {data, nullptr, rows, m.inputs, false}, model.dtype));
     }
     return packed;
 }
@@ -242,19 +245,19 @@ static Sizes sizes_of(const BatonModel& m) {
 
 static Engine* new_engine(const BatonModel* m, const Kernels& kernels) {
     const Sizes sizes = sizes_of(*m);
-    const Number kv_number = Number(m->kv_number);
-    const int64_t token_bytes = m->kv_heads * kv_head_bytes(kv_number, m->head_dim);
+    const DType kv_dtype = DType(m->kv_dtype);
+    const int64_t token_bytes = m->kv_heads * kv_head_bytes(kv_dtype, m->head_dim);
     const int planes = sizes.is_latent() ? 1 : 2;
-    const Arena arena{nullptr, 0, m->block_tokens, m->layers, planes, token_bytes, kv_number};
-    Places places{m->threads, {}};
-    if (m->cores != nullptr) places.cores.assign(m->cores, m->cores + m->threads);
-    return new Engine(sizes, Number(m->number), arena, kernels, places);
+    const Arena arena{nullptr, 0, m->block_tokens, m->layers, planes, token_bytes, kv_dtype};
+    ThreadPlacement placement{m->threads, {}};
+    if (m->cores != nullptr) placement.cores.assign(m->cores, m->cores + m->threads);
+    return new Engine(sizes, DType(m->dtype), arena, kernels, placement);
 }
 
 // Create an engine without weights: *made. The calling thread keeps an error message, since no engine exists.
 EXPORT const char* baton_new(const BatonModel* m, Engine** made) {
     thread_local std::string error;
-    return guarded(error, [&] {
+    return catch_errors(error, [&] {
         const Kernels* kernels = kernels_named(m->kernels);
         if (kernels == nullptr) return std::string("this machine has no kernels ") + m->kernels;
         *made = new_engine(m, *kernels);
@@ -271,14 +274,14 @@ EXPORT void baton_set_arena(Engine* engine, uint8_t* bytes, int64_t blocks) {
 }
 
 EXPORT const char* baton_set_layer(Engine* engine, int32_t index, const BatonLayer* l) {
-    return guarded(*engine, [&] {
+    return catch_errors(*engine, [&] {
         Model& model = engine->model;
         const Sizes& s = model.sizes;
         Layer& layer = model.layers[size_t(index)];
-        layer.input_norm = keep(model, l->input_norm, s.hidden);
-        layer.mlp_norm = keep(model, l->mlp_norm, s.hidden);
-        layer.q_norm = keep(model, l->q_norm, s.head_dim);
-        layer.k_norm = keep(model, l->k_norm, s.head_dim);
+        layer.input_norm = copy_values(model, l->input_norm, s.hidden);
+        layer.mlp_norm = copy_values(model, l->mlp_norm, s.hidden);
+        layer.q_norm = copy_values(model, l->q_norm, s.head_dim);
+        layer.k_norm = copy_values(model, l->k_norm, s.head_dim);
         layer.qkv = pack_any(model, l->qkv, false), layer.o = pack_any(model, l->o, false);
         layer.window = l->window;
         return std::string();
@@ -287,11 +290,11 @@ EXPORT const char* baton_set_layer(Engine* engine, int32_t index, const BatonLay
 
 // Set the weights of latent attention other than qkv.
 EXPORT const char* baton_set_latent(Engine* engine, int32_t index, const BatonLatent* l) {
-    return guarded(*engine, [&] {
+    return catch_errors(*engine, [&] {
         Model& model = engine->model;
         LatentLayer& latent = model.layers[size_t(index)].latent;
-        latent.q_norm = keep(model, l->q_norm, model.sizes.latent.q_rank);
-        latent.kv_norm = keep(model, l->kv_norm, model.sizes.latent.kv_rank);
+        latent.q_norm = copy_values(model, l->q_norm, model.sizes.latent.q_rank);
+        latent.kv_norm = copy_values(model, l->kv_norm, model.sizes.latent.kv_rank);
         if (l->queries.data != nullptr) latent.queries = pack_any(model, l->queries, false);
         latent.keys = pack_heads(model, l->keys), latent.values = pack_heads(model, l->values);
         return std::string();
@@ -300,37 +303,37 @@ EXPORT const char* baton_set_latent(Engine* engine, int32_t index, const BatonLa
 
 // Set the router of a layer with experts.
 EXPORT const char* baton_set_router(Engine* engine, int32_t index, const BatonRouter* r) {
-    return guarded(*engine, [&] {
+    return catch_errors(*engine, [&] {
         Mlps& mlps = engine->model.mlps[size_t(index)];
         const Matrix scores{r->scores.data, nullptr, r->scores.rows, r->scores.inputs, false};
-        mlps.router = pack(engine->model, scores, Number::F32);
-        mlps.experts = r->experts, mlps.used = r->used, mlps.normalized = r->normalized != 0;
+        mlps.router = pack(engine->model, scores, DType::F32);
+        mlps.experts = r->experts, mlps.experts_per_token = r->used, mlps.normalized = r->normalized != 0;
         mlps.sigmoid = r->sigmoid != 0, mlps.scale = r->scale;
         mlps.groups = r->groups, mlps.groups_used = r->groups_used, mlps.group_best = r->group_best;
-        mlps.choice_bias = keep(engine->model, r->choice_bias, r->experts);
+        mlps.choice_bias = copy_values(engine->model, r->choice_bias, r->experts);
         return std::string();
     });
 }
 
 // Add the MLP of a layer; or its experts in order, and then the shared MLP.
 EXPORT const char* baton_add_mlp(Engine* engine, int32_t index, const BatonMlp* m) {
-    return guarded(*engine, [&] {
+    return catch_errors(*engine, [&] {
         Model& model = engine->model;
         model.mlps[size_t(index)].all.push_back({pack_any(model, m->gate_up, true), pack_any(model, m->down, false)});
         return std::string();
     });
 }
 
-// Set the last weights of a model. embedding: null if it is the output projection.
-EXPORT const char* baton_set_ends(Engine* engine, const float* final_norm, const BatonMatrix* head,
-                           const BatonMatrix* embedding) {
-    return guarded(*engine, [&] {
+// Set the last weights of a model, and check its shapes. embedding: null if it is tied to the output projection.
+EXPORT const char* baton_finish_weights(Engine* engine, const float* final_norm, const BatonMatrix* head,
+                                        const BatonMatrix* embedding) {
+    return catch_errors(*engine, [&] {
         Model& model = engine->model;
         for (const Layer& layer : model.layers)
             if (std::string problem = check(model.sizes, layer); !problem.empty()) return problem;
         for (const Mlps& mlps : model.mlps)
             if (std::string problem = check(mlps); !problem.empty()) return problem;
-        model.final_norm = keep(model, final_norm, model.sizes.hidden);
+        model.final_norm = copy_values(model, final_norm, model.sizes.hidden);
         model.head = pack_any(model, *head, false);
         model.embedding = model.head;
         if (embedding != nullptr)
@@ -340,7 +343,7 @@ EXPORT const char* baton_set_ends(Engine* engine, const float* final_norm, const
 }
 
 EXPORT const char* baton_forward(Engine* engine, const BatonStep* step) {
-    return guarded(*engine, [&] {
+    return catch_errors(*engine, [&] {
         if (std::string problem = check(engine->model, *step); !problem.empty()) return problem;
         Batch batch{{}, step->tokens, step->angles, {}, step->rows, step->layers_done};
         const int32_t* blocks = step->blocks;
@@ -356,7 +359,7 @@ EXPORT const char* baton_forward(Engine* engine, const BatonStep* step) {
 }
 
 EXPORT const char* baton_project(Engine* engine, const int32_t* rows, int32_t count, float* logits) {
-    return guarded(*engine, [&] {
+    return catch_errors(*engine, [&] {
         std::string problem = check_rows(*engine, rows, count);
         if (problem.empty()) engine->stepper.project(rows, count, logits);
         return problem;
@@ -364,29 +367,30 @@ EXPORT const char* baton_project(Engine* engine, const int32_t* rows, int32_t co
 }
 
 EXPORT const char* baton_read(Engine* engine, const int32_t* rows, int32_t count, float* hidden) {
-    return guarded(*engine, [&] {
+    return catch_errors(*engine, [&] {
         std::string problem = check_rows(*engine, rows, count);
-        if (problem.empty()) engine->stepper.read(rows, count, hidden);
+        if (problem.empty()) engine->stepper.read_hidden(rows, count, hidden);
         return problem;
     });
 }
 
-// Let the next steps use a core of another worker while that is idle. Return whether the system allows it.
-EXPORT bool baton_invite(Engine* engine, int32_t core) {
+// Add a guest thread: the next steps use a core of another worker while that is idle. Return whether the system allows
+// it.
+EXPORT bool baton_add_guest(Engine* engine, int32_t core) {
     try {
-        return engine->model.team.invite(core);
+        return engine->model.thread_pool.add_guest(core);
     } catch (...) {  // the system cannot create another thread
         return false;
     }
 }
 
-// The number of steps that continued without guests, because the owners of the cores became active.
-EXPORT int64_t baton_recalls(const Engine* engine) { return engine->model.team.recalls(); }
+// Return how often guests were recalled because the owners of their cores became active.
+EXPORT int64_t baton_recalls(const Engine* engine) { return engine->model.thread_pool.recalls(); }
 
 // Return the name of the index-th instruction set of this machine, the best first; null after the last.
 EXPORT const char* baton_usable_kernels(int32_t index) {
     int32_t found = 0;
-    for (const Kernels* kernels : ALL)
+    for (const Kernels* kernels : ALL_KERNELS)
         if (usable(*kernels) && found++ == index) return kernels->name;
     return nullptr;
 }

@@ -1,57 +1,61 @@
-// Attention of a few queries over the KV blocks of one request.
-// Keys are computed in tiles of 64 and splits of 256, both at fixed absolute positions. A split has its own running
-// maximum, sum and output; splits are merged in order. A key that a query does not see has weight 0 and changes no bit.
-// Source: online softmax, arXiv 1805.02867; tiles and the merge by log-sum-exp, arXiv 2205.14135, section 3.
+// FlashAttention over the paged KV blocks of one request, for some of its queries.
+// Keys are processed in tiles of 64 and in splits of 256 (split-K), both at fixed absolute positions. Each split has
+// its own softmax state (running maximum, sum and output), and splits are merged in order. A masked key has weight 0
+// and changes no bit.
+// Source: online softmax, arXiv 1805.02867; FlashAttention, arXiv 2205.14135, section 3; split-K: Flash-Decoding.
 #pragma once
 #include "gemm.h"
-#include "lone.h"
+#include "attention_unpacked.h"
 #include "rows.h"
 
 namespace baton {
 namespace {
 
-// Scratch memory of one thread for one item, in one buffer. rows: queries x grouped heads; states: rows x KV heads.
-struct Work {
-    float *scores, *weights, *maximum, *total, *out, *all_maximum, *all_total, *all_out, *keys, *values, *tile;
+// One thread's scratch memory for one work item, in one buffer. rows: queries x query heads of a KV head;
+// states: softmax states, rows x KV heads.
+struct AttentionScratch {
+    float *scores, *weights, *maximum, *total, *out, *merged_maximum, *merged_total, *merged_out, *keys, *values, *tile;
 
     static int64_t floats(const Sizes& s, int rows, int states) {
         const int64_t pad = s.head_pad(), value_pad = s.value_pad();
         return rows * 2 * TILE_KEYS + states * (4 + 2 * value_pad) + TILE_KEYS * (2 * pad + value_pad) + 16 * PIECES;
     }
-    Work(float* memory, const Sizes& s, int rows, int states) : end(memory) {
+    AttentionScratch(float* memory, const Sizes& s, int rows, int states) : next_(memory) {
         const int64_t pad = s.head_pad(), value_pad = s.value_pad();
-        scores = take(rows * TILE_KEYS), weights = take(rows * TILE_KEYS);
-        maximum = take(states), total = take(states), out = take(states * value_pad);
-        all_maximum = take(states), all_total = take(states), all_out = take(states * value_pad);
-        keys = take(TILE_KEYS * pad), values = take(TILE_KEYS * value_pad), tile = take(TILE_KEYS * pad);
+        scores = allocate(rows * TILE_KEYS), weights = allocate(rows * TILE_KEYS);
+        maximum = allocate(states), total = allocate(states), out = allocate(states * value_pad);
+        merged_maximum = allocate(states), merged_total = allocate(states), merged_out = allocate(states * value_pad);
+        keys = allocate(TILE_KEYS * pad), values = allocate(TILE_KEYS * value_pad), tile = allocate(TILE_KEYS * pad);
     }
 
 private:
     static constexpr int PIECES = 11;
-    float* end;
+    float* next_;
 
-    float* take(int64_t count) {
-        float* piece = end;
-        end += (count + 15) / 16 * 16;
+    float* allocate(int64_t count) {
+        float* piece = next_;
+        next_ += (count + 15) / 16 * 16;
         return piece;
     }
 };
 
-// The rows of a tile's keys (plane 0) or values (1) for one head, in the type of products. Missing rows are zero.
-template <class Cell>
-inline void tile_rows(const Attention& call, const Tile& tile, int plane, int head, Cell* copies, const void** rows) {
-    alignas(64) static const float nothing[HEAD_DIM_MAX] = {};
+// Find the rows of a tile's keys (plane 0) or values (1) for one head, and convert them to the type of the GEMM if they
+// have another. Rows behind the end of the context are zero.
+template <class Element>
+inline void load_tile_rows(const Attention& call, const KVTile& tile, int plane, int head, Element* copies,
+                           const void** rows) {
+    alignas(64) static const float zero_row[HEAD_DIM_MAX] = {};
     const Sizes& sizes = *call.sizes;
-    const Number kv_number = call.arena->number, number = sizeof(Cell) == 2 ? Number::BF16 : Number::F32;
-    const bool in_place = kv_number == number && sizes.head_dim == sizes.head_pad();
-    const int64_t offset = plane * tile.plane_bytes + head * kv_head_bytes(kv_number, sizes.head_dim);
+    const DType kv_dtype = call.arena->dtype, dtype = sizeof(Element) == 2 ? DType::BF16 : DType::F32;
+    const bool in_place = kv_dtype == dtype && sizes.head_dim == sizes.head_pad();
+    const int64_t offset = plane * tile.plane_bytes + head * kv_head_bytes(kv_dtype, sizes.head_dim);
     for (int key = 0; key < TILE_KEYS; key++) rows[key] = key < tile.valid ? tile.keys[key] + offset : nullptr;
-    for (int key = tile.valid; key < TILE_KEYS; key++) rows[key] = nothing;
+    for (int key = tile.valid; key < TILE_KEYS; key++) rows[key] = zero_row;
     if (in_place) return;
     float row[HEAD_DIM_MAX] = {};
     for (int key = 0; key < tile.valid; key++) {
-        load_kv_head(kv_number, rows[key], row, sizes.head_dim);
-        Cell* copy = copies + int64_t{key} * sizes.head_pad();
+        load_kv_head(kv_dtype, rows[key], row, sizes.head_dim);
+        Element* copy = copies + int64_t{key} * sizes.head_pad();
         store_row(copy, row, sizes.head_pad());
         rows[key] = copy;
     }
@@ -59,67 +63,69 @@ inline void tile_rows(const Attention& call, const Tile& tile, int plane, int he
 
 // ---- one tile ----------------------------------------------------------------------------------------------------
 
-// Turn a row of scores into weights. Keys outside [from, to) get weight 0. Return the factor on earlier sums.
-template <class Cell>
-inline float soften(float* scores, Cell* weights, int keys, int from, int to, float scale, float* maximum,
-                    float* total) {
-    Vec top = all(NOTHING_SEEN);
+// Turn a row of scores into softmax weights, and update the row's state. Keys outside [from, to) are masked: weight 0.
+// Return the factor that rescales the output of earlier tiles.
+template <class Element>
+inline float online_softmax(float* scores, Element* weights, int keys, int from, int to, float scale, float* maximum,
+                            float* total) {
+    Vec top = broadcast(EMPTY_MAXIMUM);
     for (int i = 0; i < keys; i += LANES) {
-        Vec score = mul(load(scores + i), all(scale));
+        Vec score = mul(load(scores + i), broadcast(scale));
         if (from > i || to < i + LANES) score = keep_lanes(score, from - i, to - i, -INFINITY);
         store(scores + i, score);
         top = baton::maximum(top, score);
     }
-    const float before = *maximum, highest = largest(top);
-    const float now = highest > before ? highest : before;
+    const float before = *maximum, tile_maximum = reduce_max(top);
+    const float now = tile_maximum > before ? tile_maximum : before;
     Vec sums = zero();
     for (int i = 0; i < keys; i += LANES) {
-        const Vec weight = exponential(sub(load(scores + i), all(now)));
+        const Vec weight = exponential(sub(load(scores + i), broadcast(now)));
         sums = add(sums, weight);
         store(weights + i, weight);
     }
-    const float shrink = now == before ? 1.0f : exponential_of(before - now);
+    const float rescale = now == before ? 1.0f : exponential_of(before - now);
     *maximum = now;
-    *total = *total * shrink + sum(sums);
-    return shrink;
+    *total = *total * rescale + reduce_sum(sums);
+    return rescale;
 }
 
 inline void scale_row(float* row, int count, float factor) {
     if (factor == 1.0f) return;
-    for (int i = 0; i < count; i += LANES) store(row + i, mul(load(row + i), all(factor)));
+    for (int i = 0; i < count; i += LANES) store(row + i, mul(load(row + i), broadcast(factor)));
 }
 
-// work.scores[rows][keys] = the queries of one head x the tile's keys.
+// scratch.scores[rows][keys] = the queries of one head x the tile's keys.
 template <class In>
-inline void score(const typename In::Cell* q, int rows, int pad, const void* const* found, int keys, Work& work,
-                  Prefetch& next) {
-    using Cell = typename In::Cell;
+inline void score_keys(const typename In::Element* q, int rows, int pad, const void* const* tile_rows, int keys,
+                       AttentionScratch& scratch, TilePrefetcher& prefetcher) {
+    using Element = typename In::Element;
 #if defined(__AVX512F__)
-    if (is_lone<In>(rows)) return score_lone<In>(rows, q, pad / In::STEP, found, keys, work.scores, next);
+    if (is_unpacked<In>(rows))
+        return score_unpacked<In>(rows, q, pad / In::K_STEP, tile_rows, keys, scratch.scores, prefetcher);
 #endif
-    Cell* panels = reinterpret_cast<Cell*>(work.keys);
-    next.part(4);
-    pack_keys(found, pad / In::STEP, keys, reinterpret_cast<uint32_t*>(panels));
-    next.part(4);
+    Element* panels = reinterpret_cast<Element*>(scratch.keys);
+    prefetcher.prefetch_portion(4);
+    pack_keys(tile_rows, pad / In::K_STEP, keys, reinterpret_cast<uint32_t*>(panels));
+    prefetcher.prefetch_portion(4);
     for (int key = 0; key < keys; key += PANEL)
         for_row_tiles<In>(rows, [&](int row, int count) {
             multiply<In, false>(count, q + int64_t{row} * pad, pad, panels + int64_t{key} * pad, pad,
-                                work.scores + row * TILE_KEYS + key, TILE_KEYS);
+                                scratch.scores + row * TILE_KEYS + key, TILE_KEYS);
         });
 }
 
 // out[rows][pad] += weights[rows][keys] x the tile's values.
 template <class In>
-inline void weigh(const typename In::Cell* weights, int rows, int pad, const void* const* found, int keys, float* out,
-                  Work& work, Prefetch& next) {
-    using Cell = typename In::Cell;
+inline void accumulate_values(const typename In::Element* weights, int rows, int pad, const void* const* tile_rows,
+                              int keys, float* out, AttentionScratch& scratch, TilePrefetcher& prefetcher) {
+    using Element = typename In::Element;
 #if defined(__AVX512F__)
-    if (is_lone<In>(rows)) return weigh_lone<In>(rows, weights, found, keys, out, pad, next);
+    if (is_unpacked<In>(rows)) return accumulate_unpacked<In>(rows, weights, tile_rows, keys, out, pad, prefetcher);
 #endif
-    Cell* panels = reinterpret_cast<Cell*>(work.values);
-    next.part(4);
-    pack_values(found, pad, keys, panels);
-    next.part(4);
+    Element* panels = reinterpret_cast<Element*>(scratch.values);
+    prefetcher.prefetch_portion(4);
+    pack_values(tile_rows, pad, keys, panels);
+    prefetcher.prefetch_portion(4);
     for (int dim = 0; dim < pad; dim += PANEL)
         for_row_tiles<In>(rows, [&](int row, int count) {
             multiply<In, true>(count, weights + row * TILE_KEYS, TILE_KEYS, panels + int64_t{dim} * TILE_KEYS, keys,
@@ -127,161 +133,169 @@ inline void weigh(const typename In::Cell* weights, int rows, int pad, const voi
         });
 }
 
-// Add a tile to the sums of one head, which begin at `state`.
+// Add a tile to the softmax states of one head, which begin at `state`.
 template <class In>
-inline void attend_tile(const Attention& call, const AttentionItem& item, int head, const Tile& tile, int state,
-                        Work& work, Prefetch& next) {
-    using Cell = typename In::Cell;
+inline void attend_tile(const Attention& call, const AttentionItem& item, int head, const KVTile& tile, int state,
+                        AttentionScratch& scratch, TilePrefetcher& prefetcher) {
+    using Element = typename In::Element;
     const Sizes& sizes = *call.sizes;
     const Slice& slice = call.slices[item.slice];
     const int pad = sizes.head_pad(), value_pad = sizes.value_pad(), group = sizes.group(), rows = item.count * group;
     const int keys = padded(tile.valid, PANEL);
-    const void* found[TILE_KEYS];
-    Cell *copies = reinterpret_cast<Cell*>(work.tile), *weights = reinterpret_cast<Cell*>(work.weights);
-    float* out = work.out + int64_t{state} * value_pad;
-    const Cell* q = static_cast<const Cell*>(call.queries.data) + call.queries.at(sizes, head, slice.first + item.query);
-    tile_rows(call, tile, 0, head, copies, found);
-    score<In>(q, rows, pad, found, keys, work, next);
+    const void* tile_rows[TILE_KEYS];
+    Element *copies = reinterpret_cast<Element*>(scratch.tile), *weights = reinterpret_cast<Element*>(scratch.weights);
+    float* out = scratch.out + int64_t{state} * value_pad;
+    const Element* q =
+        static_cast<const Element*>(call.queries.data) + call.queries.at(sizes, head, slice.first + item.query);
+    load_tile_rows(call, tile, 0, head, copies, tile_rows);
+    score_keys<In>(q, rows, pad, tile_rows, keys, scratch, prefetcher);
     for (int row = 0; row < rows; row++) {
         const int position = slice.start + item.query + row / group - tile.first_key;
         const int from = call.window == 0 ? 0 : position - call.window + 1;
-        const float shrink = soften(work.scores + row * TILE_KEYS, weights + row * TILE_KEYS, keys, from, position + 1,
-                                    call.scale, work.maximum + state + row, work.total + state + row);
-        scale_row(out + int64_t{row} * value_pad, value_pad, shrink);
+        const float rescale =
+            online_softmax(scratch.scores + row * TILE_KEYS, weights + row * TILE_KEYS, keys, from, position + 1,
+                           call.scale, scratch.maximum + state + row, scratch.total + state + row);
+        scale_row(out + int64_t{row} * value_pad, value_pad, rescale);
     }
-    if (tile.plane_bytes != 0) tile_rows(call, tile, 1, head, copies, found);
-    // Values behind the window have weight 0 but may be NaN, so the first visible value is read instead of them.
-    const int seen = call.window == 0 ? 0 : slice.start + item.query - call.window + 1 - tile.first_key;
-    for (int key = 0; key < seen; key++) found[key] = found[seen];
-    weigh<In>(weights, rows, value_pad, found, keys, out, work, next);
+    if (tile.plane_bytes != 0) load_tile_rows(call, tile, 1, head, copies, tile_rows);
+    // Values outside of the attention window have weight 0 but may be NaN: read the first visible value instead.
+    const int first_visible = call.window == 0 ? 0 : slice.start + item.query - call.window + 1 - tile.first_key;
+    for (int key = 0; key < first_visible; key++) tile_rows[key] = tile_rows[first_visible];
+    accumulate_values<In>(weights, rows, value_pad, tile_rows, keys, out, scratch, prefetcher);
 }
 
 // ---- splits and their merge --------------------------------------------------------------------------------------
 
-// Merge a split's (maximum, total, out) into the sums of earlier splits. The first split is copied exactly.
-inline void merge(float* maximum, float* total, float* out, float part_maximum, float part_total,
-                  const float* part_out, int count) {
-    const float now = part_maximum > *maximum ? part_maximum : *maximum;
-    const float old_weight = exponential_of(*maximum - now), part_weight = exponential_of(part_maximum - now);
+// Merge a split's softmax state into that of earlier splits. The first split is copied exactly.
+inline void merge_state(float* maximum, float* total, float* out, float split_maximum, float split_total,
+                        const float* split_out, int count) {
+    const float now = split_maximum > *maximum ? split_maximum : *maximum;
+    const float old_weight = exponential_of(*maximum - now), split_weight = exponential_of(split_maximum - now);
     for (int i = 0; i < count; i += LANES)
-        store(out + i, fma(load(part_out + i), all(part_weight), mul(load(out + i), all(old_weight))));
-    *total = *total * old_weight + part_total * part_weight;
+        store(out + i, fma(load(split_out + i), broadcast(split_weight), mul(load(out + i), broadcast(old_weight))));
+    *total = *total * old_weight + split_total * split_weight;
     *maximum = now;
 }
 
-inline void forget(float* maximum, float* total, float* out, int rows, int pad) {
-    for (int row = 0; row < rows; row++) maximum[row] = NOTHING_SEEN, total[row] = 0.0f;
+inline void clear_state(float* maximum, float* total, float* out, int rows, int pad) {
+    for (int row = 0; row < rows; row++) maximum[row] = EMPTY_MAXIMUM, total[row] = 0.0f;
     std::memset(out, 0, size_t(rows) * pad * 4);
 }
 
-// The first key of a split that any query of the item sees, rounded down to its tile.
+// Return the first key of a split that any query of the item attends to, rounded down to its tile.
 inline int first_tile(const Attention& call, const AttentionItem& item, int split) {
     const int query = call.slices[item.slice].start + item.query, key = split * SPLIT_KEYS;
-    const int seen_from = call.window == 0 || query < call.window ? 0 : query - call.window + 1;
-    return key >= seen_from ? key : seen_from / TILE_KEYS * TILE_KEYS;
+    const int visible_from = call.window == 0 || query < call.window ? 0 : query - call.window + 1;
+    return key >= visible_from ? key : visible_from / TILE_KEYS * TILE_KEYS;
 }
 
-// One past the last key that any query of the item sees.
-inline int end_of(const Attention& call, const AttentionItem& item) {
+// Return one past the last key that any query of the item attends to.
+inline int keys_end(const Attention& call, const AttentionItem& item) {
     return call.slices[item.slice].start + item.query + item.count;
 }
 
-// Find the tile after the one at `key`: of this item, else the first of the next item. Return the item of the tile.
-inline const AttentionItem* following_tile(const Attention& call, const AttentionItem& item, int key,
-                                           const AttentionItem* next, Tile& tile) {
+// Locate the tile after the one at `key`, to prefetch it: of this item, else the first of the next item. Return the
+// item that it belongs to, or null.
+inline const AttentionItem* next_tile(const Attention& call, const AttentionItem& item, int key,
+                                      const AttentionItem* next, KVTile& tile) {
     const int after = key + TILE_KEYS;
-    const bool more = after < end_of(call, item) && after < item.split_end * SPLIT_KEYS;
-    const AttentionItem* owner = more ? &item : next;
-    if (owner == nullptr) return nullptr;
-    tile.find(call, call.slices[owner->slice], more ? after : first_tile(call, *owner, owner->split),
-              end_of(call, *owner));
-    return owner;
+    const bool more = after < keys_end(call, item) && after < item.split_end * SPLIT_KEYS;
+    const AttentionItem* upcoming_item = more ? &item : next;
+    if (upcoming_item == nullptr) return nullptr;
+    tile.locate(call, call.slices[upcoming_item->slice],
+                more ? after : first_tile(call, *upcoming_item, upcoming_item->split), keys_end(call, *upcoming_item));
+    return upcoming_item;
 }
 
-// Compute the sums of one split for all heads of the item, into work.maximum, total and out.
+// Compute one split for all heads of the item, into scratch.maximum, total and out.
 template <class In>
 inline void attend_split(const Attention& call, const AttentionItem& item, int split, const AttentionItem* next,
-                         Work& work) {
+                         AttentionScratch& scratch) {
     const int rows = item.count * call.sizes->group(), heads = item.head_end - item.head;
-    const int end = end_of(call, item), first = first_tile(call, item, split);
+    const int end = keys_end(call, item), first = first_tile(call, item, split);
     const int split_end = (split + 1) * SPLIT_KEYS < end ? (split + 1) * SPLIT_KEYS : end;
     const int64_t head_bytes = call.arena->token_bytes / call.sizes->kv_heads;
-    Tile tiles[2];
+    KVTile tiles[2];
     int current = 0;
-    tiles[current].find(call, call.slices[item.slice], first, end);
-    forget(work.maximum, work.total, work.out, rows * heads, call.sizes->value_pad());
+    tiles[current].locate(call, call.slices[item.slice], first, end);
+    clear_state(scratch.maximum, scratch.total, scratch.out, rows * heads, call.sizes->value_pad());
     for (int key = first; key < split_end; key += TILE_KEYS, current = 1 - current) {
-        Tile& following = tiles[1 - current];
-        const AttentionItem* owner = following_tile(call, item, key, next, following);
-        Prefetch prefetch = owner == nullptr ? Prefetch(nullptr, 0, 0, heads)
-                                             : Prefetch(&following, owner->head * head_bytes,
-                                                        owner->head_end * head_bytes, heads);
+        KVTile& upcoming = tiles[1 - current];
+        const AttentionItem* upcoming_item = next_tile(call, item, key, next, upcoming);
+        TilePrefetcher prefetcher = upcoming_item == nullptr
+                                        ? TilePrefetcher(nullptr, 0, 0, heads)
+                                        : TilePrefetcher(&upcoming, upcoming_item->head * head_bytes,
+                                                         upcoming_item->head_end * head_bytes, heads);
         for (int head = item.head; head < item.head_end; head++)
-            attend_tile<In>(call, item, head, tiles[current], (head - item.head) * rows, work, prefetch);
+            attend_tile<In>(call, item, head, tiles[current], (head - item.head) * rows, scratch, prefetcher);
     }
 }
 
-inline void put_head(const Attention& call, int token, int head, const float* out, float total) {
+inline void write_head(const Attention& call, int token, int head, const float* out, float total) {
     const int dim = call.sizes->value_dim();
     float row[HEAD_DIM_MAX];
     const float factor = 1.0f / total;
     for (int i = 0; i < dim; i++) row[i] = out[i] * factor;
-    store_row(call.out_number, call.out.data, token * call.out.stride + int64_t{head} * call.out_dim, row, dim);
+    store_row(call.out_dtype, call.out.data, token * call.out.stride + int64_t{head} * call.out_dim, row, dim);
 }
 
-// Write the finished sums of one head's rows: to the output, or as a part for merge_parts().
-inline void put_rows(const Attention& call, const AttentionItem& item, int head, int state, const Work& work) {
+// Write one head's merged state: normalized to the output, or as a partial result for merge_partials().
+inline void write_rows(const Attention& call, const AttentionItem& item, int head, int state,
+                       const AttentionScratch& scratch) {
     const int group = call.sizes->group(), pad = call.sizes->value_pad(), rows = item.count * group;
     for (int row = 0; row < rows; row++) {
-        const float* out = work.all_out + int64_t{state + row} * pad;
-        if (item.part == WHOLE) {
+        const float* out = scratch.merged_out + int64_t{state + row} * pad;
+        if (item.partial == NO_PARTIAL) {
             const int token = call.slices[item.slice].first + item.query + row / group;
-            put_head(call, token, head * group + row % group, out, work.all_total[state + row]);
+            write_head(call, token, head * group + row % group, out, scratch.merged_total[state + row]);
         } else {
-            float* part = call.parts + (int64_t{item.part} + head * rows + row) * (2 + pad);
-            part[0] = work.all_maximum[state + row], part[1] = work.all_total[state + row];
-            std::memcpy(part + 2, out, size_t(pad) * 4);
+            float* partial = call.partials + (int64_t{item.partial} + head * rows + row) * (2 + pad);
+            partial[0] = scratch.merged_maximum[state + row], partial[1] = scratch.merged_total[state + row];
+            std::memcpy(partial + 2, out, size_t(pad) * 4);
         }
     }
 }
 
 template <class In>
-inline void attend_item(const Attention& call, const AttentionItem& item, const AttentionItem* next, Work& work) {
+inline void attend_item(const Attention& call, const AttentionItem& item, const AttentionItem* next,
+                        AttentionScratch& scratch) {
     const int pad = call.sizes->value_pad(), rows = item.count * call.sizes->group();
     const int states = rows * (item.head_end - item.head);
-    forget(work.all_maximum, work.all_total, work.all_out, states, pad);
+    clear_state(scratch.merged_maximum, scratch.merged_total, scratch.merged_out, states, pad);
     for (int split = item.split; split < item.split_end; split++) {
-        attend_split<In>(call, item, split, next, work);
+        attend_split<In>(call, item, split, next, scratch);
         for (int state = 0; state < states; state++)
-            merge(work.all_maximum + state, work.all_total + state, work.all_out + int64_t{state} * pad,
-                  work.maximum[state], work.total[state], work.out + int64_t{state} * pad, pad);
+            merge_state(scratch.merged_maximum + state, scratch.merged_total + state,
+                        scratch.merged_out + int64_t{state} * pad, scratch.maximum[state], scratch.total[state],
+                        scratch.out + int64_t{state} * pad, pad);
     }
     for (int head = item.head; head < item.head_end; head++)
-        put_rows(call, item, head, (head - item.head) * rows, work);
+        write_rows(call, item, head, (head - item.head) * rows, scratch);
 }
 
 void attend(const Attention& call, const AttentionItem& item, const AttentionItem* next, float* memory) {
     const int rows = item.count * call.sizes->group();
-    Work work(memory, *call.sizes, rows, rows * (item.head_end - item.head));
-    if (call.queries.number == Number::BF16) attend_item<InBF16>(call, item, next, work);
-    else attend_item<InF32>(call, item, next, work);
+    AttentionScratch scratch(memory, *call.sizes, rows, rows * (item.head_end - item.head));
+    if (call.queries.dtype == DType::BF16) attend_item<InBF16>(call, item, next, scratch);
+    else attend_item<InF32>(call, item, next, scratch);
 }
 
-// Merge the parts of queries whose splits are separate items: parts [split][kv_head][row], from item.part.
-void merge_parts(const Attention& call, const AttentionItem& item, float* memory) {
+// Merge the partial results of queries whose splits are separate items: [split][kv_head][row], from item.partial.
+void merge_partials(const Attention& call, const AttentionItem& item, float* memory) {
     const int group = call.sizes->group(), pad = call.sizes->value_pad(), rows = item.count * group;
     const int64_t record = 2 + pad;
     for (int head = item.head; head < item.head_end; head++)
         for (int row = 0; row < rows; row++) {
             float maximum, total;
-            forget(&maximum, &total, memory, 1, pad);
+            clear_state(&maximum, &total, memory, 1, pad);
             for (int split = item.split; split < item.split_end; split++) {
-                const int64_t at = item.part + (int64_t{split - item.split} * call.sizes->kv_heads + head) * rows + row;
-                const float* part = call.parts + at * record;
-                merge(&maximum, &total, memory, part[0], part[1], part + 2, pad);
+                const int64_t at =
+                    item.partial + (int64_t{split - item.split} * call.sizes->kv_heads + head) * rows + row;
+                const float* partial = call.partials + at * record;
+                merge_state(&maximum, &total, memory, partial[0], partial[1], partial + 2, pad);
             }
             const int token = call.slices[item.slice].first + item.query + row / group;
-            put_head(call, token, head * group + row % group, memory, total);
+            write_head(call, token, head * group + row % group, memory, total);
         }
 }
 

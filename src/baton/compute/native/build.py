@@ -30,7 +30,7 @@ ENGINE = NativeSources(
         "step": (),
         "step_experts": (),
         "step_latent": (),
-        "team": (),
+        "thread_pool": (),
         "isa_plain": (),
         "isa_avx2": _AVX2,
         "isa_avx512": _AVX512,

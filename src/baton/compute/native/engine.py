@@ -80,11 +80,11 @@ class NativeEngine:
         finally:
             self._set_arena(self._arena)
 
-    def invite(self, cores: Sequence[int]) -> None:
+    def add_guests(self, cores: Sequence[int]) -> None:
         """Allow steps to use idle cores of other workers. Cores that the system refuses are not used."""
         guests = self._library.guests(self.handle)
         for core in cores:
-            guests.invite(core)
+            guests.add_guest(core)
 
     def _set_arena(self, arena: np.ndarray) -> None:
         self._library.set_arena(self.handle, arena.ctypes.data, arena.size // self.layout.block_bytes)

@@ -1,4 +1,5 @@
-// The MLPs of a layer, and the assignment of tokens to experts: pure functions from scores to lists of rows.
+// Mixture of experts: the MLPs of a layer, and the routing of tokens to experts as pure functions from router scores to
+// the row lists of a grouped GEMM.
 #pragma once
 #include <vector>
 
@@ -11,12 +12,12 @@ struct Mlp {
     Linear gate_up, down;
 };
 
-// The MLPs of a layer: one MLP; or experts, of which a router chooses `used` for each token, followed by the shared MLP
-// (if there is one), which computes every token.
+// The MLPs of a layer: one dense MLP; or experts, of which a router chooses `experts_per_token` for each token,
+// followed by the shared expert (if there is one), which computes every token.
 struct Mlps {
     std::vector<Mlp> all;
-    Linear router;  // float32, to a score per expert, and to the gate of the shared MLP if it has one
-    int experts = 0, used = 0;
+    Linear router;  // float32: one score per expert, then the gate of the shared expert if it has one
+    int experts = 0, experts_per_token = 0;
     bool sigmoid = false;     // probabilities are sigmoids of scores, not a softmax
     bool normalized = false;  // the weights of a token's experts are divided by their sum
     float scale = 1.0f;       // factor on the weights after normalization
@@ -26,42 +27,43 @@ struct Mlps {
 
     bool routed() const { return experts > 0; }
     bool shared() const { return routed() && all.size() > size_t(experts); }
-    int choices() const { return used + (shared() ? 1 : 0); }  // MLPs whose results are summed for a token
+    // MLPs whose results are summed for a token
+    int mlps_per_token() const { return experts_per_token + (shared() ? 1 : 0); }
 };
 
-// Rows [first, first + count) of one expert that are multiplied together.
-struct Portion {
+// Rows [first, first + count) of one expert in the grouped GEMM, multiplied together.
+struct RowBlock {
     int expert, first, count;
 };
 
-// The assignment of a step's tokens to the experts of one layer. Each pair of a token and an expert has a place. Places
-// are sorted by expert, then by token; the places of the shared MLP come last, in the order of tokens.
-struct Deal {
+// The assignment of a step's tokens to the experts of one layer. Each pair of a token and an expert has a place: its
+// row in the grouped GEMM. Places are sorted by expert, then by token; those of the shared expert come last, by token.
+struct ExpertAssignment {
     std::vector<float> choice;    // [rows][experts]: scores for the choice; -infinity: excluded
     std::vector<float> groups;    // [rows][groups]: their scores
-    std::vector<int32_t> chosen;  // [rows][used]: experts, the most probable first
-    std::vector<float> weights;   // [rows][choices]
-    std::vector<int32_t> places;  // [rows][choices]
-    std::vector<int32_t> rows;    // [rows * used]: the token of each place
+    std::vector<int32_t> chosen;  // [rows][experts_per_token]: experts, the most probable first
+    std::vector<float> weights;   // [rows][mlps_per_token]
+    std::vector<int32_t> places;  // [rows][mlps_per_token]
+    std::vector<int32_t> rows;    // [rows * experts_per_token]: the token of each place
     std::vector<int32_t> next;    // [experts + 1]: the next free place of each expert
-    std::vector<Portion> portions;
+    std::vector<RowBlock> row_blocks;
 
     // Allocate memory for a step, so that the functions below do not allocate.
-    void reserve(const Mlps& mlps, int rows, int portion_rows);
-    const Portion* portion(int index) const {
-        return size_t(index) < portions.size() ? &portions[size_t(index)] : nullptr;
+    void reserve(const Mlps& mlps, int rows, int block_rows);
+    const RowBlock* row_block(int index) const {
+        return size_t(index) < row_blocks.size() ? &row_blocks[size_t(index)] : nullptr;
     }
 };
 
-// The maximum number of portions of this many rows, for any choice of experts.
-int portions_max(const Mlps& mlps, int rows, int portion_rows);
+// Return the maximum number of row blocks for this many tokens, whichever experts are chosen.
+int row_blocks_max(const Mlps& mlps, int rows, int block_rows);
 
-// Choose a row's experts from its scores [experts], which become probabilities. Of equals, the first is chosen.
+// Choose a row's experts from its scores [experts], which become probabilities. Ties go to the lower index.
 // Sources: Mixtral (arXiv 2401.04088), section 2.1; groups: DeepSeek-V2 (2405.04434) and V3 (2412.19437, 2.1.2,
 // with sigmoid and bias); the gate of a shared MLP: the model code of Qwen1.5-MoE.
-void choose(const Mlps& mlps, float* scores, int row, Deal& deal);
+void choose_experts(const Mlps& mlps, float* scores, int row, ExpertAssignment& assignment);
 
-// Assign places to all rows, and divide the rows of each expert into portions of at most `portion_rows`.
-void deal_out(const Mlps& mlps, int rows, int portion_rows, Deal& deal);
+// Assign a place to every pair, and divide the rows of each expert into row blocks of at most `block_rows`.
+void assign_rows(const Mlps& mlps, int rows, int block_rows, ExpertAssignment& assignment);
 
 }  // namespace baton

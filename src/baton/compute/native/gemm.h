@@ -1,5 +1,5 @@
-// Products of activation rows with panels of 32 outputs. Every output is a chain of sums over the inputs in order,
-// for any number of rows computed together, so a row's result does not depend on the other rows.
+// GEMM of activation rows with weights packed in panels of 32 outputs. Each output adds its inputs in order, for any
+// number of rows computed together, so a row's bits do not depend on the other rows (batch invariance).
 #pragma once
 #include "quant_gemm.h"
 #if defined(BATON_AMX)
@@ -11,7 +11,7 @@ namespace {
 
 #if defined(__AVX512F__)
 constexpr int VECTOR_ROWS_MAX = 14;  // 28 of 32 registers hold sums
-constexpr int VECTORS = 2;    // per pass over the inputs
+constexpr int VECTORS = 2;           // per pass over the inputs
 #elif defined(__AVX2__)
 constexpr int VECTOR_ROWS_MAX = 6;  // 12 of 16 registers
 constexpr int VECTORS = 2;
@@ -23,8 +23,8 @@ constexpr int PASSES = PANEL / (VECTORS * LANES);
 
 // float32: one input at a time.
 struct InF32 {
-    using Cell = float;
-    static constexpr int STEP = 1;
+    using Element = float;
+    static constexpr int K_STEP = 1;
     static constexpr int ROWS_MAX = VECTOR_ROWS_MAX;
 
     template <int ROWS>
@@ -32,7 +32,7 @@ struct InF32 {
         Vec weights[VECTORS];
         for (int v = 0; v < VECTORS; v++) weights[v] = load(b + v * LANES);
         for (int r = 0; r < ROWS; r++) {
-            const Vec x = all(a[r * stride]);
+            const Vec x = broadcast(a[r * stride]);
             for (int v = 0; v < VECTORS; v++) sums[r][v] = fma(x, weights[v], sums[r][v]);
         }
     }
@@ -40,8 +40,8 @@ struct InF32 {
 
 // bfloat16: two inputs at a time, exact products, float32 sums.
 struct InBF16 {
-    using Cell = bf16;
-    static constexpr int STEP = 2;
+    using Element = bf16;
+    static constexpr int K_STEP = 2;
 #if defined(BATON_AMX)
     static constexpr int ROWS_MAX = AMX_ROWS_MAX;
 #else
@@ -64,15 +64,15 @@ struct InBF16 {
     template <int ROWS>
     static inline void step(const bf16* a, int64_t stride, const bf16* b, Vec (&sums)[ROWS][VECTORS]) {
         Vec even[VECTORS], odd[VECTORS];
-        for (int v = 0; v < VECTORS; v++) split(b + v * 2 * LANES, even[v], odd[v]);
+        for (int v = 0; v < VECTORS; v++) deinterleave(b + v * 2 * LANES, even[v], odd[v]);
         for (int r = 0; r < ROWS; r++) {
-            const Vec x = all(from_bf16(a[r * stride])), y = all(from_bf16(a[r * stride + 1]));
+            const Vec x = broadcast(from_bf16(a[r * stride])), y = broadcast(from_bf16(a[r * stride + 1]));
             for (int v = 0; v < VECTORS; v++) sums[r][v] = fma(y, odd[v], fma(x, even[v], sums[r][v]));
         }
     }
 
-    // Widen LANES pairs into their first and their second numbers.
-    static inline void split(const bf16* pairs, Vec& even, Vec& odd) {
+    // Widen LANES pairs of bfloat16 into two vectors: of their first, and of their second numbers.
+    static inline void deinterleave(const bf16* pairs, Vec& even, Vec& odd) {
 #if defined(__AVX512F__)
         const __m512i both = _mm512_loadu_si512(pairs);
         even = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
@@ -91,16 +91,17 @@ struct InBF16 {
 
 // c[ROWS][32] (+)= a[ROWS][inputs] x panel. ADD: add to c.
 template <class In, int ROWS, bool ADD>
-void multiply_rows(const typename In::Cell* a, int64_t stride, const typename In::Cell* panel, int inputs, float* c,
-                   int64_t c_stride) {
-    for (int pass = 0; pass < PASSES; pass++) {
-        const int column = pass * VECTORS * LANES;
+void multiply_rows(const typename In::Element* a, int64_t stride, const typename In::Element* panel, int inputs,
+                   float* c, int64_t c_stride) {
+    for (int compute_mlp = 0; compute_mlp < PASSES; compute_mlp++) {
+        const int column = compute_mlp * VECTORS * LANES;
         Vec sums[ROWS][VECTORS];
         for (int r = 0; r < ROWS; r++)
             for (int v = 0; v < VECTORS; v++)
                 sums[r][v] = ADD ? load(c + r * c_stride + column + v * LANES) : zero();
-        const typename In::Cell* b = panel + column * In::STEP;
-        for (int k = 0; k < inputs; k += In::STEP) In::template step<ROWS>(a + k, stride, b + int64_t{k} * PANEL, sums);
+        const typename In::Element* b = panel + column * In::K_STEP;
+        for (int k = 0; k < inputs; k += In::K_STEP)
+            In::template step<ROWS>(a + k, stride, b + int64_t{k} * PANEL, sums);
         for (int r = 0; r < ROWS; r++)
             for (int v = 0; v < VECTORS; v++) store(c + r * c_stride + column + v * LANES, sums[r][v]);
     }
@@ -108,10 +109,10 @@ void multiply_rows(const typename In::Cell* a, int64_t stride, const typename In
 
 // The same for 1 .. In::ROWS_MAX rows.
 template <class In, bool ADD, int ROWS = VECTOR_ROWS_MAX>
-inline void multiply(int rows, const typename In::Cell* a, int64_t stride, const typename In::Cell* panel, int inputs,
-                     float* c, int64_t c_stride) {
+inline void multiply(int rows, const typename In::Element* a, int64_t stride, const typename In::Element* panel,
+                     int inputs, float* c, int64_t c_stride) {
 #if defined(BATON_AMX)
-    if constexpr (In::STEP == 2) return multiply_tiles<ADD>(rows, a, stride, panel, inputs, c, c_stride);
+    if constexpr (In::K_STEP == 2) return multiply_tiles<ADD>(rows, a, stride, panel, inputs, c, c_stride);
 #endif
     if constexpr (ROWS > 1) {
         if (rows < ROWS) return multiply<In, ADD, ROWS - 1>(rows, a, stride, panel, inputs, c, c_stride);
@@ -136,11 +137,11 @@ inline void add_bias(float* c, int rows, const float* bias) {
         for (int i = 0; i < PANEL; i += LANES) store(c + r * PANEL + i, add(load(c + r * PANEL + i), load(bias + i)));
 }
 
-inline void put(const float* c, int rows, float* out, int64_t stride, int columns) {
+inline void write_tile(const float* c, int rows, float* out, int64_t stride, int columns) {
     for (int r = 0; r < rows; r++) std::memcpy(out + r * stride, c + r * PANEL, size_t(columns) * 4);
 }
 
-inline void put_sum(const float* c, int rows, float* out, int64_t stride, int columns) {
+inline void add_tile(const float* c, int rows, float* out, int64_t stride, int columns) {
     for (int r = 0; r < rows; r++) {
         float* target = out + r * stride;
         int i = 0;
@@ -150,8 +151,8 @@ inline void put_sum(const float* c, int rows, float* out, int64_t stride, int co
 }
 
 // A panel of gate and up, 16 of each: silu(gate) * up, 16 numbers.
-template <class Cell>
-inline void put_gated(const float* c, int rows, Cell* out, int64_t stride) {
+template <class Element>
+inline void write_gated_tile(const float* c, int rows, Element* out, int64_t stride) {
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < PANEL / 2; i += LANES) {
             const Vec gate = load(c + r * PANEL + i), up = load(c + r * PANEL + PANEL / 2 + i);
@@ -162,12 +163,12 @@ inline void put_gated(const float* c, int rows, Cell* out, int64_t stride) {
 // ---- one panel of a linear layer for rows [first, first + count) ------------------------------------------------
 
 template <class In, class F>
-inline void panel_tiles(const Linear& w, Rows a, int first, int count, int panel, F finish) {
+inline void multiply_dense_panel(const Linear& w, Rows a, int first, int count, int panel, F finish) {
     alignas(64) float c[In::ROWS_MAX * PANEL];
-    using Cell = typename In::Cell;
-    const Cell* weights = static_cast<const Cell*>(w.panels) + int64_t{panel} * PANEL * w.inputs;
+    using Element = typename In::Element;
+    const Element* weights = static_cast<const Element*>(w.panels) + int64_t{panel} * PANEL * w.inputs;
     for_row_tiles<In>(count, [&](int offset, int rows) {
-        const Cell* x = static_cast<const Cell*>(a.data) + (first + offset) * a.stride;
+        const Element* x = static_cast<const Element*>(a.data) + (first + offset) * a.stride;
         multiply<In, false>(rows, x, a.stride, weights, w.inputs, c, PANEL);
         if (w.bias != nullptr) add_bias(c, rows, w.bias + panel * PANEL);
         finish(c, first + offset, rows);
@@ -175,44 +176,42 @@ inline void panel_tiles(const Linear& w, Rows a, int first, int count, int panel
 }
 
 template <class F>
-inline void any_panel_tiles(const Linear& w, Rows a, int first, int count, int panel, F finish) {
-    switch (w.number) {
-        case Number::F32: return panel_tiles<InF32>(w, a, first, count, panel, finish);
-        case Number::BF16: return panel_tiles<InBF16>(w, a, first, count, panel, finish);
+inline void multiply_panel(const Linear& w, Rows a, int first, int count, int panel, F finish) {
+    switch (w.dtype) {
+        case DType::F32: return multiply_dense_panel<InF32>(w, a, first, count, panel, finish);
+        case DType::BF16: return multiply_dense_panel<InBF16>(w, a, first, count, panel, finish);
         default: break;
     }
-    with_format(w.number, [&](auto format) {
-        quant_panel_tiles<decltype(format)>(w, a, first, count, panel, finish);
-    });
+    with_format(w.dtype,
+                [&](auto format) { multiply_quant_panel<decltype(format)>(w, a, first, count, panel, finish); });
 }
 
-inline int columns_of(const Linear& w, int panel) {
+inline int panel_columns(const Linear& w, int panel) {
     const int left = w.outputs - panel * PANEL;
     return left < PANEL ? left : PANEL;
 }
 
 // out[row][output] = a x w
 void linear(const Linear& w, Rows a, int first, int count, int panel, float* out, int64_t stride) {
-    any_panel_tiles(w, a, first, count, panel, [&](const float* c, int row, int rows) {
-        put(c, rows, out + row * stride + panel * PANEL, stride, columns_of(w, panel));
+    multiply_panel(w, a, first, count, panel, [&](const float* c, int row, int rows) {
+        write_tile(c, rows, out + row * stride + panel * PANEL, stride, panel_columns(w, panel));
     });
 }
 
 // out[row][output] += a x w
 void linear_sum(const Linear& w, Rows a, int first, int count, int panel, float* out, int64_t stride) {
-    any_panel_tiles(w, a, first, count, panel, [&](const float* c, int row, int rows) {
-        put_sum(c, rows, out + row * stride + panel * PANEL, stride, columns_of(w, panel));
+    multiply_panel(w, a, first, count, panel, [&](const float* c, int row, int rows) {
+        add_tile(c, rows, out + row * stride + panel * PANEL, stride, panel_columns(w, panel));
     });
 }
 
-// out[row] = silu(a x gate) * (a x up), in the type of products
+// out[row] = silu(a x gate) * (a x up), in the type of the next GEMM
 void linear_gated(const Linear& w, Rows a, int first, int count, int panel, Rows out) {
     const int64_t column = panel * (PANEL / 2);
-    any_panel_tiles(w, a, first, count, panel, [&](const float* c, int row, int rows) {
-        if (w.rows_number == Number::BF16)
-            put_gated(c, rows, static_cast<bf16*>(out.data) + row * out.stride + column, out.stride);
-        else
-            put_gated(c, rows, static_cast<float*>(out.data) + row * out.stride + column, out.stride);
+    multiply_panel(w, a, first, count, panel, [&](const float* c, int row, int rows) {
+        if (w.rows_dtype == DType::BF16)
+            write_gated_tile(c, rows, static_cast<bf16*>(out.data) + row * out.stride + column, out.stride);
+        else write_gated_tile(c, rows, static_cast<float*>(out.data) + row * out.stride + column, out.stride);
     });
 }
 

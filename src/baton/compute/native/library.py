@@ -11,12 +11,12 @@ from baton.core.errors import ModelError
 from baton.decide.kv.layout import KVDtype
 from baton.move.compiling import NativeUnavailableError
 
-NUMBERS: dict[KVDtype, int] = {"float32": 0, "bfloat16": 1}
-"""Codes of `enum class Number` for the types of products."""
-KV_NUMBERS: dict[KVDtype, int] = {**NUMBERS, "int8": 6, "fp8": 7}
-"""Codes of `enum class Number` for the types of stored KV."""
-WEIGHT_NUMBERS: dict[WeightKind, int] = {"dense": 1, "int8": 2, "q8": 3, "q4": 4, "q4m": 5}
-"""Codes of `enum class Number` for weights. Dense weights have the type of products."""
+DTYPE_CODES: dict[KVDtype, int] = {"float32": 0, "bfloat16": 1}
+"""Codes of `enum class DType` for the types of activations in a GEMM."""
+KV_DTYPE_CODES: dict[KVDtype, int] = {**DTYPE_CODES, "int8": 6, "fp8": 7}
+"""Codes of `enum class DType` for the types of stored KV."""
+WEIGHT_DTYPE_CODES: dict[WeightKind, int] = {"dense": 1, "int8": 2, "q8": 3, "q4": 4, "q4m": 5}
+"""Codes of `enum class DType` for weights. Dense weights have the type of products."""
 
 
 class NativeLatentSizes(Structure):
@@ -43,8 +43,8 @@ class NativeModel(Structure):
         ("head_dim", c_int32),
         ("vocab", c_int32),
         ("rms_eps", c_float),
-        ("number", c_int32),
-        ("kv_number", c_int32),
+        ("dtype", c_int32),
+        ("kv_dtype", c_int32),
         ("block_tokens", c_int32),
         ("threads", c_int32),
         ("kernels", c_char_p),
@@ -61,7 +61,7 @@ class NativeMatrix(Structure):
         ("bias", c_void_p),
         ("rows", c_int32),
         ("inputs", c_int32),
-        ("number", c_int32),
+        ("dtype", c_int32),
         ("scales", c_void_p),
         ("minimums", c_void_p),
     )
@@ -155,12 +155,12 @@ class NativeLibrary:
         self._dll.baton_set_latent.restype = c_char_p
         self._dll.baton_set_router.restype = c_char_p
         self._dll.baton_add_mlp.restype = c_char_p
-        self._dll.baton_set_ends.restype = c_char_p
+        self._dll.baton_finish_weights.restype = c_char_p
         self._dll.baton_forward.restype = c_char_p
         self._dll.baton_project.restype = c_char_p
         self._dll.baton_read.restype = c_char_p
         self._dll.baton_recalls.restype = c_int64
-        self._dll.baton_invite.restype = c_bool
+        self._dll.baton_add_guest.restype = c_bool
 
         self.path = path
         self.kernels = kernels or self._best()
@@ -238,10 +238,10 @@ class NativeWeights:
         """Add the MLP of a layer; or one expert after the other, and then the shared MLP."""
         _raise(self._dll.baton_add_mlp(self._handle, c_int32(index), ctypes.byref(mlp)))
 
-    def set_ends(self, final_norm: int, head: NativeMatrix, embedding: NativeMatrix | None) -> None:
+    def finish_weights(self, final_norm: int, head: NativeMatrix, embedding: NativeMatrix | None) -> None:
         """Set the final norm, the output projection, and the embedding if it is another matrix. Call this last."""
         pointer = None if embedding is None else ctypes.byref(embedding)
-        _raise(self._dll.baton_set_ends(self._handle, c_void_p(final_norm), ctypes.byref(head), pointer))
+        _raise(self._dll.baton_finish_weights(self._handle, c_void_p(final_norm), ctypes.byref(head), pointer))
 
 
 class NativeGuests:
@@ -251,12 +251,12 @@ class NativeGuests:
         self._dll = dll
         self._handle = handle
 
-    def invite(self, core: int) -> bool:
+    def add_guest(self, core: int) -> bool:
         """Use one more core while its owner is idle, by a thread of the scheduling class SCHED_IDLE.
 
         Return whether the system allows it. The engine must be created with `cores`. Not while a step runs.
         """
-        allowed: bool = self._dll.baton_invite(c_void_p(self._handle), c_int32(core))
+        allowed: bool = self._dll.baton_add_guest(c_void_p(self._handle), c_int32(core))
         return allowed
 
     def recalls(self) -> int:

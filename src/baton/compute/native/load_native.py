@@ -11,7 +11,7 @@ from baton.compute.models.dtype import Dtype
 from baton.compute.models.model_config import Latent
 from baton.compute.models.open_model import open_model
 from baton.compute.native.engine import NativeEngine
-from baton.compute.native.library import KV_NUMBERS, NUMBERS, NativeLatentSizes, NativeLibrary, NativeModel
+from baton.compute.native.library import DTYPE_CODES, KV_DTYPE_CODES, NativeLatentSizes, NativeLibrary, NativeModel
 from baton.compute.native.matrices import MatrixReader
 from baton.compute.native.weights import NativeWeightLoader
 from baton.core.config import WeightsChoice
@@ -32,8 +32,8 @@ def native_problem(card: ModelCard, layout: KVLayout, device: str) -> str:
         return f"the native engine computes whole models, and this worker has {layout.ranks} ranks"
     if layout != card.layout(block_tokens=layout.block_tokens, dtype=layout.dtype):
         return "the arena's layout is not that of the model"
-    if layout.dtype not in KV_NUMBERS:
-        return f"the native engine stores KV as {' or '.join(KV_NUMBERS)}, and not as {layout.dtype}"
+    if layout.dtype not in KV_DTYPE_CODES:
+        return f"the native engine stores KV as {' or '.join(KV_DTYPE_CODES)}, and not as {layout.dtype}"
     if card.head_dim % 2 or card.head_dim > HEAD_DIM_MAX:
         return f"the native engine has even head_dim up to {HEAD_DIM_MAX}, and the model has {card.head_dim}"
     return ""
@@ -91,8 +91,8 @@ def _load(
         head_dim=config.head_dim,
         vocab=config.vocab_tokens,
         rms_eps=config.rms_eps,
-        number=NUMBERS[dtype],
-        kv_number=KV_NUMBERS[layout.dtype],
+        dtype=DTYPE_CODES[dtype],
+        kv_dtype=KV_DTYPE_CODES[layout.dtype],
         block_tokens=layout.block_tokens,
         threads=threads,
         kernels=library.kernels.encode(),

@@ -8,9 +8,9 @@ import numpy as np
 
 from baton.compute.models.bfloat16 import to_bfloat16, to_float32
 from baton.compute.models.dtype import Dtype
-from baton.compute.models.quantized import RUN_INPUTS, QuantizedMatrix, quantize_rows, quantize_runs, stacked
+from baton.compute.models.quantized import GROUP_INPUTS, QuantizedMatrix, quantize_groups, quantize_rows, stacked
 from baton.compute.models.weights import WeightReader
-from baton.compute.native.library import WEIGHT_NUMBERS, NativeMatrix
+from baton.compute.native.library import WEIGHT_DTYPE_CODES, NativeMatrix
 from baton.core.config import WeightsChoice
 
 
@@ -40,7 +40,7 @@ class MatrixReader:
 
     def _stored(self, name: str) -> QuantizedMatrix:
         kept = self._reader.read_quantized(name)
-        return quantize_runs(_aligned(self._reader.read(name))) if kept is None else kept
+        return quantize_groups(_aligned(self._reader.read(name))) if kept is None else kept
 
 
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
@@ -49,8 +49,8 @@ def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _aligned(stored: np.ndarray) -> np.ndarray:
-    """Return weights as float32, with inputs padded by zeros to whole runs."""
-    weight, missing = to_float32(stored), -stored.shape[1] % RUN_INPUTS
+    """Return weights as float32, with inputs padded by zeros to whole groups."""
+    weight, missing = to_float32(stored), -stored.shape[1] % GROUP_INPUTS
     return np.pad(weight, ((0, 0), (0, missing))) if missing else weight
 
 
@@ -70,7 +70,7 @@ class HeldArrays:
             bias=None if bias is None else self.address(bias),
             rows=len(weight),
             inputs=weight.shape[1],
-            number=WEIGHT_NUMBERS["dense" if quantized is None else quantized.kind],
+            dtype=WEIGHT_DTYPE_CODES["dense" if quantized is None else quantized.kind],
             scales=None if quantized is None else self.address(quantized.scales),
             minimums=None if minimums is None else self.address(minimums),
         )

@@ -30,14 +30,14 @@ void* map(size_t bytes) {
 
 }  // namespace
 
-Memory::~Memory() {
+GrowingBuffer::~GrowingBuffer() {
     if (data_ != nullptr) munmap(data_, bytes_);
 }
 
-Memory::Memory(Memory&& other) noexcept
+GrowingBuffer::GrowingBuffer(GrowingBuffer&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
 
-void* Memory::reserve(size_t bytes) {
+void* GrowingBuffer::reserve(size_t bytes) {
     if (bytes <= bytes_) return data_;
     const size_t wanted = (bytes + 4095) / 4096 * 4096;
     if (data_ != nullptr) munmap(std::exchange(data_, nullptr), std::exchange(bytes_, 0));
@@ -46,7 +46,7 @@ void* Memory::reserve(size_t bytes) {
     return data_;
 }
 
-void* Slabs::take_bytes(size_t bytes) {
+void* SlabAllocator::allocate_bytes(size_t bytes) {
     const size_t wanted = (bytes + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
     if (wanted > left_) {
         const size_t slab_bytes = std::max(SLAB_BYTES, wanted);

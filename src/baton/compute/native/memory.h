@@ -1,4 +1,4 @@
-// Zeroed memory that grows, and is only freed with its owner.
+// A zeroed buffer that grows on demand, and is freed with its owner only; and a slab allocator for weights.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -6,13 +6,13 @@
 
 namespace baton {
 
-class Memory {
+class GrowingBuffer {
 public:
-    Memory() = default;
-    ~Memory();
-    Memory(Memory&& other) noexcept;
-    Memory(const Memory&) = delete;
-    Memory& operator=(const Memory&) = delete;
+    GrowingBuffer() = default;
+    ~GrowingBuffer();
+    GrowingBuffer(GrowingBuffer&& other) noexcept;
+    GrowingBuffer(const GrowingBuffer&) = delete;
+    GrowingBuffer& operator=(const GrowingBuffer&) = delete;
 
     // Provide at least this many bytes. Growing discards the old content and zeroes the memory. Throws std::bad_alloc.
     void* reserve(size_t bytes);
@@ -27,19 +27,19 @@ private:
     size_t bytes_ = 0;
 };
 
-// Zeroed allocations from slabs of huge pages, freed with their owner. Separate mappings would mostly consist of small
-// pages, and the hardware prefetcher of a core stops at the end of every page.
-class Slabs {
+// Allocates zeroed memory from slabs of huge pages, freed with their owner. Separate mappings would mostly consist of
+// small pages, and the hardware prefetcher of a core stops at the end of every page.
+class SlabAllocator {
 public:
     template <class T>
-    T* take(int64_t count) {
-        return static_cast<T*>(take_bytes(size_t(count) * sizeof(T)));
+    T* allocate(int64_t count) {
+        return static_cast<T*>(allocate_bytes(size_t(count) * sizeof(T)));
     }
 
 private:
-    void* take_bytes(size_t bytes);  // throws std::bad_alloc
+    void* allocate_bytes(size_t bytes);  // throws std::bad_alloc
 
-    std::vector<Memory> slabs_;
+    std::vector<GrowingBuffer> slabs_;
     uint8_t* next_ = nullptr;
     size_t left_ = 0;
 };

@@ -5,15 +5,14 @@
 
 namespace baton {
 
-// Return the row of the matrix at a place of the panels, or NO_ROW for padding.
 namespace {
 constexpr int NO_ROW = -1;
 }
 
-int row_at(const Matrix& matrix, int place) {
-    if (!matrix.interleaved) return place < matrix.rows ? place : NO_ROW;
-    const int half = matrix.rows / 2, lane = place % PANEL;
-    const int row = place / PANEL * (PANEL / 2) + lane % (PANEL / 2);
+int source_row(const Matrix& matrix, int panel_row) {
+    if (!matrix.interleaved) return panel_row < matrix.rows ? panel_row : NO_ROW;
+    const int half = matrix.rows / 2, lane = panel_row % PANEL;
+    const int row = panel_row / PANEL * (PANEL / 2) + lane % (PANEL / 2);
     if (row >= half) return NO_ROW;
     return lane < PANEL / 2 ? row : half + row;
 }
@@ -21,39 +20,39 @@ int row_at(const Matrix& matrix, int place) {
 namespace {
 
 // `step` inputs of a row are adjacent: 1 for float32, 2 for bfloat16.
-template <class Cell>
-void pack_panel(const Matrix& matrix, int panel, int inputs, int step, Cell* out) {
+template <class Element>
+void pack_panel(const Matrix& matrix, int panel, int inputs, int step, Element* out) {
     for (int lane = 0; lane < PANEL; lane++) {
-        const int row = row_at(matrix, panel * PANEL + lane);
+        const int row = source_row(matrix, panel * PANEL + lane);
         if (row == NO_ROW) continue;  // the memory is zeroed
-        const Cell* in = static_cast<const Cell*>(matrix.data) + int64_t{row} * matrix.inputs;
-        Cell* to = out + int64_t{panel} * PANEL * inputs + lane * step;
+        const Element* in = static_cast<const Element*>(matrix.data) + int64_t{row} * matrix.inputs;
+        Element* to = out + int64_t{panel} * PANEL * inputs + lane * step;
         for (int k = 0; k < matrix.inputs; k++) to[int64_t{k / step} * PANEL * step + k % step] = in[k];
     }
 }
 
 }  // namespace
 
-const float* keep(Model& model, const float* values, int count) {
+const float* copy_values(Model& model, const float* values, int count) {
     if (values == nullptr) return nullptr;
-    float* kept = model.weights.take<float>(count);
+    float* kept = model.weights.allocate<float>(count);
     std::memcpy(kept, values, size_t(count) * 4);
     return kept;
 }
 
-Linear pack(Model& model, const Matrix& matrix, Number number) {
+Linear pack(Model& model, const Matrix& matrix, DType dtype) {
     Linear linear;
-    linear.number = linear.rows_number = number;
+    linear.dtype = linear.rows_dtype = dtype;
     linear.outputs = matrix.outputs();
     linear.inputs = padded(matrix.inputs, INPUTS_ALIGN);
     const int panels = linear.panel_count();
-    const int64_t cells = int64_t{panels} * PANEL * linear.inputs;
-    const int64_t cell_bytes = linear.number == Number::BF16 ? 2 : 4;
-    void* data = model.weights.take<uint8_t>(cells * cell_bytes);
+    const int64_t elements = int64_t{panels} * PANEL * linear.inputs;
+    const int64_t element_bytes = linear.dtype == DType::BF16 ? 2 : 4;
+    void* data = model.weights.allocate<uint8_t>(elements * element_bytes);
     linear.panels = data;
-    model.team.run(1, [&](int) {
-        model.team.phase(0, panels, [&](int panel) {
-            if (linear.number == Number::BF16) pack_panel(matrix, panel, linear.inputs, 2, static_cast<bf16*>(data));
+    model.thread_pool.run(1, [&](int) {
+        model.thread_pool.phase(0, panels, [&](int panel) {
+            if (linear.dtype == DType::BF16) pack_panel(matrix, panel, linear.inputs, 2, static_cast<bf16*>(data));
             else pack_panel(matrix, panel, linear.inputs, 1, static_cast<float*>(data));
         });
     });
@@ -63,9 +62,9 @@ Linear pack(Model& model, const Matrix& matrix, Number number) {
 
 const float* pack_bias(Model& model, const Matrix& matrix, int panels) {
     if (matrix.bias == nullptr) return nullptr;
-    float* bias = model.weights.take<float>(int64_t{panels} * PANEL);
-    for (int place = 0; place < panels * PANEL; place++)
-        if (const int row = row_at(matrix, place); row != NO_ROW) bias[place] = matrix.bias[row];
+    float* bias = model.weights.allocate<float>(int64_t{panels} * PANEL);
+    for (int panel_row = 0; panel_row < panels * PANEL; panel_row++)
+        if (const int row = source_row(matrix, panel_row); row != NO_ROW) bias[panel_row] = matrix.bias[row];
     return bias;
 }
 

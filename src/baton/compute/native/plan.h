@@ -1,4 +1,4 @@
-// Divide a step's attention into items: a pure function from lengths to a list, the longest item first.
+// Divide a step's attention into work items: a pure function from lengths to a list, longest processing time first.
 #pragma once
 #include <vector>
 
@@ -9,8 +9,8 @@ namespace baton {
 struct AttentionPlan {
     std::vector<AttentionItem> items;   // the most work first
     std::vector<AttentionItem> merges;  // queries whose splits are separate items
-    int64_t parts = 0;                  // records of (maximum, sum, output) that items write
-    int rows_max = 0;                   // the maximum of queries x grouped heads of an item
+    int64_t partials = 0;               // softmax states that items write for merge_partials()
+    int rows_max = 0;                   // the maximum of queries x query heads of a KV head in an item
     int states_max = 0;                 // the maximum of these x KV heads
 };
 

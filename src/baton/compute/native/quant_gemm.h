@@ -1,4 +1,4 @@
-// Products of quantized rows with quantized panels, for the instruction set of the including file.
+// GEMM of quantized activations with quantized panels, for the instruction set of the including file.
 #pragma once
 #include "quant.h"
 
@@ -15,7 +15,9 @@ inline Ints load_codes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline Ints low_halves(Ints x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
 inline Ints high_halves(Ints x) { return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15)); }
 inline Vec to_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
-inline Vec load_half(const uint8_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+inline Vec load_f16(const uint8_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
 inline Ints dot(Ints sum, Ints codes, Ints numbers) {  // unsigned bytes by signed bytes, four to a lane, exact
 #if defined(__AVX512VNNI__)
     return _mm512_dpbusd_epi32(sum, codes, numbers);
@@ -37,7 +39,7 @@ inline Ints load_codes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret
 inline Ints low_halves(Ints x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
 inline Ints high_halves(Ints x) { return _mm256_and_si256(_mm256_srli_epi16(x, 4), _mm256_set1_epi8(15)); }
 inline Vec to_floats(Ints x) { return _mm256_cvtepi32_ps(x); }
-inline Vec load_half(const uint8_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+inline Vec load_f16(const uint8_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 inline Ints dot(Ints sum, Ints codes, Ints numbers) {
     const Ints even = _mm256_madd_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(255)),
                                         _mm256_srai_epi16(_mm256_slli_epi16(numbers, 8), 8));
@@ -63,10 +65,10 @@ inline Ints load_codes(const uint8_t* p) {
 inline Ints low_halves(Ints x) { return {x.bits & 0x0f0f0f0f}; }
 inline Ints high_halves(Ints x) { return {(x.bits >> 4) & 0x0f0f0f0f}; }
 inline Vec to_floats(Ints x) { return float(int32_t(x.bits)); }
-inline Vec load_half(const uint8_t* p) {
+inline Vec load_f16(const uint8_t* p) {
     uint16_t half;
     std::memcpy(&half, p, 2);
-    return from_half(half);
+    return from_f16(half);
 }
 inline Ints dot(Ints sum, Ints codes, Ints numbers) {
     int32_t total = int32_t(sum.bits);
@@ -78,36 +80,37 @@ inline void store_int8(int8_t* p, Vec x) { *p = x >= -127.0f && x <= 127.0f ? in
 
 // ---- activations -------------------------------------------------------------------------------------------------
 
-// Round one run of a row to int8, the largest number to 127. Return the scale.
-template <class Cell>
-inline float quantize_run(const Cell* in, int8_t* out, int32_t* sum_of_run) {
+// Quantize one group of a row to int8, the largest number to 127. Return the scale.
+template <class Element>
+inline float quantize_group(const Element* in, int8_t* out, int32_t* group_sum) {
     Vec top = zero();
-    for (int i = 0; i < RUN; i += LANES) {
+    for (int i = 0; i < QUANT_GROUP; i += LANES) {
         const Vec x = load(in + i);
         top = maximum(top, maximum(x, sub(zero(), x)));
     }
-    const float most = largest(top), scale = most / 127.0f;
-    const Vec factor = all(most > 0.0f ? 127.0f / most : 0.0f);
-    for (int i = 0; i < RUN; i += LANES) store_int8(out + i, nearest(mul(load(in + i), factor)));
+    const float most = reduce_max(top), scale = most / 127.0f;
+    const Vec factor = broadcast(most > 0.0f ? 127.0f / most : 0.0f);
+    for (int i = 0; i < QUANT_GROUP; i += LANES) store_int8(out + i, nearest(mul(load(in + i), factor)));
     int32_t total = 0;
-    for (int i = 0; i < RUN; i++) total += out[i];
-    *sum_of_run = total;
+    for (int i = 0; i < QUANT_GROUP; i++) total += out[i];
+    *group_sum = total;
     return scale;
 }
 
-// Round rows [first, first + count) of `in` (type `number`, [inputs] each) to QuantRows.
-void quantize_rows(Rows in, Number number, int inputs, int first, int count, void* out) {
+// Quantize rows [first, first + count) of `in` (type `dtype`, [inputs] each) to QuantRows.
+void quantize_rows(Rows in, DType dtype, int inputs, int first, int count, void* out) {
     for (int row = first; row < first + count; row++) {
         int8_t* numbers = static_cast<int8_t*>(out) + row * QuantRow::bytes(inputs);
         float* scales = reinterpret_cast<float*>(numbers + inputs);
-        int32_t* sums = reinterpret_cast<int32_t*>(scales + inputs / RUN);
-        float* scaled_sums = reinterpret_cast<float*>(sums + inputs / RUN);
-        for (int run = 0; run < inputs / RUN; run++) {
-            const int64_t at = row * in.stride + run * RUN;
-            scales[run] = number == Number::BF16
-                              ? quantize_run(static_cast<const bf16*>(in.data) + at, numbers + run * RUN, sums + run)
-                              : quantize_run(static_cast<const float*>(in.data) + at, numbers + run * RUN, sums + run);
-            scaled_sums[run] = scales[run] * float(sums[run]);
+        int32_t* sums = reinterpret_cast<int32_t*>(scales + inputs / QUANT_GROUP);
+        float* scaled_sums = reinterpret_cast<float*>(sums + inputs / QUANT_GROUP);
+        for (int group = 0; group < inputs / QUANT_GROUP; group++) {
+            const int64_t at = row * in.stride + group * QUANT_GROUP;
+            scales[group] = dtype == DType::BF16 ? quantize_group(static_cast<const bf16*>(in.data) + at,
+                                                                  numbers + group * QUANT_GROUP, sums + group)
+                                                 : quantize_group(static_cast<const float*>(in.data) + at,
+                                                                  numbers + group * QUANT_GROUP, sums + group);
+            scaled_sums[group] = scales[group] * float(sums[group]);
         }
     }
 }
@@ -124,15 +127,16 @@ void multiply_quant_rows(const void* rows, int first, const uint8_t* panel, int 
         for (int r = 0; r < ROWS; r++)
             for (int v = 0; v < QUANT_VECTORS; v++) sums[r][v] = zero();
         const uint8_t* at = panel;
-        for (int run = 0; run < inputs / RUN; run++, at += Format::RUN_BYTES) {
+        for (int group = 0; group < inputs / QUANT_GROUP; group++, at += Format::GROUP_BYTES) {
             Ints dots[ROWS][QUANT_VECTORS];
             for (int r = 0; r < ROWS; r++) {
                 int32_t sum = 0;
-                if (Format::ZERO != 0) std::memcpy(&sum, reinterpret_cast<const char*>(base.sums + run) + r * stride, 4);
+                if (Format::ZERO != 0)
+                    std::memcpy(&sum, reinterpret_cast<const char*>(base.sums + group) + r * stride, 4);
                 for (int v = 0; v < QUANT_VECTORS; v++) dots[r][v] = ints(-Format::ZERO * sum);
             }
             const uint8_t* codes = at + Format::CODES_AT + column * 4;
-            const int8_t* numbers = base.numbers + run * RUN;
+            const int8_t* numbers = base.numbers + group * QUANT_GROUP;
             for (int quad = 0; quad < (Format::NIBBLES ? QUADS / 2 : QUADS); quad++) {
                 Ints weights[QUANT_VECTORS];
                 for (int v = 0; v < QUANT_VECTORS; v++) weights[v] = load_codes(codes + quad * PANEL * 4 + v * LANES * 4);
@@ -146,22 +150,22 @@ void multiply_quant_rows(const void* rows, int first, const uint8_t* panel, int 
                 for (int v = 0; v < QUANT_VECTORS; v++) weights[v] = high_halves(weights[v]);
                 for (int r = 0; r < ROWS; r++) {
                     int32_t four;
-                    std::memcpy(&four, numbers + r * stride + RUN / 2 + quad * 4, 4);
+                    std::memcpy(&four, numbers + r * stride + QUANT_GROUP / 2 + quad * 4, 4);
                     for (int v = 0; v < QUANT_VECTORS; v++) dots[r][v] = dot(dots[r][v], weights[v], ints(four));
                 }
             }
             for (int v = 0; v < QUANT_VECTORS; v++) {
                 const int64_t half = (column + v * LANES) * 2;
-                const Vec scale = Format::CHANNEL ? all(1.0f) : load_half(at + half);
-                const Vec minimum = Format::MINIMUM ? load_half(at + Format::SCALES_BYTES + half) : zero();
+                const Vec scale = Format::CHANNEL ? broadcast(1.0f) : load_f16(at + half);
+                const Vec minimum = Format::MINIMUM ? load_f16(at + Format::SCALES_BYTES + half) : zero();
                 for (int r = 0; r < ROWS; r++) {
                     float row_scale, scaled_sum;
-                    std::memcpy(&row_scale, reinterpret_cast<const char*>(base.scales + run) + r * stride, 4);
-                    const Vec product = mul(to_floats(dots[r][v]), all(row_scale));
+                    std::memcpy(&row_scale, reinterpret_cast<const char*>(base.scales + group) + r * stride, 4);
+                    const Vec product = mul(to_floats(dots[r][v]), broadcast(row_scale));
                     sums[r][v] = Format::CHANNEL ? add(product, sums[r][v]) : fma(product, scale, sums[r][v]);
                     if (!Format::MINIMUM) continue;
-                    std::memcpy(&scaled_sum, reinterpret_cast<const char*>(base.scaled_sums + run) + r * stride, 4);
-                    sums[r][v] = fma(minimum, all(scaled_sum), sums[r][v]);
+                    std::memcpy(&scaled_sum, reinterpret_cast<const char*>(base.scaled_sums + group) + r * stride, 4);
+                    sums[r][v] = fma(minimum, broadcast(scaled_sum), sums[r][v]);
                 }
             }
         }
@@ -185,9 +189,9 @@ inline void multiply_quant(int count, const void* rows, int first, const uint8_t
     multiply_quant_rows<Format, ROWS>(rows, first, panel, inputs, c);
 }
 
-// Compute the products of a panel with rows [first, first + count) in tiles: finish(c, first row, rows).
+// Multiply rows [first, first + count) with a panel, tile by tile: finish(c, first row, rows).
 template <class Format, class F>
-inline void quant_panel_tiles(const Linear& w, Rows a, int first, int count, int panel, F finish) {
+inline void multiply_quant_panel(const Linear& w, Rows a, int first, int count, int panel, F finish) {
     alignas(64) float c[QUANT_ROWS_MAX * PANEL];
     const uint8_t* weights = static_cast<const uint8_t*>(w.panels) + panel * Format::panel_bytes(w.inputs);
     const int tiles = (count + QUANT_ROWS_MAX - 1) / QUANT_ROWS_MAX;
@@ -201,25 +205,25 @@ inline void quant_panel_tiles(const Linear& w, Rows a, int first, int count, int
     }
 }
 
-// Write one output's weights as floats.
+// Dequantize one output's weights.
 template <class Format>
-inline void quant_weight_row(const Linear& w, int output, float* out, int count) {
+inline void unpack_quant_row(const Linear& w, int output, float* out, int count) {
     const int lane = output % PANEL;
     const uint8_t* at = static_cast<const uint8_t*>(w.panels) + int64_t{output / PANEL} * Format::panel_bytes(w.inputs);
-    const uint8_t* channel = at + int64_t{w.inputs / RUN} * Format::RUN_BYTES + lane * 4;
+    const uint8_t* channel = at + int64_t{w.inputs / QUANT_GROUP} * Format::GROUP_BYTES + lane * 4;
     const auto half = [](const uint8_t* p) {
         uint16_t bits;
         std::memcpy(&bits, p, 2);
-        return from_half(bits);
+        return from_f16(bits);
     };
     for (int k = 0; k < count; k++) {
-        const uint8_t* run = at + int64_t{k / RUN} * Format::RUN_BYTES;
-        const int input = k % RUN, stored = run[Format::code_at(lane, input)];
+        const uint8_t* group = at + int64_t{k / QUANT_GROUP} * Format::GROUP_BYTES;
+        const int input = k % QUANT_GROUP, stored = group[Format::code_at(lane, input)];
         const int code = !Format::NIBBLES ? stored : input < 16 ? stored & 15 : stored >> 4;
         float scale;
         if (Format::CHANNEL) std::memcpy(&scale, channel, 4);
-        else scale = half(run + lane * 2);
-        const float minimum = Format::MINIMUM ? half(run + Format::SCALES_BYTES + lane * 2) : 0.0f;
+        else scale = half(group + lane * 2);
+        const float minimum = Format::MINIMUM ? half(group + Format::SCALES_BYTES + lane * 2) : 0.0f;
         out[k] = scale * float(code - Format::ZERO) + minimum;
     }
 }

@@ -34,7 +34,7 @@ inline bf16 to_bf16(float value) {  // nearest, ties to even; NaN stays NaN
 constexpr int LANES = 16;
 using Vec = __m512;
 inline Vec zero() { return _mm512_setzero_ps(); }
-inline Vec all(float x) { return _mm512_set1_ps(x); }
+inline Vec broadcast(float x) { return _mm512_set1_ps(x); }
 inline Vec load(const float* p) { return _mm512_loadu_ps(p); }
 inline void store(float* p, Vec x) { _mm512_storeu_ps(p, x); }
 inline Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
@@ -44,8 +44,8 @@ inline Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 inline Vec maximum(Vec a, Vec b) { return _mm512_max_ps(a, b); }
 inline Vec minimum(Vec a, Vec b) { return _mm512_min_ps(a, b); }
-inline float sum(Vec a) { return _mm512_reduce_add_ps(a); }
-inline float largest(Vec a) { return _mm512_reduce_max_ps(a); }
+inline float reduce_sum(Vec a) { return _mm512_reduce_add_ps(a); }
+inline float reduce_max(Vec a) { return _mm512_reduce_max_ps(a); }
 inline Vec load(const bf16* p) {
     const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
@@ -66,13 +66,13 @@ inline void store(bf16* p, Vec x) {
 inline Vec nearest(Vec x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline Vec scale_by_power(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }
 inline Vec zero_below(Vec x, Vec of, float limit) {
-    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(of, all(limit), _CMP_GE_OQ), x);
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(of, broadcast(limit), _CMP_GE_OQ), x);
 }
-// Keep lanes [from, to), set the others to `fill`.
+// Keep lanes [from, to), set the others to `other`.
 inline Vec keep_lanes(Vec x, int from, int to, float other) {
     const uint32_t below_to = to >= LANES ? 0xffff : to <= 0 ? 0 : (1u << to) - 1;
     const uint32_t below_from = from >= LANES ? 0xffff : from <= 0 ? 0 : (1u << from) - 1;
-    return _mm512_mask_mov_ps(all(other), __mmask16(below_to & ~below_from), x);
+    return _mm512_mask_mov_ps(broadcast(other), __mmask16(below_to & ~below_from), x);
 }
 
 #elif defined(__AVX2__)
@@ -80,7 +80,7 @@ inline Vec keep_lanes(Vec x, int from, int to, float other) {
 constexpr int LANES = 8;
 using Vec = __m256;
 inline Vec zero() { return _mm256_setzero_ps(); }
-inline Vec all(float x) { return _mm256_set1_ps(x); }
+inline Vec broadcast(float x) { return _mm256_set1_ps(x); }
 inline Vec load(const float* p) { return _mm256_loadu_ps(p); }
 inline void store(float* p, Vec x) { _mm256_storeu_ps(p, x); }
 inline Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
@@ -90,12 +90,12 @@ inline Vec div(Vec a, Vec b) { return _mm256_div_ps(a, b); }
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 inline Vec maximum(Vec a, Vec b) { return _mm256_max_ps(a, b); }
 inline Vec minimum(Vec a, Vec b) { return _mm256_min_ps(a, b); }
-inline float sum(Vec a) {
+inline float reduce_sum(Vec a) {
     __m128 half = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     half = _mm_add_ps(half, _mm_movehl_ps(half, half));
     return _mm_cvtss_f32(_mm_add_ss(half, _mm_shuffle_ps(half, half, 1)));
 }
-inline float largest(Vec a) {
+inline float reduce_max(Vec a) {
     __m128 half = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     half = _mm_max_ps(half, _mm_movehl_ps(half, half));
     return _mm_cvtss_f32(_mm_max_ss(half, _mm_shuffle_ps(half, half, 1)));
@@ -120,13 +120,13 @@ inline Vec scale_by_power(Vec x, Vec n) {  // x from 1/2 to 2, n in -126 .. 127
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), exponent));
 }
 inline Vec zero_below(Vec x, Vec of, float limit) {
-    return _mm256_and_ps(x, _mm256_cmp_ps(of, all(limit), _CMP_GE_OQ));
+    return _mm256_and_ps(x, _mm256_cmp_ps(of, broadcast(limit), _CMP_GE_OQ));
 }
 inline Vec keep_lanes(Vec x, int from, int to, float other) {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     const __m256i before = _mm256_cmpgt_epi32(_mm256_set1_epi32(from), lane);
     const __m256i within = _mm256_andnot_si256(before, _mm256_cmpgt_epi32(_mm256_set1_epi32(to), lane));
-    return _mm256_blendv_ps(all(other), x, _mm256_castsi256_ps(within));
+    return _mm256_blendv_ps(broadcast(other), x, _mm256_castsi256_ps(within));
 }
 
 #else
@@ -134,7 +134,7 @@ inline Vec keep_lanes(Vec x, int from, int to, float other) {
 constexpr int LANES = 1;
 using Vec = float;
 inline Vec zero() { return 0.0f; }
-inline Vec all(float x) { return x; }
+inline Vec broadcast(float x) { return x; }
 inline Vec load(const float* p) { return *p; }
 inline void store(float* p, Vec x) { *p = x; }
 inline Vec add(Vec a, Vec b) { return a + b; }
@@ -144,8 +144,8 @@ inline Vec div(Vec a, Vec b) { return a / b; }
 inline Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
 inline Vec maximum(Vec a, Vec b) { return a > b ? a : b; }
 inline Vec minimum(Vec a, Vec b) { return a < b ? a : b; }
-inline float sum(Vec a) { return a; }
-inline float largest(Vec a) { return a; }
+inline float reduce_sum(Vec a) { return a; }
+inline float reduce_max(Vec a) { return a; }
 inline Vec load(const bf16* p) { return from_bf16(*p); }
 inline void store(bf16* p, Vec x) { *p = to_bf16(x); }
 inline Vec nearest(Vec x) { return std::nearbyintf(x); }
@@ -157,29 +157,29 @@ inline Vec keep_lanes(Vec x, int from, int to, float other) { return from <= 0 &
 
 // e to the x, within two units of the last place; exactly 1 at 0, exactly 0 below -87, above 88 as at 88.
 inline Vec exponential(Vec x) {
-    const Vec clamped = minimum(maximum(x, all(-88.0f)), all(88.0f));
-    const Vec power = nearest(mul(clamped, all(1.44269504f)));
-    Vec rest = fma(power, all(-0.693359375f), clamped);  // minus power * ln 2, in two parts
-    rest = fma(power, all(2.12194440e-4f), rest);
-    Vec value = all(1.0f / 720.0f);
-    value = fma(value, rest, all(1.0f / 120.0f));
-    value = fma(value, rest, all(1.0f / 24.0f));
-    value = fma(value, rest, all(1.0f / 6.0f));
-    value = fma(value, rest, all(0.5f));
-    value = fma(value, rest, all(1.0f));
-    value = fma(value, rest, all(1.0f));
+    const Vec clamped = minimum(maximum(x, broadcast(-88.0f)), broadcast(88.0f));
+    const Vec power = nearest(mul(clamped, broadcast(1.44269504f)));
+    Vec rest = fma(power, broadcast(-0.693359375f), clamped);  // minus power * ln 2, in two parts
+    rest = fma(power, broadcast(2.12194440e-4f), rest);
+    Vec value = broadcast(1.0f / 720.0f);
+    value = fma(value, rest, broadcast(1.0f / 120.0f));
+    value = fma(value, rest, broadcast(1.0f / 24.0f));
+    value = fma(value, rest, broadcast(1.0f / 6.0f));
+    value = fma(value, rest, broadcast(0.5f));
+    value = fma(value, rest, broadcast(1.0f));
+    value = fma(value, rest, broadcast(1.0f));
     return zero_below(scale_by_power(value, power), x, -87.0f);
 }
 
 // x / (1 + e to the -x). Below -88 the factor is 0; it is multiplied, so that NaN stays NaN.
 inline Vec silu(Vec x) {
-    const Vec share = div(all(1.0f), add(all(1.0f), exponential(sub(zero(), x))));
+    const Vec share = div(broadcast(1.0f), add(broadcast(1.0f), exponential(sub(zero(), x))));
     return mul(x, zero_below(share, x, -88.0f));
 }
 
 inline float exponential_of(float x) {
     float lanes[LANES];
-    store(lanes, exponential(all(x)));
+    store(lanes, exponential(broadcast(x)));
     return lanes[0];
 }
 

@@ -29,8 +29,9 @@ void leave() {
 #define TEXT_OF(name) #name
 #define TEXT(name) TEXT_OF(name)
 extern const Kernels TABLE = {
-    TEXT(TABLE), enter,       leave,         weight_row,   normalize_rows, quantize_rows, QuantRow::bytes, linear, linear_sum,
-    linear_gated, add_weighted, place_token, place_latent, linear_rounded, Work::floats, attend, merge_parts,
+    TEXT(TABLE), enter, leave, unpack_weight_row, rms_norm_rows, quantize_rows, QuantRow::bytes, linear, linear_sum,
+    linear_gated, add_weighted_rows, rope_and_write_kv, rope_and_write_latent, linear_to_dtype,
+    AttentionScratch::floats, attend, merge_partials,
 };
 
 }  // namespace baton

@@ -1,4 +1,4 @@
-// Reorder the keys and values of a tile for products: transposed, or in pairs.
+// Pack the keys and values of a tile for a GEMM: keys transposed, values in pairs.
 #pragma once
 #include "simd.h"
 

@@ -1,4 +1,4 @@
-// The types that all parts of the native engine share: numbers, weights, model sizes, and a step's ragged batch.
+// The types that all parts of the native engine share: element types, weights, model sizes, and a step's ragged batch.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -8,44 +8,47 @@ namespace baton {
 
 using bf16 = uint16_t;  // the upper half of a float32
 
-// The types of stored numbers. I8 to Q4M are for weights only (quant.h), the last two for KV only (kv_cells.h).
-enum class Number : int32_t { F32 = 0, BF16 = 1, I8 = 2, Q8 = 3, Q4 = 4, Q4M = 5, KV_I8 = 6, KV_E4M3 = 7 };
+// The types of stored elements. I8 to Q4M are for weights only (quant.h), the last two for KV only (kv_dtype.h).
+enum class DType : int32_t { F32 = 0, BF16 = 1, I8 = 2, Q8 = 3, Q4 = 4, Q4M = 5, KV_I8 = 6, KV_E4M3 = 7 };
 
-constexpr bool is_quantized(Number number) { return number >= Number::I8 && number <= Number::Q4M; }
+constexpr bool is_quantized(DType dtype) { return dtype >= DType::I8 && dtype <= DType::Q4M; }
 
 // The bytes of one head's keys (or values) of one token.
-constexpr int64_t kv_head_bytes(Number number, int head_dim) {
-    return number == Number::F32 ? head_dim * 4 : number == Number::BF16 ? head_dim * 2 : head_dim + 4;
+constexpr int64_t kv_head_bytes(DType dtype, int head_dim) {
+    return dtype == DType::F32 ? head_dim * 4 : dtype == DType::BF16 ? head_dim * 2 : head_dim + 4;
 }
 
 // Weights are packed in panels of 32 outputs, the same for every instruction set:
 // float32 as [panel][input][32], bfloat16 as [panel][input / 2][32][2] (pairs of inputs for dot instructions).
 constexpr int PANEL = 32;
 constexpr int INPUTS_ALIGN = 32;  // inputs are padded with zeros to a multiple of this: one AMX tile of bfloat16
-// Attention computes keys in tiles that start at multiples of TILE_KEYS, and sums in splits that start at multiples of
-// SPLIT_KEYS. Both are fixed, so that the order of sums depends on positions only, not on batch, chunk or threads.
+// Attention processes keys in tiles that start at multiples of TILE_KEYS, within splits that start at multiples of
+// SPLIT_KEYS (split-K). Both are fixed, so that the order of sums depends on positions only, not on batch, chunk or
+// threads.
 constexpr int TILE_KEYS = 64;
 constexpr int SPLIT_KEYS = 256;
-constexpr float NOTHING_SEEN = -1e30f;  // the maximum of no scores; finite, so that its differences are
+constexpr float EMPTY_MAXIMUM =
+    -1e30f;  // the running maximum before the first score; finite, so that differences are finite
 
 constexpr int padded(int count, int align) { return (count + align - 1) / align * align; }
 
 struct Linear {
     const void* panels = nullptr;
     const float* bias = nullptr;  // [panels * 32] in the panels' order, or null
-    Number number = Number::F32;
-    Number rows_number = Number::F32;  // the type of rows; for quantized weights, rows are rounded before the product
+    DType dtype = DType::F32;
+    DType rows_dtype = DType::F32;  // the type of activations; for quantized weights they are rounded before the GEMM
     int outputs = 0;  // without padding
     int inputs = 0;   // with padding
 
     int panel_count() const { return (outputs + PANEL - 1) / PANEL; }
 };
 
-// The weights of latent attention other than `qkv`, whose outputs are the narrow query and the latent.
+// The weights of latent attention other than `qkv`, whose outputs are the compressed query (or all queries) and the
+// latent.
 struct LatentLayer {
     const float* q_norm = nullptr;   // [q_rank], or null
     const float* kv_norm = nullptr;  // [kv_rank]
-    Linear queries;                  // from the narrow query, if q_rank is not 0
+    Linear queries;                  // up projection of the compressed query, if q_rank is not 0
     std::vector<Linear> keys;        // per head, from nope_dim to kv_rank: projects a query into the latent space
     std::vector<Linear> values;      // per head, from kv_rank to value_dim: projects the attention output back
 };
@@ -61,7 +64,7 @@ struct Layer {
 };
 
 // The sizes of latent attention, which caches one vector [kv_rank + rope_dim] per token for all heads. It is their key,
-// and its first kv_rank numbers are their value. It counts as one KV head. All zero without latent attention.
+// and its first kv_rank elements are their value. It counts as one KV head. All zero without latent attention.
 // Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1.
 constexpr float LATENT_NORM_EPS = 1e-6f;  // for all models, as in torch/layers/latent.py
 struct LatentSizes {
@@ -84,7 +87,7 @@ struct Sizes {
     int group() const { return heads / kv_heads; }
     int head_pad() const { return padded(head_dim, INPUTS_ALIGN); }
     int rotary_dim() const { return is_latent() ? latent.rope_dim : head_dim; }
-    // The numbers of a value that attention sums.
+    // The elements of a value that attention sums.
     int value_dim() const { return is_latent() ? latent.kv_rank : head_dim; }
     int value_pad() const { return padded(value_dim(), INPUTS_ALIGN); }
 };
@@ -97,7 +100,7 @@ struct Arena {
     int layers = 0;
     int planes = 2;           // keys and values; 1: latents
     int64_t token_bytes = 0;  // of one token in one plane
-    Number number = Number::F32;
+    DType dtype = DType::F32;
 
     int64_t plane_bytes() const { return block_tokens * token_bytes; }
     uint8_t* row(int32_t block, int layer, int plane, int slot) const {
@@ -112,7 +115,7 @@ struct Slice {
     const int32_t* blocks;
 };
 
-// Rows of activations in the type of products. `stride` counts numbers.
+// Rows of activations in the type of the GEMM that reads them. `stride` counts elements.
 struct Rows {
     void* data;
     int64_t stride;
@@ -123,14 +126,14 @@ struct AttentionItem {
     int slice, query, count;
     int head, head_end;
     int split, split_end;
-    int part;  // index among its query's parts if splits are separate items; else WHOLE
+    int partial;  // index of its first partial result if splits are separate items, else NO_PARTIAL
 };
-constexpr int WHOLE = -1;
+constexpr int NO_PARTIAL = -1;
 
-// Queries of one layer: [kv_head][token][group][head_pad], so that heads with common keys are adjacent.
+// Queries of one layer: [kv_head][token][group][head_pad], so that query heads with one KV head (GQA) are adjacent.
 struct Queries {
     void* data;
-    Number number;
+    DType dtype;
     int tokens;
 
     int64_t at(const Sizes& sizes, int kv_head, int token) const {
@@ -138,7 +141,7 @@ struct Queries {
     }
 };
 
-// One token's queries and latent before rotation, and its position.
+// One token's queries and latent before RoPE, and its angles.
 struct LatentToken {
     float* queries;       // [heads][nope_dim + rope_dim]
     float* latent;        // [kv_rank + rope_dim]
@@ -157,8 +160,8 @@ struct Attention {
     Queries queries;
     Rows out;      // [token][heads][out_dim], the first value_dim of these
     int out_dim;
-    Number out_number;
-    float* parts;  // [part][2 + value_pad]: maximum, sum, output
+    DType out_dtype;
+    float* partials;  // [partial][2 + value_pad]: maximum, sum, output
 };
 
 }  // namespace baton

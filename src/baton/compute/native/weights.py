@@ -29,7 +29,7 @@ class NativeWeightLoader:
         embedding = self._matrix(["model.embed_tokens"], biased=False)
         tied = self._config.tied_embeddings
         head = embedding if tied else self._matrix(["lm_head"], biased=False)
-        self._target.set_ends(self._vector("model.norm.weight"), head, None if tied else embedding)
+        self._target.finish_weights(self._vector("model.norm.weight"), head, None if tied else embedding)
         self._held.release()
 
     def _add_attention(self, index: int, attention: str) -> None:

@@ -1,7 +1,7 @@
 """Convert KV numbers between data types, with the same bits as the engines produce. Arrays may have any strides.
 
 Cells are arrays of bytes: [..., cell_bytes]. 8-bit numbers have a float32 scale behind them, as in
-`compute/native/kv_cells.h`.
+`compute/native/kv_dtype.h`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-// Attention of a few rows (a decode step), where packing a tile of keys and values would take longer than its products.
-// Keys are transposed and values paired in registers. The sums are in the same order as in multiply() of gemm.h, so
-// that both functions give the same bits.
+// Attention of few query rows (a decode step). Packing a tile of keys and values would take longer than its products,
+// so these kernels read the KV rows in place: they transpose keys and pair values in registers. They add in the same
+// order as multiply() of gemm.h, so that both paths give the same bits.
 #pragma once
-#include "tile.h"
+#include "kv_tile.h"
 #include "transpose.h"
 
 namespace baton {
@@ -10,20 +10,21 @@ namespace {
 
 #if defined(__AVX512F__)
 
-constexpr int LONE_ROWS_MAX = 8;
+constexpr int UNPACKED_ROWS_MAX = 8;
 
-// AMX sums pairs in another order than vector instructions, so either all products use AMX or none.
+// Return whether this many query rows use the kernels below. AMX adds pairs in another order than vector
+// instructions, so either all products use AMX or none.
 template <class In>
-inline bool is_lone(int rows) {
+inline bool is_unpacked(int rows) {
 #if defined(BATON_AMX)
-    return In::STEP == 1 && rows <= LONE_ROWS_MAX;
+    return In::K_STEP == 1 && rows <= UNPACKED_ROWS_MAX;
 #else
-    return rows <= LONE_ROWS_MAX;
+    return rows <= UNPACKED_ROWS_MAX;
 #endif
 }
 
 // sum += a[0] * b, or a[0] * (first numbers of b's pairs) + a[1] * (second ones).
-inline Vec add_product(const float* a, __m512i b, Vec sum) { return fma(all(*a), _mm512_castsi512_ps(b), sum); }
+inline Vec add_product(const float* a, __m512i b, Vec sum) { return fma(broadcast(*a), _mm512_castsi512_ps(b), sum); }
 
 inline Vec add_product(const bf16* a, __m512i b, Vec sum) {
 #if defined(__AVX512BF16__)
@@ -33,24 +34,24 @@ inline Vec add_product(const bf16* a, __m512i b, Vec sum) {
 #else
     const Vec even = _mm512_castsi512_ps(_mm512_slli_epi32(b, 16));
     const Vec odd = _mm512_castsi512_ps(_mm512_and_si512(b, _mm512_set1_epi32(int(0xffff0000))));
-    return fma(all(from_bf16(a[1])), odd, fma(all(from_bf16(a[0])), even, sum));
+    return fma(broadcast(from_bf16(a[1])), odd, fma(broadcast(from_bf16(a[0])), even, sum));
 #endif
 }
 
 // scores[ROWS][keys] = q[ROWS][words] x the keys' rows. `words`: 4-byte units of a padded row.
 template <class In, int ROWS>
-inline void score_lone(const typename In::Cell* q, int words, const void* const* rows, int keys, float* scores,
-                       Prefetch& next) {
+inline void score_unpacked(const typename In::Element* q, int words, const void* const* rows, int keys, float* scores,
+                           TilePrefetcher& prefetcher) {
     for (int key = 0; key < keys; key += LANES) {
         Vec sums[ROWS];
         for (int r = 0; r < ROWS; r++) sums[r] = zero();
         for (int at = 0; at < words; at += LANES) {
             __m512i columns[LANES];
-            next.part(2 * (keys / LANES) * (words / LANES));
+            prefetcher.prefetch_portion(2 * (keys / LANES) * (words / LANES));
             transpose16(rows + key, at, columns);
             for (int i = 0; i < LANES; i++)
                 for (int r = 0; r < ROWS; r++)
-                    sums[r] = add_product(q + int64_t{r * words + at + i} * In::STEP, columns[i], sums[r]);
+                    sums[r] = add_product(q + int64_t{r * words + at + i} * In::K_STEP, columns[i], sums[r]);
         }
         for (int r = 0; r < ROWS; r++) store(scores + r * TILE_KEYS + key, sums[r]);
     }
@@ -68,14 +69,14 @@ inline void load_values(const void* const* rows, int dim, __m512i* out, const bf
 
 // out[ROWS][dim .. dim + 16 * VECS) += weights[ROWS][keys] x the values' rows.
 template <class In, int ROWS, int VECS>
-inline void weigh_lone(const typename In::Cell* weights, const void* const* rows, int keys, int dim, float* out,
-                       int head_pad, Prefetch& next) {
+inline void accumulate_unpacked(const typename In::Element* weights, const void* const* rows, int keys, int dim,
+                                float* out, int head_pad, TilePrefetcher& prefetcher) {
     Vec sums[ROWS][VECS];
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < VECS; v++) sums[r][v] = load(out + r * head_pad + dim + v * LANES);
-    for (int key = 0; key < keys; key += In::STEP) {
+    for (int key = 0; key < keys; key += In::K_STEP) {
         __m512i values[VECS];
-        if (key % 8 == 0) next.part(keys / 4 * head_pad / (VECS * LANES));
+        if (key % 8 == 0) prefetcher.prefetch_portion(keys / 4 * head_pad / (VECS * LANES));
         for (int v = 0; v < VECS; v += 2) load_values(rows + key, dim + v * LANES, values + v, weights);
         for (int r = 0; r < ROWS; r++)
             for (int v = 0; v < VECS; v++)
@@ -85,24 +86,25 @@ inline void weigh_lone(const typename In::Cell* weights, const void* const* rows
         for (int v = 0; v < VECS; v++) store(out + r * head_pad + dim + v * LANES, sums[r][v]);
 }
 
-template <class In, int ROWS = LONE_ROWS_MAX>
-inline void score_lone(int count, const typename In::Cell* q, int words, const void* const* rows, int keys,
-                       float* scores, Prefetch& next) {
+template <class In, int ROWS = UNPACKED_ROWS_MAX>
+inline void score_unpacked(int count, const typename In::Element* q, int words, const void* const* rows, int keys,
+                           float* scores, TilePrefetcher& prefetcher) {
     if constexpr (ROWS > 1)
-        if (count < ROWS) return score_lone<In, ROWS - 1>(count, q, words, rows, keys, scores, next);
-    score_lone<In, ROWS>(q, words, rows, keys, scores, next);
+        if (count < ROWS) return score_unpacked<In, ROWS - 1>(count, q, words, rows, keys, scores, prefetcher);
+    score_unpacked<In, ROWS>(q, words, rows, keys, scores, prefetcher);
 }
 
-template <class In, int ROWS = LONE_ROWS_MAX>
-inline void weigh_lone(int count, const typename In::Cell* weights, const void* const* rows, int keys, float* out,
-                       int head_pad, Prefetch& next) {
+template <class In, int ROWS = UNPACKED_ROWS_MAX>
+inline void accumulate_unpacked(int count, const typename In::Element* weights, const void* const* rows, int keys,
+                                float* out, int head_pad, TilePrefetcher& prefetcher) {
     if constexpr (ROWS > 1)
-        if (count < ROWS) return weigh_lone<In, ROWS - 1>(count, weights, rows, keys, out, head_pad, next);
+        if (count < ROWS)
+            return accumulate_unpacked<In, ROWS - 1>(count, weights, rows, keys, out, head_pad, prefetcher);
     constexpr int VECS = ROWS > 4 ? 2 : 4;  // at most 16 registers of sums
     int dim = 0;
     for (; dim + VECS * LANES <= head_pad; dim += VECS * LANES)
-        weigh_lone<In, ROWS, VECS>(weights, rows, keys, dim, out, head_pad, next);
-    if (dim < head_pad) weigh_lone<In, ROWS, 2>(weights, rows, keys, dim, out, head_pad, next);
+        accumulate_unpacked<In, ROWS, VECS>(weights, rows, keys, dim, out, head_pad, prefetcher);
+    if (dim < head_pad) accumulate_unpacked<In, ROWS, 2>(weights, rows, keys, dim, out, head_pad, prefetcher);
 }
 
 #endif

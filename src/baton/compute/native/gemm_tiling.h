@@ -1,0 +1,34 @@
+// Divide the work of a phase into items that threads claim.
+#pragma once
+#include <algorithm>
+
+#include "types.h"
+
+namespace baton {
+
+constexpr int ROWS_PER_ITEM = 8;                       // of work on single rows: norms, quantization, routing
+constexpr int64_t ACTIVATION_BLOCK_BYTES = 384 << 10;  // activations that stay in the second-level cache during a GEMM
+
+inline int row_items(int rows) { return (rows + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM; }
+
+// Return the maximum number of rows of a GEMM block.
+inline int rows_per_block(int inputs, int64_t element_bytes) {
+    return int(std::max<int64_t>(56, ACTIVATION_BLOCK_BYTES / (inputs * element_bytes)));
+}
+
+// The tiling of a GEMM. An item is a block of rows times one panel of outputs.
+struct GemmTiling {
+    int row_blocks, rows, block_rows, panels;
+
+    GemmTiling(int rows, const Linear& w, int64_t element_bytes) : rows(rows), panels(w.panel_count()) {
+        const int rows_max = rows_per_block(w.inputs, element_bytes);
+        row_blocks = (rows + rows_max - 1) / rows_max;
+        block_rows = row_blocks == 0 ? 0 : (rows + row_blocks - 1) / row_blocks;
+    }
+    int items() const { return row_blocks * panels; }
+    int panel(int item) const { return item % panels; }
+    int first(int item) const { return item / panels * block_rows; }
+    int count(int item) const { return std::min(block_rows, rows - first(item)); }
+};
+
+}  // namespace baton
