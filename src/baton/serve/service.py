@@ -309,7 +309,7 @@ class Service:
         roles = [link.view.role for link in driver.links.values()]
         topology = " + ".join(f"{roles.count(role)} {role}" for role in dict.fromkeys(roles))
         name = self._parts.card.name
-        messages = [{"role": "user", "content": "Hello! Who are you?"}]
+        messages = [{"role": "user", "content": "Hello! Introduce yourself."}]
         question = json.dumps({"model": name, "messages": messages, "temperature": 0})
         dtype = self._parts.computing.dtype
         blocks = sum(pool.view().blocks_total for pool in driver.pools.values())

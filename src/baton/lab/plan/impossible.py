@@ -30,7 +30,7 @@ def explain_impossible(search: Search) -> list[str]:
     if ttft_s > demand.slo.ttft_s:
         found.append(
             f"no hardware meets a TTFT of {demand.slo.ttft_s:g} s: the fastest option, {fastest}, takes {ttft_s:.3g} s "
-            f"for a prompt of {tokens} tokens ({demand.attainment_ratio:.0%} are at most as long), with nobody waiting"
+            f"for a prompt of {tokens} tokens ({demand.attainment_ratio:.0%} are at most as long), with an empty queue"
         )
     if tpot_s > demand.slo.tpot_s:
         found.append(
@@ -77,7 +77,7 @@ def _suggested(search: Search, least: Targets, found: Targets) -> str:
         found = _tightened(search, least, found, place)
     ttft_s, tpot_s = (target if target == known else _up(target) for target, known in zip(found, least, strict=True))
     fleet = _fleet(search, (ttft_s, tpot_s))
-    assert fleet is not None, "what is looser than a target that works, works"
+    assert fleet is not None, "a fleet that meets a target also meets every looser one"
     return f"nearest that works: --ttft-slo-s {ttft_s:.6g} --tpot-slo-s {tpot_s:.6g}, with {fleet.name}"
 
 

@@ -312,7 +312,7 @@ def _road_words(road: LinkView) -> str:
 def _order(command: LoggedCommand) -> str:
     match command:
         case AheadEnded(landed=landed):
-            return "what was sent ahead is there" if landed else "what was sent ahead will not get there"
+            return "the KV sent ahead has landed" if landed else "the KV sent ahead will not land"
         case RequestDropped(worker=worker):
             return f"{worker} no longer has it"
         case StartPrefill():

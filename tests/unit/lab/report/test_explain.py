@@ -120,7 +120,7 @@ def test_a_move_is_told_with_who_might_have_had_it() -> None:
     moved = story.moments[-1]
     assert moved.what == (
         "a policy moves it to another worker; what there is of its KV goes to d1 first; "
-        "what was sent ahead is there; d0 is told to let go of it"
+        "the KV sent ahead has landed; d0 is told to let go of it"
     )
     (question,) = moved.questions
     assert (question.subject, question.policy, question.chosen) == ("move", "AllToD1", D1)
