@@ -23,6 +23,7 @@ from baton.compute.native.library import (
     NativeModel,
     NativeStep,
 )
+from baton.core.errors import ModelError
 from tests.unit.compute.native_models import DENSE, FLOAT32, Shape, Weights
 from tests.unit.compute.native_refusals import refuses_what_is_not_there
 
@@ -89,7 +90,17 @@ class Engine:
         )
         self.blocks = blocks
         self.handle = library.new(model)
-        target = library.weights(self.handle)
+        try:
+            self._set(weights)
+        except ModelError:
+            library.free(self.handle)
+            raise
+        rows = blocks * s.planes * s.block_tokens
+        self.arena = np.full((rows, s.token_bytes), 0xFF, dtype=np.uint8)  # NaN in every number
+        library.set_arena(self.handle, self.arena.ctypes.data, blocks)
+
+    def _set(self, weights: Weights) -> None:
+        target = self.library.weights(self.handle)
         for index, layer in enumerate(weights.layers):
             target.set_layer(index, layer)
             for mlp in weights.mlps:
@@ -99,9 +110,6 @@ class Engine:
         for index, router in enumerate(weights.routers):
             target.set_router(index, router)
         target.finish_weights(weights.final_norm, weights.head, weights.embedding)
-        rows = blocks * s.planes * s.block_tokens
-        self.arena = np.full((rows, s.token_bytes), 0xFF, dtype=np.uint8)  # NaN in every number
-        library.set_arena(self.handle, self.arena.ctypes.data, blocks)
 
     def step(self, slices: list[Part]) -> np.ndarray:
         """Compute (tokens, start, block table) of each slice, and return the logits of every token: [rows, vocab]."""

@@ -9,7 +9,9 @@
 #include <exception>
 #include <string>
 
+#include "api.h"
 #include "step.h"
+#include "weight_checks.h"
 
 using namespace baton;
 
@@ -23,6 +25,7 @@ struct Engine {
     Model model;
     Stepper stepper;
     std::string error;
+    bool ready = false;  // all weights are set and checked
 };
 
 const Kernels* const ALL_KERNELS[] = {&AMX, &AVX512BF16, &AVX512, &AVX2, &PLAIN};  // the best first
@@ -74,47 +77,26 @@ const char* catch_errors(Engine& engine, F body) {
     return catch_errors(engine.error, body);
 }
 
-std::string mismatch(const char* what, int64_t value, const char* where, int64_t bound) {
-    return what + std::to_string(value) + where + std::to_string(bound);
+template <class Part>
+std::string check_layer_part(const Model& model, int32_t, const Part& part) {
+    return check(model.sizes, part);
 }
 
-// Return a message unless every value is at least 0 and below `end`.
-std::string check_below(const int32_t* values, int32_t count, int64_t end, const char* what, const char* where) {
-    for (int32_t i = 0; i < count; i++)
-        if (values[i] < 0 || values[i] >= end) return mismatch(what, values[i], where, end);
-    return "";
+std::string check_layer_part(const Model& model, int32_t index, const BatonMlp& mlp) {
+    return check(model.sizes, mlp, model.mlps[size_t(index)]);
 }
 
-// Check the number of MLPs of a layer, and the limits of its router.
-std::string check(const Mlps& mlps) {
-    const int found = int(mlps.all.size()), experts = mlps.experts, scores = mlps.router.outputs;
-    if (!mlps.routed()) return found == 1 ? "" : "a layer without experts has " + std::to_string(found) + " MLPs";
-    if (mlps.experts_per_token < 1 || mlps.experts_per_token > experts || found < experts || found > experts + 1 ||
-        scores < experts || scores > found)
-        return "a layer of " + std::to_string(experts) + " experts, " + std::to_string(mlps.experts_per_token) +
-               " of them for each token, has " + std::to_string(found) + " MLPs and " + std::to_string(scores) +
-               " scores";
-    const int size = mlps.groups < 1 ? 0 : experts / mlps.groups;
-    if (size * mlps.groups != experts || mlps.groups_used < 1 || mlps.groups_used > mlps.groups ||
-        mlps.group_best < 1 || mlps.group_best > std::min(size, 2) || mlps.experts_per_token > size * mlps.groups_used)
-        return std::to_string(mlps.experts_per_token) + " of " + std::to_string(experts) +
-               " experts cannot come from " + std::to_string(mlps.groups_used) + " of " + std::to_string(mlps.groups) +
-               " groups by the best " + std::to_string(mlps.group_best) + " of each";
-    return "";
-}
-
-// Check that the matrices of every layer have the sizes that steps rely on.
-std::string check(const Sizes& sizes, const Layer& layer) {
-    const LatentSizes& l = sizes.latent;
-    const int queries = sizes.heads * (sizes.is_latent() ? l.query_dim() : sizes.head_dim);
-    const int first = l.q_rank > 0 ? l.q_rank : queries, cached = sizes.kv_heads * sizes.head_dim;
-    const int outputs = first + (sizes.is_latent() ? cached : 2 * cached);
-    const bool narrow = l.q_rank == 0 || layer.latent.queries.outputs == queries;
-    const size_t heads = sizes.is_latent() ? size_t(sizes.heads) : 0;
-    if (layer.qkv.outputs == outputs && narrow && layer.latent.keys.size() == heads) return "";
-    return "a layer's attention has " + std::to_string(layer.qkv.outputs) + " outputs and " +
-           std::to_string(layer.latent.keys.size()) + " projections of latents; it should have " +
-           std::to_string(outputs) + " and " + std::to_string(heads);
+// Set a part of the weights of layer `index`, unless the index or the shapes are wrong.
+template <class Part, class F>
+const char* set_part(Engine& engine, int32_t index, const Part& part, F body) {
+    return catch_errors(engine, [&] {
+        const Model& model = engine.model;
+        std::string problem = check_range("the index of a layer", index, 0, model.sizes.layers - 1);
+        if (problem.empty() && engine.ready) problem = "the weights are complete";
+        if (problem.empty()) problem = check_layer_part(model, index, part);
+        if (problem.empty()) body();
+        return problem;
+    });
 }
 
 }  // namespace
@@ -122,66 +104,6 @@ std::string check(const Sizes& sizes, const Layer& layer) {
 #define EXPORT __attribute__((visibility("default")))
 
 extern "C" {
-
-// Fields as in library.py.
-struct BatonLatentSizes {  // as LatentSizes; kv_rank is 0 without latent attention
-    int32_t q_rank, kv_rank, rope_dim, nope_dim, value_dim;
-    float score_scale;
-};
-
-struct BatonModel {
-    int32_t layers, hidden, heads, kv_heads, head_dim, vocab;
-    float rms_eps;
-    int32_t dtype;  // 0: float32, 1: bfloat16
-    int32_t kv_dtype;
-    int32_t block_tokens;
-    int32_t threads;
-    const char* kernels;
-    const int32_t* cores;  // [threads], or null
-    BatonLatentSizes latent;
-};
-
-struct BatonMatrix {
-    const void* data;
-    const float* bias;
-    int32_t rows, inputs;
-    int32_t dtype;  // as in types.h: the type of `data`; quantized weights have a byte per number
-    const void *scales, *minimums;
-};
-
-struct BatonLayer {
-    const float *input_norm, *mlp_norm, *q_norm, *k_norm;
-    BatonMatrix qkv, o;
-    int32_t window;
-};
-
-struct BatonLatent {
-    const float *q_norm, *kv_norm;  // [q_rank] or null, [kv_rank]
-    BatonMatrix queries;            // from q_rank; without data if that is 0
-    BatonMatrix keys, values;       // [heads * kv_rank, nope_dim] and [heads * value_dim, kv_rank], never quantized
-};
-
-struct BatonMlp {
-    BatonMatrix gate_up, down;
-};
-
-struct BatonRouter {
-    BatonMatrix scores;  // always float32
-    int32_t experts, used, normalized, sigmoid;
-    int32_t groups, groups_used, group_best;
-    float scale;
-    const float* choice_bias;  // [experts], or null
-};
-
-struct BatonStep {
-    int32_t slices, rows, entries, positions;
-    const int32_t *tokens;             // [rows]
-    const int32_t *counts, *starts;    // [slices]
-    const int32_t *blocks;             // [entries]: the slices' block tables, one after the other
-    const int32_t *block_counts;       // [slices]
-    const float* angles;               // [positions][rotary dimensions of a head]
-    int32_t* layers_done;              // counts the layers whose keys and values are written
-};
 
 // Check that every slice is inside its block table and the angles, and that the slices together fill the arrays.
 static std::string check_slices(const BatonStep& step, int64_t block_tokens) {
@@ -260,6 +182,7 @@ EXPORT const char* baton_new(const BatonModel* m, Engine** made) {
     return catch_errors(error, [&] {
         const Kernels* kernels = kernels_named(m->kernels);
         if (kernels == nullptr) return std::string("this machine has no kernels ") + m->kernels;
+        if (std::string problem = check(*m); !problem.empty()) return problem;
         *made = new_engine(m, *kernels);
         return std::string();
     });
@@ -274,7 +197,7 @@ EXPORT void baton_set_arena(Engine* engine, uint8_t* bytes, int64_t blocks) {
 }
 
 EXPORT const char* baton_set_layer(Engine* engine, int32_t index, const BatonLayer* l) {
-    return catch_errors(*engine, [&] {
+    return set_part(*engine, index, *l, [&] {
         Model& model = engine->model;
         const Sizes& s = model.sizes;
         Layer& layer = model.layers[size_t(index)];
@@ -284,26 +207,24 @@ EXPORT const char* baton_set_layer(Engine* engine, int32_t index, const BatonLay
         layer.k_norm = copy_values(model, l->k_norm, s.head_dim);
         layer.qkv = pack_any(model, l->qkv, false), layer.o = pack_any(model, l->o, false);
         layer.window = l->window;
-        return std::string();
     });
 }
 
 // Set the weights of latent attention other than qkv.
 EXPORT const char* baton_set_latent(Engine* engine, int32_t index, const BatonLatent* l) {
-    return catch_errors(*engine, [&] {
+    return set_part(*engine, index, *l, [&] {
         Model& model = engine->model;
         LatentLayer& latent = model.layers[size_t(index)].latent;
         latent.q_norm = copy_values(model, l->q_norm, model.sizes.latent.q_rank);
         latent.kv_norm = copy_values(model, l->kv_norm, model.sizes.latent.kv_rank);
-        if (l->queries.data != nullptr) latent.queries = pack_any(model, l->queries, false);
+        if (model.sizes.latent.q_rank > 0) latent.queries = pack_any(model, l->queries, false);
         latent.keys = pack_heads(model, l->keys), latent.values = pack_heads(model, l->values);
-        return std::string();
     });
 }
 
 // Set the router of a layer with experts.
 EXPORT const char* baton_set_router(Engine* engine, int32_t index, const BatonRouter* r) {
-    return catch_errors(*engine, [&] {
+    return set_part(*engine, index, *r, [&] {
         Mlps& mlps = engine->model.mlps[size_t(index)];
         const Matrix scores{r->scores.data, nullptr, r->scores.rows, r->scores.inputs, false};
         mlps.router = pack(engine->model, scores, DType::F32);
@@ -311,16 +232,14 @@ EXPORT const char* baton_set_router(Engine* engine, int32_t index, const BatonRo
         mlps.sigmoid = r->sigmoid != 0, mlps.scale = r->scale;
         mlps.groups = r->groups, mlps.groups_used = r->groups_used, mlps.group_best = r->group_best;
         mlps.choice_bias = copy_values(engine->model, r->choice_bias, r->experts);
-        return std::string();
     });
 }
 
 // Add the MLP of a layer; or its experts in order, and then the shared MLP.
 EXPORT const char* baton_add_mlp(Engine* engine, int32_t index, const BatonMlp* m) {
-    return catch_errors(*engine, [&] {
+    return set_part(*engine, index, *m, [&] {
         Model& model = engine->model;
         model.mlps[size_t(index)].all.push_back({pack_any(model, m->gate_up, true), pack_any(model, m->down, false)});
-        return std::string();
     });
 }
 
@@ -329,21 +248,27 @@ EXPORT const char* baton_finish_weights(Engine* engine, const float* final_norm,
                                         const BatonMatrix* embedding) {
     return catch_errors(*engine, [&] {
         Model& model = engine->model;
+        const Sizes& s = model.sizes;
+        if (engine->ready) return std::string("the weights are complete");
+        std::string shapes = first_problem({check_pointer("final_norm", final_norm), check_matrix("head", *head, s.vocab, s.hidden),
+                                            embedding == nullptr ? "" : check_matrix("embedding", *embedding, s.vocab, s.hidden)});
+        if (!shapes.empty()) return shapes;
         for (const Layer& layer : model.layers)
-            if (std::string problem = check(model.sizes, layer); !problem.empty()) return problem;
+            if (std::string problem = check(s, layer); !problem.empty()) return problem;
         for (const Mlps& mlps : model.mlps)
             if (std::string problem = check(mlps); !problem.empty()) return problem;
         model.final_norm = copy_values(model, final_norm, model.sizes.hidden);
         model.head = pack_any(model, *head, false);
         model.embedding = model.head;
-        if (embedding != nullptr)
-            model.embedding = pack_any(model, *embedding, false);
+        if (embedding != nullptr) model.embedding = pack_any(model, *embedding, false);
+        engine->ready = true;
         return std::string();
     });
 }
 
 EXPORT const char* baton_forward(Engine* engine, const BatonStep* step) {
     return catch_errors(*engine, [&] {
+        if (!engine->ready) return std::string("the weights are not complete");
         if (std::string problem = check(engine->model, *step); !problem.empty()) return problem;
         Batch batch{{}, step->tokens, step->angles, {}, step->rows, step->layers_done};
         const int32_t* blocks = step->blocks;

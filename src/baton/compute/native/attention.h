@@ -64,15 +64,18 @@ inline void load_tile_rows(const Attention& call, const KVTile& tile, int plane,
 // ---- one tile ----------------------------------------------------------------------------------------------------
 
 // Turn a row of scores into softmax weights, and update the row's state. Keys outside [from, to) are masked: weight 0.
-// Return the factor that rescales the output of earlier tiles.
+// A visible score that is NaN makes the state NaN, because maximum and exponential would turn it into weight 0. Return
+// the factor that rescales the output of earlier tiles.
 template <class Element>
 inline float online_softmax(float* scores, Element* weights, int keys, int from, int to, float scale, float* maximum,
                             float* total) {
     Vec top = broadcast(EMPTY_MAXIMUM);
+    bool nan = false;
     for (int i = 0; i < keys; i += LANES) {
         Vec score = mul(load(scores + i), broadcast(scale));
         if (from > i || to < i + LANES) score = keep_lanes(score, from - i, to - i, -INFINITY);
         store(scores + i, score);
+        nan |= has_nan(score);
         top = baton::maximum(top, score);
     }
     const float before = *maximum, tile_maximum = reduce_max(top);
@@ -85,7 +88,7 @@ inline float online_softmax(float* scores, Element* weights, int keys, int from,
     }
     const float rescale = now == before ? 1.0f : exponential_of(before - now);
     *maximum = now;
-    *total = *total * rescale + reduce_sum(sums);
+    *total = nan ? NAN : *total * rescale + reduce_sum(sums);
     return rescale;
 }
 

@@ -19,7 +19,7 @@ from baton.decide.kv.layout import KVLayout
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2moe", "qwen3moe", "deepseek2", "deepseek3")
 HEAD_DIM_MAX = 1024
-"""Equal to the constant in native/rows.h."""
+"""Equal to the constant in native/types.h."""
 
 
 def native_problem(card: ModelCard, layout: KVLayout, device: str) -> str:

@@ -5,8 +5,6 @@
 namespace baton {
 namespace {
 
-constexpr int HEAD_DIM_MAX = 1024;  // DeepSeek's latents have 576
-
 template <class Element>
 inline void store_row(Element* out, const float* row, int count) {
     int i = 0;

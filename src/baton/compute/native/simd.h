@@ -68,6 +68,7 @@ inline Vec scale_by_power(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }
 inline Vec zero_below(Vec x, Vec of, float limit) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(of, broadcast(limit), _CMP_GE_OQ), x);
 }
+inline bool has_nan(Vec x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0; }
 // Keep lanes [from, to), set the others to `other`.
 inline Vec keep_lanes(Vec x, int from, int to, float other) {
     const uint32_t below_to = to >= LANES ? 0xffff : to <= 0 ? 0 : (1u << to) - 1;
@@ -122,6 +123,7 @@ inline Vec scale_by_power(Vec x, Vec n) {  // x from 1/2 to 2, n in -126 .. 127
 inline Vec zero_below(Vec x, Vec of, float limit) {
     return _mm256_and_ps(x, _mm256_cmp_ps(of, broadcast(limit), _CMP_GE_OQ));
 }
+inline bool has_nan(Vec x) { return _mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) != 0; }
 inline Vec keep_lanes(Vec x, int from, int to, float other) {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     const __m256i before = _mm256_cmpgt_epi32(_mm256_set1_epi32(from), lane);
@@ -151,6 +153,7 @@ inline void store(bf16* p, Vec x) { *p = to_bf16(x); }
 inline Vec nearest(Vec x) { return std::nearbyintf(x); }
 inline Vec scale_by_power(Vec x, Vec n) { return std::ldexp(x, int(n)); }
 inline Vec zero_below(Vec x, Vec of, float limit) { return of >= limit ? x : 0.0f; }
+inline bool has_nan(Vec x) { return x != x; }
 inline Vec keep_lanes(Vec x, int from, int to, float other) { return from <= 0 && to > 0 ? x : other; }
 
 #endif

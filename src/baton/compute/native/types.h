@@ -27,6 +27,7 @@ constexpr int INPUTS_ALIGN = 32;  // inputs are padded with zeros to a multiple 
 // threads.
 constexpr int TILE_KEYS = 64;
 constexpr int SPLIT_KEYS = 256;
+constexpr int HEAD_DIM_MAX = 1024;  // DeepSeek's latents have 576
 constexpr float EMPTY_MAXIMUM =
     -1e30f;  // the running maximum before the first score; finite, so that differences are finite
 
