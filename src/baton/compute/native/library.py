@@ -149,19 +149,15 @@ class NativeLibrary:
             self._dll = ctypes.CDLL(str(path))
         except OSError as error:
             raise NativeUnavailableError(f"{error}; remove {path} to have it built again") from error
-        self._dll.baton_new.restype = c_char_p
-        self._dll.baton_usable_kernels.restype = c_char_p
-        self._dll.baton_set_layer.restype = c_char_p
-        self._dll.baton_set_latent.restype = c_char_p
-        self._dll.baton_set_router.restype = c_char_p
-        self._dll.baton_add_mlp.restype = c_char_p
-        self._dll.baton_finish_weights.restype = c_char_p
-        self._dll.baton_forward.restype = c_char_p
-        self._dll.baton_project.restype = c_char_p
-        self._dll.baton_read.restype = c_char_p
+        dll = self._dll
+        returning_errors = (
+            dll.baton_new, dll.baton_set_layer, dll.baton_set_latent, dll.baton_set_router, dll.baton_add_mlp,
+            dll.baton_finish_weights, dll.baton_forward, dll.baton_project, dll.baton_read,
+        )  # fmt: skip
+        for function in (*returning_errors, dll.baton_usable_kernels):
+            function.restype = c_char_p
         self._dll.baton_recalls.restype = c_int64
         self._dll.baton_add_guest.restype = c_bool
-
         self.path = path
         self.kernels = kernels or self._best()
 
