@@ -197,18 +197,18 @@ class SurvivalConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class SandboxConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Processes that run foreign code on foreign input: grammars, and the chat template of a model."""
+    """Processes that run grammars and chat templates."""
 
     cpu_s: Annotated[float, Range(least=0.05, most=3600)] = 2.0
-    """Maximum CPU time of compiling a grammar, computing one token mask, or rendering a conversation."""
+    """CPU time of compiling a grammar, of one token mask, or of rendering a conversation."""
     wall_s: Annotated[float, Range(least=0.1, most=3600)] = 10.0
-    """Maximum time of the same on a busy machine."""
+    """Time of the same on a busy machine."""
     memory_bytes: Annotated[int, Range(least=2**24, most=2**40)] = 512 * 1024 * 1024
-    """Memory that a sandbox may take beyond the libraries and the vocabulary."""
+    """Memory beyond libraries and vocabulary."""
     processes: Annotated[int, Range(least=1, most=256)] = 2
-    """Maximum sandboxes for grammars, as many for chat templates, and as many for the token masks of each worker."""
+    """Sandboxes for grammars, for chat templates, and for the token masks of each worker."""
     waiting_max: Annotated[int, Range(least=1, most=2**16)] = 64
-    """Maximum grammars that wait for a sandbox. One client may have a quarter of them; further ones get 429 or 503."""
+    """Grammars that may wait for a sandbox. A client may have a quarter of them."""
 
 
 class HostsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

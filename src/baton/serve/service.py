@@ -87,6 +87,7 @@ class Service:
                 file=Path(http.key_file) if http.key_file else None,
             )
         )
+        self._services: Services | None = None
         self._own: Supervisor | None = None
         self._is_own_ready = parts.own is None
 
@@ -123,6 +124,8 @@ class Service:
     async def _close(self) -> None:
         """Stop everything that was started. No process is left when this returns."""
         parts = self._parts
+        if self._services is not None:
+            self._services.close()
         await self._hosts.stop()
         if self._own is not None:
             await self._own.stop()
@@ -170,7 +173,7 @@ class Service:
         parts, http, tls = self._parts, self._parts.config.http, self._tls
         tokenizer = load_tokenizer(parts.card)
         template = load_chat_template(parts.card, parts.config.sandbox)
-        services = Services(
+        self._services = services = Services(
             gateway=parts.gateway,
             hosts=self._hosts,
             tokenizer=tokenizer,
@@ -193,10 +196,8 @@ class Service:
             render_metrics=self._render_metrics,
         )
         limits = parts.config.limits
-        connections_max = min(limits.connections_max, self._connections_max)
-        connections = Connections(
-            msgspec.structs.replace(limits, connections_max=connections_max), proxies=http.proxies
-        )
+        limits = msgspec.structs.replace(limits, connections_max=min(limits.connections_max, self._connections_max))
+        connections = Connections(limits, proxies=http.proxies)
         return HttpServerConfig(build_app(services), connections, close_s=_HTTP_CLOSE_S, tls=tls)
 
     def _render_metrics(self) -> bytes:

@@ -116,6 +116,8 @@ class ForkServer:
         sandbox.close()
         with self._lock:
             try:
+                if self._control is None:
+                    raise ConnectionResetError("the fork server was closed")
                 self._command(WAIT, sandbox.pid)
                 (status,) = STATUS.unpack(self._receive(STATUS.size))
             except OSError:
@@ -194,6 +196,7 @@ class SandboxPool:
     """Sandboxes of one kind, at most `size` at a time. Thread-safe: a call blocks until it has its answer."""
 
     def __init__(self, setup: SandboxSetup, size: int) -> None:
+        self._closed = False
         self._server = ForkServer(setup)
         self._idle: list[Sandbox] = []
         self._turns = threading.Semaphore(size)
@@ -201,6 +204,8 @@ class SandboxPool:
     def call(self, job: bytes) -> bytes:
         """Return the answer of a job. Raises SandboxError if it fails or breaks a limit."""
         with self._turns:
+            if self._closed:
+                raise SandboxError("the server is shutting down; send it again", is_lasting=False)
             sandbox = self._idle.pop() if self._idle else self._server.fork()
             try:
                 answer = _call(sandbox, job, self._server.limits.wall_s + _LATE_S)
@@ -217,8 +222,8 @@ class SandboxPool:
             self._idle.append(self._server.fork())
 
     def close(self) -> None:
-        for sandbox in self._idle:
-            sandbox.close()
+        """End all sandboxes. Calls that wait for one fail at once."""
+        self._closed = True
         self._server.close()
 
 

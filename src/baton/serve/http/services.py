@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from baton.compute.models.chat_template import ChatTemplate
 from baton.compute.models.tokenizer import Tokenizer
+from baton.compute.sandbox.template import SandboxedTemplate
 from baton.core.errors import RequestError
 from baton.core.limits import LimitsConfig
 from baton.move.clock import unix_s
@@ -23,6 +24,8 @@ from baton.serve.live.hooks import Hooks
 from baton.serve.live.hosts import Hosts
 
 Made = TypeVar("Made")
+LARGE_BYTES = 1 << 18
+"""Bodies above this size are tokenized one after the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +72,20 @@ class Services:
     seeds: random.Random = field(init=False)
     """Draws the seeds of requests that have none."""
     started_unix_s: int = field(default_factory=unix_s)
+    large_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    """Held while a large body is tokenized."""
     serials: itertools.count[int] = field(default_factory=itertools.count)
     """Makes request ids unique, even if two clients send the same X-Request-Id."""
 
     def __post_init__(self) -> None:
         seed = self.settings.seed
         self.seeds = random.SystemRandom() if seed is None else random.Random(seed)
+
+    def close(self) -> None:
+        """End the sandboxes, so that no request delays the end of the server."""
+        self.grammars.close()
+        if isinstance(self.template, SandboxedTemplate):
+            self.template.close()
 
     def check_model(self, asked: str | None) -> None:
         """Raise RequestError (404) if the client asks for another model than the served one. None means that one."""
@@ -111,6 +122,12 @@ class Services:
         return await self.run_off_loop(lambda: [limits.check(prompt) for prompt in read()], size=size)
 
     async def run_off_loop(self, work: Callable[[], Made], *, size: int) -> Made:
-        """Run work on `size` bytes of input: in a thread if it may take long, so that other streams go on."""
+        """Run work on `size` bytes of input: in a thread if it may take long, so that other streams go on.
+
+        Large inputs take turns: a tokenizer needs up to 1 KB of memory and 4 us for each byte.
+        """
+        if size > LARGE_BYTES:
+            async with self.large_turns:
+                return await asyncio.to_thread(work)
         in_thread = size > self.settings.inline_bytes_max or self.template.is_sandboxed
         return await asyncio.to_thread(work) if in_thread else work()
