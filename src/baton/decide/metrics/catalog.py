@@ -18,36 +18,36 @@ class Label:
     """All possible values. Empty: names of a deployment, such as workers and hosts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Counter:
     """A value that only grows. If all label values are known, every combination is exposed from the start, at 0."""
 
     name: str
-    help: str
     unit: str
+    help: str
     labels: tuple[Label, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Gauge:
     """A value that goes up and down, set from views of the cluster."""
 
     name: str
-    help: str
     unit: str
+    help: str
     labels: tuple[Label, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Histogram:
     """A distribution, counted in buckets."""
 
     name: str
-    help: str
     unit: str
-    buckets: tuple[float, ...]
-    """Upper bounds, ascending, in the metric's unit. A last bucket without a bound is added."""
+    help: str
     labels: tuple[Label, ...] = ()
+    buckets: tuple[float, ...] = ()
+    """Upper bounds, ascending, in the metric's unit. A last bucket without a bound is added."""
 
 
 Metric = Counter | Gauge | Histogram
@@ -62,232 +62,102 @@ TIER_OUTCOME = Label("outcome", ("stored", "refused", "loaded", "missed", "damag
 KV_STATE = Label("state", ("free", "used", "cached"))
 
 REQUEST_BUCKETS_S = (
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    20,
-    40,
-    80,
-    160,
-    640,
-)
+    0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640,
+)  # fmt: skip
 TOKEN_BUCKETS_S = (
-    0.001,
-    0.0025,
-    0.005,
-    0.0075,
-    0.01,
-    0.015,
-    0.02,
-    0.03,
-    0.04,
-    0.05,
-    0.075,
-    0.1,
-    0.15,
-    0.2,
-    0.3,
-    0.5,
-    1,
-    5,
-)
+    0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 5,
+)  # fmt: skip
 STEP_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5)
 HANDOFF_BUCKETS_S = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 
 TTFT = Histogram(
-    name="baton_time_to_first_token_seconds",
-    help="Arrival at the server to the first token on the client's socket.",
-    unit="s",
-    buckets=REQUEST_BUCKETS_S,
-)
+    "baton_time_to_first_token_seconds", "s",
+    "Arrival at the server to the first token on the client's socket.", buckets=REQUEST_BUCKETS_S,
+)  # fmt: skip
 ITL = Histogram(
-    name="baton_inter_token_latency_seconds",
-    help="Each gap between two output tokens of a request.",
-    unit="s",
-    buckets=TOKEN_BUCKETS_S,
-)
+    "baton_inter_token_latency_seconds", "s",
+    "Each gap between two output tokens of a request.", buckets=TOKEN_BUCKETS_S,
+)  # fmt: skip
 TPOT = Histogram(
-    name="baton_time_per_output_token_seconds",
-    help="Of a request: first to last token, over its output tokens less one.",
-    unit="s",
-    buckets=TOKEN_BUCKETS_S,
-)
+    "baton_time_per_output_token_seconds", "s",
+    "Of a request: first to last token, over its output tokens less one.", buckets=TOKEN_BUCKETS_S,
+)  # fmt: skip
 E2E = Histogram(
-    name="baton_e2e_request_latency_seconds",
-    help="Arrival at the server to the last token on the client's socket.",
-    unit="s",
-    buckets=REQUEST_BUCKETS_S,
-)
+    "baton_e2e_request_latency_seconds", "s",
+    "Arrival at the server to the last token on the client's socket.", buckets=REQUEST_BUCKETS_S,
+)  # fmt: skip
 QUEUE = Histogram(
-    name="baton_request_queue_seconds",
-    help="Arrival to the first slice of the request in a step of its first worker.",
-    unit="s",
-    buckets=REQUEST_BUCKETS_S,
-)
+    "baton_request_queue_seconds", "s",
+    "Arrival to the first slice of the request in a step of its first worker.", buckets=REQUEST_BUCKETS_S,
+)  # fmt: skip
 PREFILL = Histogram(
-    name="baton_request_prefill_seconds",
-    help="First slice in a step to the first token leaving the first worker.",
-    unit="s",
-    buckets=REQUEST_BUCKETS_S,
-)
+    "baton_request_prefill_seconds", "s",
+    "First slice in a step to the first token leaving the first worker.", buckets=REQUEST_BUCKETS_S,
+)  # fmt: skip
 HANDOFF = Histogram(
-    name="baton_handoff_seconds",
-    help="First token leaving the prefill worker to the request standing in a batch of its decode worker.",
-    unit="s",
+    "baton_handoff_seconds", "s",
+    "First token leaving the prefill worker to the request standing in a batch of its decode worker.",
     buckets=HANDOFF_BUCKETS_S,
-)
+)  # fmt: skip
 HANDOFF_BYTES = Counter(
-    name="baton_handoff_bytes_total",
-    help="KV bytes copied by handoffs. Stays 0 on one host, where decode adopts the blocks.",
-    unit="bytes",
-)
+    "baton_handoff_bytes_total", "bytes",
+    "KV bytes copied by handoffs. Stays 0 on one host, where decode adopts the blocks.",
+)  # fmt: skip
 HANDOFF_LAYER_BYTES = Counter(
-    name="baton_handoff_layer_bytes_total",
-    help="Of the KV bytes copied by handoffs, those that went over by layer, while later layers were computed.",
-    unit="bytes",
-)
-REQUESTS = Counter(
-    name="baton_requests_total",
-    help="Closed requests.",
-    unit="requests",
-    labels=(OUTCOME,),
-)
-REJECTED = Counter(
-    name="baton_requests_rejected_total",
-    help="Requests that were refused.",
-    unit="requests",
-    labels=(REASON,),
-)
+    "baton_handoff_layer_bytes_total", "bytes",
+    "Of the KV bytes copied by handoffs, those that went over by layer, while later layers were computed.",
+)  # fmt: skip
+REQUESTS = Counter("baton_requests_total", "requests", "Closed requests.", labels=(OUTCOME,))
+REJECTED = Counter("baton_requests_rejected_total", "requests", "Requests that were refused.", labels=(REASON,))
 IN_SLO = Counter(
-    name="baton_requests_in_slo_total",
-    help="Finished requests that met both their TTFT and their TPOT target.",
-    unit="requests",
+    "baton_requests_in_slo_total", "requests", "Finished requests that met both their TTFT and their TPOT target."
 )
-RUNNING = Gauge(
-    name="baton_requests_running",
-    help="Requests in the worker's batch.",
-    unit="requests",
-    labels=(WORKER, ROLE),
-)
+RUNNING = Gauge("baton_requests_running", "requests", "Requests in the worker's batch.", labels=(WORKER, ROLE))
 WAITING = Gauge(
-    name="baton_requests_waiting",
-    help="Requests that the worker was given and has not begun.",
-    unit="requests",
-    labels=(WORKER, ROLE),
+    "baton_requests_waiting", "requests", "Requests that the worker was given and has not begun.", labels=(WORKER, ROLE)
 )
 KV_BLOCKS = Gauge(
-    name="baton_kv_blocks",
-    help="KV blocks. free + used + cached is the tier's size. A store that hosts share is shown at the first of them.",
-    unit="blocks",
+    "baton_kv_blocks", "blocks",
+    "KV blocks. free + used + cached is the tier's size. A store that hosts share is shown at the first of them.",
     labels=(HOST, TIER, KV_STATE),
-)
+)  # fmt: skip
 TIER_BLOCKS = Counter(
-    name="baton_tier_blocks_total",
-    help="Blocks that a tier below the arena was given (stored, refused) or asked for (loaded, missed), and those that"
-    " were found damaged when they were read: misses too.",
-    unit="blocks",
-    labels=(HOST, TIER, TIER_OUTCOME),
-)
+    "baton_tier_blocks_total", "blocks",
+    "Blocks that a tier below the arena was given (stored, refused) or asked for (loaded, missed), and those "
+    "that were found damaged when they were read: misses too.", labels=(HOST, TIER, TIER_OUTCOME),
+)  # fmt: skip
 TIER_RESTS = Counter(
-    name="baton_tier_rests_total",
-    help="Times that a host left a tier's store alone for a while: it failed or hung again and again, or could not be"
-    " opened when the host or its mover started.",
-    unit="times",
-    labels=(HOST, TIER),
-)
+    "baton_tier_rests_total", "times",
+    "Times that a host left a tier's store alone for a while: it failed or hung again and again, or could not "
+    "be opened when the host or its mover started.", labels=(HOST, TIER),
+)  # fmt: skip
 READ_BACK_BLOCKS = Counter(
-    name="baton_read_back_blocks_total",
-    help="Blocks of preempted requests that were read from a tier, and so not computed again.",
-    unit="blocks",
-    labels=(HOST, TIER),
-)
+    "baton_read_back_blocks_total", "blocks",
+    "Blocks of preempted requests that were read from a tier, and so not computed again.", labels=(HOST, TIER),
+)  # fmt: skip
 PREFIX_QUERY_TOKENS = Counter(
-    name="baton_prefix_query_tokens_total",
-    help="Prompt tokens of requests that were started.",
-    unit="tokens",
+    "baton_prefix_query_tokens_total", "tokens", "Prompt tokens of requests that were started."
 )
-PREFIX_HIT_TOKENS = Counter(
-    name="baton_prefix_hit_tokens_total",
-    help="Prompt tokens whose KV was already held.",
-    unit="tokens",
-)
+PREFIX_HIT_TOKENS = Counter("baton_prefix_hit_tokens_total", "tokens", "Prompt tokens whose KV was already held.")
 PREEMPTIONS = Counter(
-    name="baton_preemptions_total",
-    help="Running requests that gave back their blocks and queued again.",
-    unit="requests",
+    "baton_preemptions_total", "requests", "Running requests that gave back their blocks and queued again."
 )
-FAILOVERS = Counter(
-    name="baton_failovers_total",
-    help="Requests that went on elsewhere after their worker was lost.",
-    unit="requests",
-)
+FAILOVERS = Counter("baton_failovers_total", "requests", "Requests that went on elsewhere after their worker was lost.")
 LIVE_MOVES = Counter(
-    name="baton_live_moves_total",
-    help="Times that a policy moved a request to another worker while it decoded.",
-    unit="moves",
+    "baton_live_moves_total", "moves", "Times that a policy moved a request to another worker while it decoded."
 )
-ROLE_FLIPS = Counter(
-    name="baton_role_flips_total",
-    help="Changes of a worker's role.",
-    unit="flips",
-)
-STEP = Histogram(
-    name="baton_step_seconds",
-    help="One forward pass.",
-    unit="s",
-    buckets=STEP_BUCKETS_S,
-    labels=(ROLE,),
-)
-
+ROLE_FLIPS = Counter("baton_role_flips_total", "flips", "Changes of a worker's role.")
+STEP = Histogram("baton_step_seconds", "s", "One forward pass.", labels=(ROLE,), buckets=STEP_BUCKETS_S)
 SPECULATION_DRAFTED_TOKENS = Counter(
-    name="baton_speculation_drafted_tokens_total",
-    help="Tokens guessed from the request's own text, and verified.",
-    unit="tokens",
+    "baton_speculation_drafted_tokens_total", "tokens", "Tokens guessed from the request's own text, and verified."
 )
 SPECULATION_ACCEPTED_TOKENS = Counter(
-    name="baton_speculation_accepted_tokens_total",
-    help="Guesses that came true: tokens without a step of their own.",
-    unit="tokens",
+    "baton_speculation_accepted_tokens_total", "tokens", "Guesses that came true: tokens without a step of their own."
 )
 
 METRICS: tuple[Metric, ...] = (
-    TTFT,
-    ITL,
-    TPOT,
-    E2E,
-    QUEUE,
-    PREFILL,
-    HANDOFF,
-    HANDOFF_BYTES,
-    REQUESTS,
-    REJECTED,
-    IN_SLO,
-    RUNNING,
-    WAITING,
-    KV_BLOCKS,
-    PREFIX_QUERY_TOKENS,
-    PREFIX_HIT_TOKENS,
-    PREEMPTIONS,
-    FAILOVERS,
-    ROLE_FLIPS,
-    STEP,
-    SPECULATION_DRAFTED_TOKENS,
-    SPECULATION_ACCEPTED_TOKENS,
-    TIER_BLOCKS,
-    TIER_RESTS,
-    HANDOFF_LAYER_BYTES,
-    LIVE_MOVES,
-    READ_BACK_BLOCKS,
-)
+    TTFT, ITL, TPOT, E2E, QUEUE, PREFILL, HANDOFF, HANDOFF_BYTES, REQUESTS, REJECTED, IN_SLO, RUNNING, WAITING,
+    KV_BLOCKS, PREFIX_QUERY_TOKENS, PREFIX_HIT_TOKENS, PREEMPTIONS, FAILOVERS, ROLE_FLIPS, STEP,
+    SPECULATION_DRAFTED_TOKENS, SPECULATION_ACCEPTED_TOKENS, TIER_BLOCKS, TIER_RESTS, HANDOFF_LAYER_BYTES,
+    LIVE_MOVES, READ_BACK_BLOCKS,
+)  # fmt: skip
