@@ -6,22 +6,19 @@ import math
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, chain, islice, repeat, tee
 from random import Random
+from typing import Annotated
 
 from msgspec import Struct, structs
 
+from baton.core.validation import Range
+
 SHAPE_MIN, SHAPE_MAX = 0.05, 100.0
 """Range of a Weibull distribution's shape: coefficients of variation from 0.013 to about 1e5."""
-_BOUNDS = {
-    "rate_rps": (1e-9, 1e9),
-    "cv": (0.001, 1000.0),
-    "burst_ratio": (1e-6, 1e6),
-    "burst_s": (0.001, 1e9),
-    "calm_s": (0.001, 1e9),
-    "peak_ratio": (1e-6, 1e6),
-    "period_s": (0.001, 1e9),
-    "start_s": (0.0, 1e9),
-}
-"""Accepted range of each number of a process: wider than any real workload, narrow enough for floats."""
+Rate = Annotated[float, Range(least=1e-9, most=1e9)]
+Variation = Annotated[float, Range(least=0.001, most=1000.0)]
+Multiple = Annotated[float, Range(least=1e-6, most=1e6)]
+Span = Annotated[float, Range(least=0.001, most=1e9)]
+"""Seconds. All ranges are wider than any real workload, and narrow enough for floats."""
 _PIECES_PER_PERIOD = 96
 """A diurnal period is divided into this many pieces of constant rate: 15 minutes each for a day."""
 
@@ -36,7 +33,7 @@ class _Arrivals(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind
 class PoissonArrivals(_Arrivals, frozen=True, tag="poisson"):
     """Independent clients: the gaps are exponential."""
 
-    rate_rps: float
+    rate_rps: Rate
 
     def times_s(self, draw: Random) -> Iterator[float]:
         return accumulate((draw.expovariate(self.rate_rps) for _ in repeat(None)), initial=0.0)
@@ -45,8 +42,8 @@ class PoissonArrivals(_Arrivals, frozen=True, tag="poisson"):
 class GammaArrivals(_Arrivals, frozen=True, tag="gamma"):
     """Bursty (cv > 1) or regular (cv < 1) clients; cv = 1 is Poisson."""
 
-    rate_rps: float
-    cv: float
+    rate_rps: Rate
+    cv: Variation
     """Coefficient of variation of the gaps: standard deviation / mean."""
 
     def times_s(self, draw: Random) -> Iterator[float]:
@@ -56,8 +53,8 @@ class GammaArrivals(_Arrivals, frozen=True, tag="gamma"):
 class WeibullArrivals(_Arrivals, frozen=True, tag="weibull"):
     """Like Gamma, with a longer tail of gaps at the same cv."""
 
-    rate_rps: float
-    cv: float
+    rate_rps: Rate
+    cv: Variation
 
     def times_s(self, draw: Random) -> Iterator[float]:
         return accumulate((gap / self.rate_rps for gap in weibull_gaps(self.cv, draw)), initial=0.0)
@@ -66,7 +63,7 @@ class WeibullArrivals(_Arrivals, frozen=True, tag="weibull"):
 class ConstantArrivals(_Arrivals, frozen=True, tag="constant"):
     """Equal gaps."""
 
-    rate_rps: float
+    rate_rps: Rate
 
     def times_s(self, draw: Random) -> Iterator[float]:
         return (index / self.rate_rps for index, _ in enumerate(repeat(None)))
@@ -82,12 +79,12 @@ class AllAtOnce(_Arrivals, frozen=True, tag="at-once"):
 class BurstyArrivals(_Arrivals, frozen=True, tag="bursty"):
     """Calm and burst phases of exponential length alternate: a Markov-modulated Poisson process."""
 
-    rate_rps: float
+    rate_rps: Rate
     """Mean over both phases."""
-    burst_ratio: float = 5.0
+    burst_ratio: Multiple = 5.0
     """Rate in a burst / rate in a calm phase."""
-    burst_s: float = 10.0
-    calm_s: float = 50.0
+    burst_s: Span = 10.0
+    calm_s: Span = 50.0
     """Mean lengths of the phases."""
 
     def times_s(self, draw: Random) -> Iterator[float]:
@@ -101,14 +98,14 @@ class BurstyArrivals(_Arrivals, frozen=True, tag="bursty"):
 class DiurnalArrivals(_Arrivals, frozen=True, tag="diurnal"):
     """The rate follows a sine over a day (or another period)."""
 
-    rate_rps: float
+    rate_rps: Rate
     """Mean over a period."""
-    peak_ratio: float = 3.0
+    peak_ratio: Multiple = 3.0
     """Highest rate / lowest rate."""
-    period_s: float = 86_400.0
-    start_s: float = 0.0
+    period_s: Span = 86_400.0
+    start_s: Annotated[float, Range(least=0.0, most=1e9)] = 0.0
     """Position in the period at which the workload begins: 0 is the lowest rate, half a period the highest."""
-    cv: float = 1.0
+    cv: Variation = 1.0
     """Coefficient of variation of the gaps, apart from the change of rate. 1 is Poisson."""
 
     def times_s(self, draw: Random) -> Iterator[float]:
@@ -135,17 +132,6 @@ Arrivals = (
 def draw_times_s(arrivals: Arrivals, count: int, draw: Random) -> list[float]:
     """Draw `count` arrival times. Equal states of `draw` give equal times."""
     return list(islice(arrivals.times_s(draw), count))
-
-
-def arrivals_problems(where: str, arrivals: Arrivals) -> list[str]:
-    """Return a message for every number of a process that is out of range."""
-    numbers: dict[str, float] = structs.asdict(arrivals)
-    return [
-        f"{where}.{name} is {value:g}, but must be from {low:g} to {high:g}"
-        for name, value in numbers.items()
-        for low, high in [_BOUNDS[name]]
-        if not low <= value <= high
-    ]
 
 
 def scale_arrivals(arrivals: Arrivals, ratio: float) -> Arrivals:

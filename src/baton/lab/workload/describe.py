@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import math
+from typing import Annotated
 
 import msgspec
 from msgspec import Struct
 
 from baton.core.errors import ConfigError
 from baton.core.types import Slo
-from baton.core.validation import did_you_mean, type_problems
+from baton.core.validation import Count, Factor, Number, Range, Seconds, did_you_mean, out_of_range, type_problems
 from baton.lab.workload.amounts import Amount, amount_problems
-from baton.lab.workload.arrivals import AllAtOnce, Arrivals, ConstantArrivals, arrivals_problems
+from baton.lab.workload.arrivals import AllAtOnce, Arrivals, ConstantArrivals
+
+Duration = Annotated[float, Range(above=0.0)]
 
 
 class SystemPrompts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Shared first part of prompts, chosen from a few texts. It gives the prefix cache hits."""
 
-    tokens: int
+    tokens: Count
     """Length of each text, rounded up to whole blocks of 16 tokens."""
-    texts: int = 1
+    texts: Count = 1
     """Number of texts, all equally likely."""
 
 
@@ -34,7 +36,7 @@ class Conversation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Time between an output and the next turn."""
     followup_tokens: Amount | None = None
     """New tokens of each turn after the first. None: as `input_tokens`."""
-    context_tokens: int | None = None
+    context_tokens: Annotated[int, Range(least=2)] | None = None
     """Bound on prompt and output together. A conversation ends before a turn exceeds it."""
 
 
@@ -42,7 +44,7 @@ class Tenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One kind of client. Keys left out take the value of the whole file."""
 
     name: str
-    share: float = 1.0
+    share: Factor = 1.0
     """Weight of this tenant's arrivals relative to the shares of the other tenants."""
     arrivals: Arrivals | None = None
     """Arrival process of this tenant alone, at its own rate. `share` is then ignored."""
@@ -60,12 +62,12 @@ class TraceCut(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     file: str
     """Path relative to the workload file, or absolute."""
-    start_s: float = 0.0
-    duration_s: float | None = None
-    skip: int = 0
+    start_s: Seconds = 0.0
+    duration_s: Duration | None = None
+    skip: Number = 0
     """Number of requests to skip after `start_s`."""
-    rate_scale: float = 1.0
-    spread_s: float = 0.0
+    rate_scale: Factor = 1.0
+    spread_s: Seconds = 0.0
     """Spread arrivals with equal times over this many seconds. Use 3 for Mooncake's trace, which logs every 3 s."""
     arrivals: Arrivals | None = None
     """Arrival process that replaces the logged times of the section."""
@@ -78,21 +80,21 @@ class ServeGen(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """File of rates and variations, one row per client and window of 600 s."""
     lengths: str
     """File of length percentiles, one row per client and window of 6 h."""
-    start_s: float = 0.0
+    start_s: Seconds = 0.0
     """Start time of the workload within the statistics."""
-    duration_s: float | None = None
+    duration_s: Duration | None = None
     """None: the workload ends with the statistics or after `requests`."""
-    rate_scale: float = 1.0
+    rate_scale: Factor = 1.0
     """Factor on the request rate of every client. Burstiness stays the same."""
 
 
 class Workload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All keys of a workload file. `requests`, `sessions` or `duration_s` ends the workload."""
 
-    requests: int | None = None
-    sessions: int | None = None
+    requests: Count | None = None
+    sessions: Count | None = None
     """Number of conversations, each with all its turns. Without conversations, number of requests."""
-    duration_s: float | None = None
+    duration_s: Duration | None = None
     arrivals: Arrivals = ConstantArrivals(1.0)
     input_tokens: Amount = 512.0
     output_tokens: Amount = 128.0
@@ -125,16 +127,9 @@ def load_workload(text: str) -> Workload:
 
 
 def _problems(workload: Workload, given: set[str]) -> list[str]:
-    found = _source_problems(workload, given)
-    found += arrivals_problems("arrivals", workload.arrivals)
-    found += _length_problems("", workload)
-    for tenant in workload.tenants:
-        where = f"tenants.{tenant.name}."
-        if not (tenant.share > 0 and math.isfinite(tenant.share)):
-            found.append(f"{where}share is {tenant.share:g}, but must be above 0")
-        if tenant.arrivals is not None:
-            found += arrivals_problems(f"{where}arrivals", tenant.arrivals)
-        found += _length_problems(where, tenant)
+    found = out_of_range(workload) + _source_problems(workload, given) + _length_problems("", workload)
+    for number, tenant in enumerate(workload.tenants):
+        found += _length_problems(f"tenants[{number}].", tenant)
     names = [tenant.name for tenant in workload.tenants]
     found += [f"two tenants are named {name}" for name in dict.fromkeys(names) if names.count(name) > 1]
     for slo in (workload.slo, *(tenant.slo for tenant in workload.tenants)):
@@ -149,16 +144,10 @@ def _problems(workload: Workload, given: set[str]) -> list[str]:
 
 
 def _source_problems(workload: Workload, given: set[str]) -> list[str]:
-    """Return problems with the source of requests, the end of the workload, and its numbers."""
-    found = [
-        f"{name} is {value:g}, but must be {'at least' if low == 0 else 'above'} 0"
-        for name, value, low in _numbers(workload)
-        if value is not None and not (value >= 0 and (value > 0 or low == 0) and value < math.inf)
-    ]
-    if workload.trace is not None and workload.trace.arrivals is not None:
-        found += arrivals_problems("trace.arrivals", workload.trace.arrivals)
-        if workload.trace.spread_s:
-            found.append("trace.spread_s and trace.arrivals cannot be given together: each makes new times")
+    """Return problems with the source of requests and the end of the workload."""
+    found: list[str] = []
+    if workload.trace is not None and workload.trace.arrivals is not None and workload.trace.spread_s:
+        found.append("trace.spread_s and trace.arrivals cannot be given together: each makes new times")
     if workload.trace is not None and workload.servegen is not None:
         found.append("[trace] and [servegen] cannot be given together: requests come from one of them")
     source = "trace" if workload.trace is not None else "servegen" if workload.servegen is not None else None
@@ -186,46 +175,11 @@ def _all_at_once(workload: Workload) -> bool:
     return any(isinstance(arrivals, AllAtOnce) for arrivals in kinds)
 
 
-def _numbers(workload: Workload) -> list[tuple[str, float | None, int]]:
-    """Return (name, value, bound) triples. Bound 0 allows 0; bound 1 requires a value above 0."""
-    trace, servegen = workload.trace, workload.servegen
-    numbers: list[tuple[str, float | None, int]] = [
-        ("requests", workload.requests, 1),
-        ("sessions", workload.sessions, 1),
-        ("duration_s", workload.duration_s, 1),
-    ]
-    if trace is not None:
-        numbers += [("trace.start_s", trace.start_s, 0), ("trace.duration_s", trace.duration_s, 1)]
-        numbers += [("trace.skip", trace.skip, 0), ("trace.rate_scale", trace.rate_scale, 1)]
-        numbers.append(("trace.spread_s", trace.spread_s, 0))
-    if servegen is not None:
-        numbers += [("servegen.start_s", servegen.start_s, 0), ("servegen.duration_s", servegen.duration_s, 1)]
-        numbers.append(("servegen.rate_scale", servegen.rate_scale, 1))
-    return numbers
-
-
 def _length_problems(where: str, lengths: Workload | Tenant) -> list[str]:
-    talk, system = lengths.conversation, lengths.system_prompts
-    amounts: dict[str, Amount | None] = {
-        "input_tokens": lengths.input_tokens,
-        "output_tokens": lengths.output_tokens,
-    }
+    talk = lengths.conversation
+    amounts = {"input_tokens": lengths.input_tokens, "output_tokens": lengths.output_tokens}
     if talk is not None:
-        amounts |= {
-            "conversation.turns": talk.turns,
-            "conversation.think_s": talk.think_s,
-            "conversation.followup_tokens": talk.followup_tokens,
-        }
-    found = [
-        problem
-        for name, amount in amounts.items()
-        if amount is not None
-        for problem in amount_problems(where + name, amount)
-    ]
-    if talk is not None and talk.context_tokens is not None and talk.context_tokens < 2:
-        found.append(f"{where}conversation.context_tokens is {talk.context_tokens}, but must be at least 2")
-    if system is not None and (system.tokens < 1 or system.texts < 1):
-        found.append(
-            f"{where}system_prompts: tokens is {system.tokens} and texts is {system.texts}, but both must be at least 1"
-        )
-    return found
+        amounts |= {"conversation.turns": talk.turns, "conversation.think_s": talk.think_s}
+        amounts["conversation.followup_tokens"] = talk.followup_tokens
+    named = [(where + name, amount) for name, amount in amounts.items() if amount is not None]
+    return [problem for name, amount in named for problem in amount_problems(name, amount)]

@@ -10,8 +10,8 @@ import msgspec
 from msgspec import structs
 
 from baton.core.errors import ConfigError
-from baton.core.validation import did_you_mean
-from baton.lab.workload.arrivals import AllAtOnce, Arrivals, arrivals_problems, scale_arrivals
+from baton.core.validation import did_you_mean, out_of_range
+from baton.lab.workload.arrivals import AllAtOnce, Arrivals, scale_arrivals
 from baton.lab.workload.request import Trace
 from baton.lab.workload.schedule import mean_rate_rps, redraw_arrivals, sessions_per_request
 
@@ -53,7 +53,7 @@ def read_arrivals(text: str) -> Arrivals:
         raise ConfigError("\n".join(problems))
     rate = {} if process is AllAtOnce else {_RATE: 1.0}
     found = msgspec.convert({"kind": kind, **rate, **values}, Arrivals)
-    problems = arrivals_problems(kind, found)
+    problems = out_of_range(found, kind)
     if problems:
         raise ConfigError("\n".join(problems))
     return found
