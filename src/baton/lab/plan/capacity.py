@@ -1,16 +1,19 @@
-"""Request rate that one worker of a prefill, decode or mixed pool sustains within the SLO."""
+"""Request rate that one worker of a prefill, decode or mixed pool sustains within the SLO.
+
+Waits are closed-form queueing times, for screening. The simulator verifies the best fleets.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import NormalDist
 
 from baton.core.types import StepShape, prefill_pairs
 from baton.decide.cost.roofline import RooflineCost
-from baton.lab.plan.demand import WorkloadDemand
+from baton.lab.plan.demand import WorkloadDemand, weighted_quantile
 from baton.lab.plan.options import WorkerOption
-from baton.lab.plan.queueing import normal_quantile, wait_scale_s, waiting_ratio, within_ratio
 
 STEP_TOKENS = (256, 512, 1024, 2048, 4096, 8192)
 """Step token limits that the search tries, per attention group."""
@@ -76,23 +79,17 @@ def _prefill(cost: RooflineCost, demand: WorkloadDemand, workers: int, step_toke
         for each in demand.lengths
         for new in (demand.new_tokens(each),)
     ]
-    mean_s = _mean(times_s, weights)
-    service_s = min(mean_s, service_s)
-    variation = max(0.0, _mean([s * s for s in times_s], weights) / mean_s**2 - 1)
+    service_s = min(_mean(times_s, weights), service_s)
 
     def met(busy_ratio: float) -> float:
-        waiting = waiting_ratio(workers, busy_ratio)
-        scale_s = wait_scale_s(workers=workers, busy_ratio=busy_ratio, service_s=service_s, variation=variation)
-        within = [within_ratio(limit_s=demand.slo.ttft_s - s, waiting=waiting, scale_s=scale_s) for s in times_s]
-        return _mean(within, weights)
+        return _met_ratio(demand, times_s, service_s, workers=workers, busy_ratio=busy_ratio)
 
     busy = largest(lambda ratio: met(ratio) >= demand.attainment_ratio, BUSY_MAX)
     if busy <= 0:
         return NOTHING
-    waiting = waiting_ratio(workers, busy)
-    scale_s = wait_scale_s(workers=workers, busy_ratio=busy, service_s=service_s, variation=variation)
+    waiting, scale_s = _wait(demand, times_s, service_s, workers=workers, busy_ratio=busy)
     wait_s = scale_s * max(0.0, math.log(waiting / max(1e-9, 1 - demand.attainment_ratio)))
-    slowest_s = _quantile(times_s, weights, demand.attainment_ratio)
+    slowest_s = weighted_quantile(zip(times_s, weights, strict=True), demand.attainment_ratio)
     limit = "prompts keep it busy" if busy >= BUSY_MAX - 1e-3 else "waiting for a free worker"
     return Capacity(
         rate_rps=busy / service_s, step_tokens_max=step_tokens, requests=0.0,
@@ -198,7 +195,7 @@ def _unlucky(requests: float, demand: WorkloadDemand) -> float:
     The quantile is taken at the SLO's attainment ratio. The mean equals the number of decoding requests (Little's law),
     and the distribution is Poisson.
     """
-    return 1 + max(0.0, normal_quantile(demand.attainment_ratio)) / math.sqrt(max(1.0, requests))
+    return 1 + _peak_deviations(demand) / math.sqrt(max(1.0, requests))
 
 
 def _mixed_met(demand: WorkloadDemand, workers: int, busy: float, both_s: float, chunk: float) -> float:
@@ -206,15 +203,57 @@ def _mixed_met(demand: WorkloadDemand, workers: int, busy: float, both_s: float,
 
     TTFT consists of the wait for other prompts and the steps of the prompt's own chunks.
     """
-    weights = [each.weight for each in demand.lengths]
     times_s = [math.ceil(demand.new_tokens(each) / chunk) * both_s for each in demand.lengths]
-    mean_s = _mean(times_s, weights)
-    shared_s = min(mean_s, both_s * max(1.0, demand.input_tokens * (1 - demand.cached_ratio)) / chunk)
-    variation = max(0.0, _mean([s * s for s in times_s], weights) / mean_s**2 - 1)
-    waiting = waiting_ratio(workers, busy)
-    scale_s = wait_scale_s(workers=workers, busy_ratio=busy, service_s=shared_s, variation=variation)
+    shared_s = both_s * max(1.0, demand.input_tokens * (1 - demand.cached_ratio)) / chunk
+    return _met_ratio(demand, times_s, shared_s, workers=workers, busy_ratio=busy)
+
+
+def _met_ratio(
+    demand: WorkloadDemand, times_s: list[float], service_s: float, *, workers: int, busy_ratio: float
+) -> float:
+    """Return the share of requests whose wait and own time (`times_s`, by length class) meet the TTFT SLO."""
+    waiting, scale_s = _wait(demand, times_s, service_s, workers=workers, busy_ratio=busy_ratio)
     within = [within_ratio(limit_s=demand.slo.ttft_s - s, waiting=waiting, scale_s=scale_s) for s in times_s]
-    return _mean(within, weights)
+    return _mean(within, [each.weight for each in demand.lengths])
+
+
+def _wait(
+    demand: WorkloadDemand, times_s: list[float], service_s: float, *, workers: int, busy_ratio: float
+) -> tuple[float, float]:
+    """Return the share of requests that wait, and the mean wait of those. `service_s`: if prompts share steps."""
+    weights = [each.weight for each in demand.lengths]
+    mean_s = _mean(times_s, weights)
+    variation = max(0.0, _mean([s * s for s in times_s], weights) / mean_s**2 - 1)
+    scale_s = wait_scale_s(
+        workers=workers, busy_ratio=busy_ratio, service_s=min(mean_s, service_s), variation=variation
+    )
+    return waiting_ratio(workers, busy_ratio), scale_s
+
+
+def waiting_ratio(workers: int, busy_ratio: float) -> float:
+    """Return the share of Poisson arrivals that find all workers busy (Erlang C)."""
+    if busy_ratio >= 1:
+        return 1.0
+    load = workers * busy_ratio
+    blocked = 1.0
+    for count in range(1, workers + 1):
+        blocked = load * blocked / (count + load * blocked)
+    return blocked / (1 - busy_ratio * (1 - blocked))
+
+
+def wait_scale_s(*, workers: int, busy_ratio: float, service_s: float, variation: float) -> float:
+    """Return the mean wait of requests that wait. `variation`: squared coefficient of variation of the service time.
+
+    Source: Allen-Cunneen approximation for M/G/k, which for one worker is the Pollaczek-Khinchine formula.
+    """
+    return service_s * (1 + variation) / 2 / (workers * (1 - busy_ratio))
+
+
+def within_ratio(*, limit_s: float, waiting: float, scale_s: float) -> float:
+    """Return the share of arrivals that wait at most `limit_s`, if waits are exponentially distributed."""
+    if limit_s < 0:
+        return 0.0
+    return 1 - waiting * math.exp(-limit_s / scale_s) if scale_s > 0 else 1.0
 
 
 def _both_s(cost: RooflineCost, demand: WorkloadDemand, requests: float, chunk: float) -> float:
@@ -252,7 +291,12 @@ def _crowded(requests: float, workers: int, demand: WorkloadDemand) -> float:
 
     The number of requests in a pool is Poisson, and the router spreads them evenly over its workers.
     """
-    return requests + max(0.0, normal_quantile(demand.attainment_ratio)) * math.sqrt(requests / workers)
+    return requests + _peak_deviations(demand) * math.sqrt(requests / workers)
+
+
+def _peak_deviations(demand: WorkloadDemand) -> float:
+    """Return the standard deviations from the mean to the wanted quantile, at least 0."""
+    return max(0.0, NormalDist().inv_cdf(demand.attainment_ratio))
 
 
 def requests_max(option: WorkerOption) -> int:
@@ -282,12 +326,3 @@ def largest(holds: Callable[[float], bool], top: float) -> float:
 
 def _mean(values: list[float], weights: list[float]) -> float:
     return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
-
-
-def _quantile(values: list[float], weights: list[float], ratio: float) -> float:
-    below, total = 0.0, sum(weights)
-    for value, weight in sorted(zip(values, weights, strict=True)):
-        below += weight / total
-        if below >= ratio - 1e-9:
-            return value
-    return max(values)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from baton.core.types import Slo
 
+Value = TypeVar("Value", int, float)
 STRATA = 24
 """Maximum number of length classes of a trace. The screening queries the cost model for each class."""
 
@@ -58,13 +60,18 @@ class WorkloadDemand:
 
     def input_quantile(self, ratio: float) -> int:
         """Return the prompt length that this share of the requests does not exceed."""
-        below = 0.0
-        ordered = sorted(self.lengths, key=lambda each: each.input_tokens)
-        for each in ordered:
-            below += each.weight
-            if below >= ratio - 1e-9:
-                return each.input_tokens
-        return ordered[-1].input_tokens
+        return weighted_quantile(((each.input_tokens, each.weight) for each in self.lengths), ratio)
+
+
+def weighted_quantile(pairs: Iterable[tuple[Value, float]], ratio: float) -> Value:
+    """Return the lowest value that this share of the weight does not exceed. `pairs`: values with their weights."""
+    ordered = sorted(pairs)
+    least, below = ratio * sum(weight for _, weight in ordered) - 1e-9, 0.0
+    for value, weight in ordered:
+        below += weight
+        if below >= least:
+            return value
+    return ordered[-1][0]
 
 
 def strata(pairs: Iterable[tuple[int, int]]) -> tuple[LengthClass, ...]:

@@ -6,14 +6,21 @@ capacities and the networks of both pools bound each flow. Pools on different ha
 
 from __future__ import annotations
 
+import importlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from baton.core.errors import ConfigError
 from baton.core.types import Role
 from baton.lab.plan.capacity import Capacity
-from baton.lab.plan.highs import minimize
 from baton.lab.plan.options import WorkerOption
 
+SECONDS_MAX = 10.0
+"""Time limit of one call. The solver returns its best solution so far."""
+GAP_RATIO = 1e-3
+"""Relative gap at which the solver stops. Capacities are less accurate than this."""
 LINK_RATIO = 0.8
 """Share of a network's bandwidth that handoffs may use."""
 ROUNDS_MAX = 12
@@ -98,12 +105,35 @@ def _maximize(problem: Problem, *, price_weight: float, fixed_rps: float | None)
     elif problem.rate_rps is not None:
         rows.append(total)
         limits.append(problem.rate_rps)
-    found = minimize(goal, rows=rows, limits=limits, whole=count)
+    found = _minimize(goal, rows=rows, limits=limits, whole=count)
     if found is None:
         return None
     counts = tuple(round(value) for value in found[:count])
     price = sum(number * pool.price for number, pool in zip(counts, problem.pools, strict=True))
     return Solution(counts=counts, rate_rps=sum(found[count:]), price=price)
+
+
+def _minimize(
+    goal: Sequence[float], *, rows: Sequence[Sequence[float]], limits: Sequence[float], whole: int
+) -> list[float] | None:
+    """Return x that minimizes goal x under rows x <= limits and x >= 0, or None if no x satisfies them.
+
+    The first `whole` values of x are integers. Raises ConfigError if SciPy is not installed.
+    """
+    try:
+        optimize: Any = importlib.import_module("scipy.optimize")
+    except ImportError as error:
+        raise ConfigError(
+            "baton plan needs SciPy's solver: .venv/bin/pip install -e '.[plan]' in the checkout"
+        ) from error
+    found = optimize.milp(
+        c=goal,
+        constraints=optimize.LinearConstraint(rows, ub=limits),
+        integrality=[1] * whole + [0] * (len(goal) - whole),
+        bounds=optimize.Bounds(0, math.inf),
+        options={"time_limit": SECONDS_MAX, "mip_rel_gap": GAP_RATIO},
+    )
+    return None if found.x is None else [float(value) for value in found.x]
 
 
 def _flows(pools: Sequence[Pool]) -> list[tuple[int, int]]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import heapq
-import math
 from random import Random
 
 import pytest
 
-from baton.lab.plan.queueing import normal_quantile, wait_scale_s, waiting_ratio, within_ratio
+from baton.lab.plan.capacity import wait_scale_s, waiting_ratio, within_ratio
 
 
 @pytest.mark.parametrize(
@@ -40,9 +39,3 @@ def test_waiting_times_are_those_of_a_queue_that_is_played(workers: int, busy: f
 
 def test_a_limit_that_has_passed_is_met_by_nobody() -> None:
     assert within_ratio(limit_s=-0.1, waiting=0.0, scale_s=1.0) == 0.0
-
-
-@pytest.mark.parametrize(("ratio", "z"), [(0.5, 0.0), (0.9, 1.28155), (0.99, 2.32635), (0.1, -1.28155)])
-def test_normal_quantiles(ratio: float, z: float) -> None:
-    assert normal_quantile(ratio) == pytest.approx(z, abs=5e-4)
-    assert math.isfinite(normal_quantile(1.0))
