@@ -58,7 +58,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "request_id",
         metavar="REQUEST_ID",
         help="the X-Request-Id; of a simulation request-N, the Nth of its trace (from 0)",
@@ -71,7 +72,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
         "--log", type=Path, metavar="FILE", help="a file that `baton serve --log` or `baton sim --log` wrote"
     )
     add_client_key(parser)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON; - for standard output")
+    add("--json", type=Path, metavar="FILE", help="write everything as JSON; - for standard output")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -25,56 +25,42 @@ for bad arguments, or if the server rejects this host permanently."""
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
-        "host",
-        help=purpose,
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "host", help=purpose, description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.set_defaults(run=run)
-    parser.add_argument("--join", required=True, metavar="URL", help="the server, such as http://10.0.0.1:8000")
-    parser.add_argument(
-        "model", nargs="?", default="", metavar="MODEL", help="the model on this machine (default: as on the server)"
-    )
-    parser.add_argument("--name", metavar="NAME", help="name of this host on the server (default: its host name)")
-    parser.add_argument(
-        "--prefill", type=int, metavar="N", help="prefill workers; a role that is not given has none (default: 1)"
-    )
-    parser.add_argument("--decode", type=int, metavar="N", help="decode workers (default: 1)")
-    parser.add_argument("--mixed", type=int, metavar="N", help="workers for both prefill and decode (default: 0)")
-    parser.add_argument(
-        "--device", default="auto", metavar="D", help="auto, cpu, cuda or cuda:N (default: a GPU if there is one)"
-    )
-    parser.add_argument(
-        "--threads", type=int, default=0, metavar="N", help="threads of each worker (default: cores / workers)"
-    )
+    add = parser.add_argument
+    add("--join", required=True, metavar="URL", help="the server, such as http://10.0.0.1:8000")
+    add("model", nargs="?", default="", metavar="MODEL", help="the model on this machine (default: as on the server)")
+    add("--name", metavar="NAME", help="name of this host on the server (default: its host name)")
+    add("--prefill", type=int, metavar="N", help="prefill workers; a role that is not given has none (default: 1)")
+    add("--decode", type=int, metavar="N", help="decode workers (default: 1)")
+    add("--mixed", type=int, metavar="N", help="workers for both prefill and decode (default: 0)")
+    add("--device", default="auto", metavar="D", help="auto, cpu, cuda or cuda:N (default: a GPU if there is one)")
+    add("--threads", type=int, default=0, metavar="N", help="threads of each worker (default: cores / workers)")
     add_parallel(parser, default="as the server's")
-    parser.add_argument("--kv-blocks", type=int, default=0, metavar="N", help="KV blocks of this host (default: 2 GiB)")
-    parser.add_argument(
-        "--block-tokens", type=int, default=0, metavar="N", help="tokens in a KV block (default: as the server's)"
-    )
-    parser.add_argument(
+    add("--kv-blocks", type=int, default=0, metavar="N", help="KV blocks of this host (default: 2 GiB)")
+    add("--block-tokens", type=int, default=0, metavar="N", help="tokens in a KV block (default: as the server's)")
+    add(
         "--kv-dtype",
         choices=get_args(KVDtypeChoice),
         help="precision of KV on this host (default: as the server's; another one needs hosts.lossy on the server)",
     )
-    parser.add_argument(
+    add(
         "--tier",
         action="append",
         default=[],
         metavar="URL",
         help="keep KV of this host in its own store: file:///var/cache/kv?bytes=100e9 (repeatable, the fastest first)",
     )
-    parser.add_argument(
+    add(
         "--listen",
         default="",
         metavar="ADDR",
         help="address from which other hosts pull KV blocks (default: the one that reaches the server)",
     )
-    parser.add_argument(
-        "--advertise", default="", metavar="ADDR", help="address of --listen as other hosts see it (default: the same)"
-    )
+    add("--advertise", default="", metavar="ADDR", help="address of --listen as other hosts see it (default: the same)")
     add_client_key(parser, f"{JOIN_KEY} or {API_KEY}")
-    parser.add_argument(
+    add(
         "--join-wait-s",
         type=float,
         default=300.0,

@@ -25,15 +25,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
         description="Store KV blocks for hosts, which use it as the tier pool://HOST:PORT. Ctrl-C ends it.",
     )
     parser.set_defaults(run=run)
-    parser.add_argument("--bytes", type=float, required=True, metavar="N", help="memory to offer, such as 16e9")
-    parser.add_argument(
-        "--host", default="127.0.0.1", metavar="ADDR", help="address to listen on (default: %(default)s)"
-    )
-    parser.add_argument("--port", type=int, default=PORT, metavar="P", help="0 takes a free one (default: %(default)s)")
-    parser.add_argument(
-        "--secret-file", type=Path, metavar="FILE", help="secret of the clients: pool://HOST?secret_file=FILE"
-    )
-    parser.add_argument("--insecure", action="store_true", help="need no secret beyond loopback")
+    add = parser.add_argument
+    add("--bytes", type=float, required=True, metavar="N", help="memory to offer, such as 16e9")
+    add("--host", default="127.0.0.1", metavar="ADDR", help="address to listen on (default: %(default)s)")
+    add("--port", type=int, default=PORT, metavar="P", help="0 takes a free one (default: %(default)s)")
+    add("--secret-file", type=Path, metavar="FILE", help="secret of the clients: pool://HOST?secret_file=FILE")
+    add("--insecure", action="store_true", help="need no secret beyond loopback")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -20,17 +20,14 @@ from baton.serve.live.status import ClusterStatus, HostStatus, TierStatus
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
-        "top",
-        help=purpose,
-        description="Show a server's workers and KV blocks, live. Ctrl-C ends it.",
+        "top", help=purpose, description="Show a server's workers and KV blocks, live. Ctrl-C ends it."
     )
     parser.set_defaults(run=run)
-    parser.add_argument("--url", default=URL, metavar="U", help="the server (default: %(default)s)")
-    parser.add_argument(
-        "--interval-s", type=float, default=1.0, metavar="T", help="seconds between updates (default 1)"
-    )
+    add = parser.add_argument
+    add("--url", default=URL, metavar="U", help="the server (default: %(default)s)")
+    add("--interval-s", type=float, default=1.0, metavar="T", help="seconds between updates (default 1)")
     add_client_key(parser)
-    parser.add_argument("--once", action="store_true", help="show the state once and exit")
+    add("--once", action="store_true", help="show the state once and exit")
 
 
 def run(args: argparse.Namespace) -> int:

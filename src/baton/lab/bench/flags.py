@@ -10,6 +10,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from baton.core.errors import ConfigError
 from baton.core.files import output_problems
+from baton.core.validation import Range
 from baton.lab.bench.options import (
     BenchOptions,
     ClosedLoop,
@@ -32,6 +33,7 @@ REQUESTS = 100
 """Default of a synthetic run."""
 ATTAINMENT_MIN = 0.9
 TIMEOUT_S = 600.0
+POSITIVE = Range(above=0.0)
 
 Flags = Mapping[str, str | bool | None]
 """Values as typed on the command line; None: not given."""
@@ -48,35 +50,26 @@ class _Checks:
         value = self.flags.get(name)
         return value if isinstance(value, str) else None
 
-    def number(self, name: str, *, above: float, or_equal: bool = False) -> float | None:
-        """Read a finite number above (or equal to) `above`."""
+    def number(self, name: str, bounds: Range) -> float | None:
+        """Read a number within the bounds."""
         text = self.text(name)
-        if text is None:
-            return None
-        value = _float(text)
-        if math.isfinite(value) and (value > above or (or_equal and value == above)):
-            return value
-        self.problems.append(f"--{name} is {text!r}; give a number {'of at least' if or_equal else 'above'} {above:g}")
-        return None
+        try:
+            value = None if text is None else float(text)
+        except ValueError:
+            value = math.nan
+        return self._within(name, bounds, value)
 
     def count(self, name: str, *, least: int) -> int | None:
+        """Read a whole number."""
         text = self.text(name)
-        if text is None:
-            return None
-        if text.strip().isdecimal() and int(text) >= least:
-            return int(text)
-        self.problems.append(f"--{name} is {text!r}; give a whole number of at least {least}")
-        return None
+        value = None if text is None else int(text) if text.strip().isdecimal() else math.nan
+        found = self._within(name, Range(least=least), value, "whole number")
+        return None if found is None else int(found)
 
-    def ratio(self, name: str) -> float | None:
-        """Read a number from 0 to 1."""
-        text = self.text(name)
-        if text is None:
-            return None
-        value = _float(text)
-        if 0 <= value <= 1:
+    def _within(self, name: str, bounds: Range, value: float | None, what: str = "number") -> float | None:
+        if value is None or bounds.takes(value):
             return value
-        self.problems.append(f"--{name} is {text!r}; give a number from 0 to 1")
+        self.problems.append(f"--{name} is {self.text(name)!r}; give a {what} {bounds}")
         return None
 
     def output(self, name: str) -> Path | None:
@@ -90,21 +83,14 @@ class _Checks:
             self.problems.append(f"--{first} and --{second} cannot be given together: {why}")
 
 
-def _float(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
 def read_options(flags: Flags) -> BenchOptions:
     """Return the options of a run. Raises ConfigError with one problem per line."""
     checks = _Checks(flags)
-    slo = SloTargets(ttft_s=checks.number("ttft-slo-s", above=0), tpot_s=checks.number("tpot-slo-s", above=0))
+    slo = SloTargets(ttft_s=checks.number("ttft-slo-s", POSITIVE), tpot_s=checks.number("tpot-slo-s", POSITIVE))
     workload, pacing = _workload(checks), _pacing(checks)
     requests = checks.count("requests", least=1)
     endpoint, prompt_format = _endpoint(checks)
-    attainment_min = checks.ratio("attainment-min")
+    attainment_min = checks.number("attainment-min", Range(least=0.0, most=1.0))
     options = BenchOptions(
         url=_base_url(checks),
         workload=workload,
@@ -121,7 +107,7 @@ def read_options(flags: Flags) -> BenchOptions:
         context_tokens=checks.count("max-context", least=2),
         vocab_tokens=_or(checks.count("vocab-tokens", least=2), VOCAB_TOKENS),
         ignore_eos=flags.get("ignore-eos") is not False,
-        timeout_s=checks.number("timeout-s", above=0) or TIMEOUT_S,
+        timeout_s=checks.number("timeout-s", POSITIVE) or TIMEOUT_S,
         json=checks.output("json"),
         html=checks.output("html"),
     )
@@ -157,7 +143,7 @@ def _workload(checks: _Checks) -> TraceFile | Synthetic:
     input_tokens = _or(checks.count("input-tokens", least=1), INPUT_TOKENS)
     output_tokens = _or(checks.count("output-tokens", least=1), OUTPUT_TOKENS)
     limit = checks.count("limit", least=1)
-    rate_scale = checks.number("rate-scale", above=0)
+    rate_scale = checks.number("rate-scale", POSITIVE)
     trace = checks.text("trace")
     if trace is not None:
         if not Path(trace).is_file():
@@ -176,7 +162,7 @@ def _pacing(checks: _Checks) -> Pacing:
     checks.refuse_together("concurrency", "rate-scale", "--rate-scale stretches the trace's own times")
     checks.refuse_together("arrivals", "concurrency", "a client sends its next request when its answer has arrived")
     checks.refuse_together("arrivals", "arrival-cv", "--arrivals gamma,cv=X does the same")
-    rate_rps = checks.number("rate", above=0)
+    rate_rps = checks.number("rate", POSITIVE)
     concurrency = checks.count("concurrency", least=1)
     arrivals = _arrivals(checks)
     if arrivals is not None or rate_rps is not None:
@@ -188,7 +174,7 @@ def _pacing(checks: _Checks) -> Pacing:
 
 def _arrivals(checks: _Checks) -> Arrivals | None:
     """Return the process of --arrivals or --arrival-cv at one request a second. None: not given, or invalid."""
-    cv = checks.number("arrival-cv", above=0, or_equal=True)
+    cv = checks.number("arrival-cv", Range(least=0.0))
     if cv is not None and checks.text("rate") is None:
         checks.problems.append("--arrival-cv needs --rate")
     text = checks.text("arrivals")
