@@ -26,7 +26,7 @@ from time import perf_counter, process_time
 from msgspec.structs import replace
 from record import write
 
-from baton.cli.cells import play_cells
+from baton.cli.sim import play_cells
 from baton.core.config import Topology
 from baton.decide.policy.policy_sets import policy_set
 from baton.lab.report.summary import SloTargets, summarize

@@ -35,8 +35,7 @@ from _beside_live import judge, show
 
 from baton.core.config import Topology
 from baton.core.types import Role, WorkerId
-from baton.decide.cost.fitted import FittedCost, StepProfile, fit_cost, save_fitted
-from baton.decide.cost.step_logs import LoggedStep, read_step_log
+from baton.decide.cost.fitted import FittedCost, LoggedStep, StepProfile, fit_cost, read_step_log, save_fitted
 from baton.decide.policy.policy_sets import policy_set
 from baton.lab.bench.options import BenchOptions, TraceFile, TraceTimes
 from baton.lab.bench.run import RunListener, run_bench

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.lab.report.log_page import render_log
+from baton.lab.report.run_page import render_log
 from baton.lab.report.summary import SloTargets
 from baton.lab.report.timeline import read_timeline
 from tests.browser.chromium import Page, chromium_page, find_chromium

@@ -9,12 +9,12 @@ from baton.core.types import Request, RequestId
 from baton.decide.kv.hashing import block_hashes
 from baton.lab.sim.cluster import SimCluster, build_cluster
 from baton.lab.sim.engines import ContentEngine
-from baton.lab.sim.fault_injector import FaultInjector
-from baton.lab.sim.faults import Hang, HostKill, Kill, KillAtStep
+from baton.lab.sim.faults import Hang, HostKill, Kill
 from baton.lab.sim.journal import Journal, Life
 from tests.campaign.checkers import Watch, check_end, check_refusal, check_text
 from tests.campaign.restless import play_policies
 from tests.campaign.scenario import PlannedRequest, Scenario
+from tests.campaign.triggers import CampaignFaults, KillAtStep
 
 PLAY_S_MAX = 300.0
 """Virtual seconds within which every scenario must end."""
@@ -28,7 +28,7 @@ class Play:
     scenario: Scenario
     cluster: SimCluster
     watch: Watch
-    strikes: FaultInjector
+    strikes: CampaignFaults
     followers: dict[RequestId, list[PlannedRequest]] = field(default_factory=dict[RequestId, list[PlannedRequest]])
 
     def schedule(self) -> None:
@@ -38,7 +38,7 @@ class Play:
                 loop.at(planned.at_s, partial(self.submit, planned, ()))
             else:
                 self.followers.setdefault(planned.follows, []).append(planned)
-        self.strikes.schedule(self.scenario.faults)
+        self.strikes.schedule_all(self.scenario.faults)
 
     def run(self) -> None:
         """Run to the end under all checkers. Raises Violation where an invariant breaks."""
@@ -97,7 +97,7 @@ def prepare_play(scenario: Scenario) -> Play:
             scenario=scenario,
             cluster=cluster,
             watch=Watch(cluster=cluster, policy=scenario.policy),
-            strikes=FaultInjector(cluster),
+            strikes=CampaignFaults(cluster),
         )
     )
     plays[0].schedule()

@@ -14,25 +14,21 @@ from baton.decide.kv.window import Window
 from baton.decide.policy.policy_sets import POLICY_SETS
 from baton.lab.sim.engines import STOP_TOKEN
 from baton.lab.sim.faults import (
-    Cancel,
     Death,
     DelaySpike,
-    Fault,
     Flip,
     Hang,
     HostKill,
     Kill,
-    KillAtStep,
-    KillMoment,
     ReportsFate,
     Slow,
-    Stage,
     StartsFail,
     StoreFault,
     StoreTrouble,
     WireCut,
 )
 from baton.lab.sim.spec import ClusterSpec, SimCost, SimKind, SimKV, SimLink, SimTier, SimWorkers
+from tests.campaign.triggers import Cancel, Fault, KillAtStep, KillMoment, Stage
 
 TOPOLOGIES: tuple[tuple[int, int, int], ...] = (
     (1, 1, 0), (1, 1, 0), (2, 1, 0), (1, 2, 0), (2, 2, 0), (0, 0, 1), (0, 0, 2), (1, 1, 1),

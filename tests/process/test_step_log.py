@@ -8,7 +8,7 @@ import pytest
 
 from baton.core.errors import ConfigError
 from baton.core.types import StepShape, WorkerId
-from baton.decide.cost.step_logs import read_step_log
+from baton.decide.cost.fitted import read_step_log
 from baton.serve.worker.step_log import StepLogWriter
 from tests.serving import serving
 

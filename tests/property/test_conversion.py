@@ -12,9 +12,8 @@ from msgspec.structs import replace
 
 from baton.core.types import BlockId
 from baton.decide.kv.conversion import Conversion
-from baton.decide.kv.layout import KVDtype, KVLayout
+from baton.decide.kv.layout import BITS, KVDtype, KVLayout, loss
 from baton.decide.kv.overlap import Cutting
-from baton.decide.kv.precision import BITS, loss
 from baton.move.transport.convert import convert
 from baton.move.transport.number_formats import decode, encode
 from tests.property.kv_forms import Case, arena, cases, cells, converted_naively, pulled

@@ -9,10 +9,11 @@ from baton.core.messages import AheadEnded, HostLost, RequestDropped, SendAhead
 from baton.core.types import HostId, RequestId, WorkerId
 from baton.decide.control.cluster import PoolDecision
 from baton.lab.sim.cluster import SimCluster
-from baton.lab.sim.faults import Death, HostKill, KillAtStep, WireCut
+from baton.lab.sim.faults import Death, HostKill, WireCut
 from baton.lab.sim.spec import SimKind, SimKV
 from tests.campaign.play import play
 from tests.campaign.scenario import RESTLESS
+from tests.campaign.triggers import KillAtStep
 from tests.simulation.test_behaviour import outcome, request
 from tests.simulation.test_hosts import A, B, two_hosts
 

@@ -9,11 +9,12 @@ from baton.core.config import BatchLimits, Topology
 from baton.core.messages import PreemptRequest, ToWorker
 from baton.core.types import RequestId, Sampling, WorkerId
 from baton.decide.control.cluster import PoolDecision
-from baton.lab.sim.faults import Cancel, Death, Flip, Hang, Kill, KillAtStep
+from baton.lab.sim.faults import Death, Flip, Hang, Kill
 from baton.lab.sim.journal import Life
 from baton.lab.sim.spec import HOST, ClusterSpec, SimCost, SimKV, SimLink
 from tests.campaign.play import play
 from tests.campaign.scenario import PlannedRequest, Scenario
+from tests.campaign.triggers import Cancel, KillAtStep
 
 COST = SimCost(step_overhead_s=0.01, prefill_token_s=0.001, decode_request_s=0.001)
 LINK = SimLink(delay_min_s=0.0005, delay_max_s=0.001)

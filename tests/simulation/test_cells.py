@@ -7,7 +7,7 @@ from array import array
 import pytest
 from msgspec.structs import asdict, replace
 
-from baton.cli.cells import play_cells
+from baton.cli.sim import play_cells
 from baton.core.config import Plugin, PolicyConfig, Topology
 from baton.core.errors import ConfigError
 from baton.core.types import Slo

@@ -14,11 +14,12 @@ from baton.core.types import HostId, Request, RequestId, WorkerId
 from baton.decide.control.cluster import PoolDecision
 from baton.decide.kv.window import Window
 from baton.lab.sim.cluster import SimCluster
-from baton.lab.sim.faults import Cancel, Death, Fault, HostKill, Kill, StoreFault, WireCut
+from baton.lab.sim.faults import Death, HostKill, Kill, StoreFault, WireCut
 from baton.lab.sim.spec import SimTier
 from tests.campaign import restless
 from tests.campaign.play import play
 from tests.campaign.scenario import RESTLESS, PlannedRequest, Scenario
+from tests.campaign.triggers import Cancel, Fault
 from tests.simulation.test_behaviour import outcome, request
 from tests.simulation.test_hosts import A, B, two_hosts
 

@@ -15,7 +15,7 @@ from baton.decide.kv.hashing import block_hashes
 from baton.decide.policy.policy_sets import POLICY_SETS, policy_set
 from baton.lab.sim.cluster import SimCluster, build_cluster
 from baton.lab.sim.engines import STOP_TOKEN, LengthEngine
-from baton.lab.sim.fault_injector import cancel_request, delay_messages
+from baton.lab.sim.fault_injector import delay_messages
 from baton.lab.sim.faults import Death
 from baton.lab.sim.journal import Journal, Life
 from baton.lab.sim.policies import configured_policies
@@ -23,6 +23,7 @@ from baton.lab.sim.replay_trace import check_nothing_left
 from baton.lab.sim.spec import ClusterSpec, SimCost, SimKV, SimLink, SimWorkers
 from baton.lab.sim.worker import SimWorker
 from tests.campaign.scenario import REPORTS
+from tests.campaign.triggers import cancel_request
 
 SEEDS = 60
 BLOCK_TOKENS = 4

@@ -9,16 +9,26 @@ from statistics import fmean
 import pytest
 from msgspec.structs import replace
 
-from baton.cli.cells import play_cells
 from baton.cli.main import main
+from baton.cli.sim import play_cells
 from baton.core.config import Topology
 from baton.core.errors import ConfigError
 from baton.core.types import WorkerId
 from baton.decide.policy.policy_sets import policy_set
 from baton.lab.report.summary import RequestRecord
 from baton.lab.sim.cells import CellJob, cell_jobs
-from baton.lab.sim.fault_file import fault_problems, read_faults
-from baton.lab.sim.faults import Death, DelaySpike, Herd, Kill, Slow, TimedFault, delayed_arrival_s, select_herds
+from baton.lab.sim.faults import (
+    Death,
+    DelaySpike,
+    Herd,
+    Kill,
+    Slow,
+    TimedFault,
+    delayed_arrival_s,
+    fault_problems,
+    read_faults,
+    select_herds,
+)
 from baton.lab.sim.replay_trace import play_cell
 from baton.lab.sim.spec import ClusterSpec, read_spec
 from baton.lab.workload.request import Trace, TraceRequest

@@ -7,9 +7,10 @@ from msgspec.structs import replace
 from baton.core.messages import PrefillFinished, StartPrefill
 from baton.core.types import RequestId, WorkerId
 from baton.lab.sim.cluster import SimCluster
-from baton.lab.sim.faults import Death, Fault, KillAtStep
+from baton.lab.sim.faults import Death
 from tests.campaign.play import play
 from tests.campaign.scenario import PlannedRequest
+from tests.campaign.triggers import Fault, KillAtStep
 from tests.simulation.test_behaviour import outcome, request
 from tests.simulation.test_hosts import landings, two_hosts
 

@@ -26,7 +26,7 @@ from baton.decide.policy.policy_sets import policy_set
 from baton.lab.sim.cluster import SimCluster, build_cluster
 from baton.lab.sim.engines import LengthEngine
 from baton.lab.sim.fault_injector import delay_messages
-from baton.lab.sim.faults import Cancel, Death, Fault, HostKill, Kill, WireCut
+from baton.lab.sim.faults import Death, HostKill, Kill, WireCut
 from baton.lab.sim.journal import Journal
 from baton.lab.sim.policies import configured_policies
 from baton.lab.sim.replay_trace import replay_trace
@@ -34,6 +34,7 @@ from baton.lab.sim.spec import ClusterSpec, SimKind, SimKV, SimWorkers, load_spe
 from baton.lab.workload.request import Trace, TraceRequest
 from tests.campaign.play import play, prepare_play
 from tests.campaign.scenario import RESTLESS, PlannedRequest, Scenario
+from tests.campaign.triggers import Cancel, Fault
 from tests.simulation.test_behaviour import outcome, request, scenario
 
 A, B = HostId("a"), HostId("b")

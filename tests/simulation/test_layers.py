@@ -8,10 +8,11 @@ from msgspec.structs import replace
 from baton.core.copies import CopyBlocks, LandingEnded
 from baton.core.types import HostId, RequestId, WorkerId
 from baton.lab.sim.cluster import SimCluster
-from baton.lab.sim.faults import Cancel, Death, HostKill, Kill, WireCut
+from baton.lab.sim.faults import Death, HostKill, Kill, WireCut
 from baton.lab.sim.spec import SimWorkers
 from tests.campaign.play import play, prepare_play
 from tests.campaign.scenario import RESTLESS, Scenario, draw_scenario, with_faults
+from tests.campaign.triggers import Cancel
 from tests.seeds import Seeds
 from tests.simulation.test_ahead import landed_tokens, pool_decisions
 from tests.simulation.test_behaviour import outcome, request

@@ -12,11 +12,12 @@ from baton.core.types import WorkerId
 from baton.decide.policy.policy_sets import policy_set
 from baton.lab.sim.cells import CellJob
 from baton.lab.sim.cluster import SimCluster
-from baton.lab.sim.faults import Death, DelaySpike, Fault, Kill, Slow, StartsFail, StoreFault, StoreTrouble, TimedFault
+from baton.lab.sim.faults import Death, DelaySpike, Kill, Slow, StartsFail, StoreFault, StoreTrouble, TimedFault
 from baton.lab.sim.replay_trace import play_cell
 from baton.lab.sim.spec import HOST, ClusterSpec, SimTier, SimWorkers
 from baton.lab.workload.request import Trace, TraceRequest
 from tests.campaign.play import prepare_play
+from tests.campaign.triggers import Fault
 from tests.simulation.test_behaviour import request, scenario
 
 SPEC = ClusterSpec(topology=Topology(prefill=1, decode=1))

@@ -11,10 +11,11 @@ from baton.core.tier_messages import LoadBlocks, LoadEnded, ReadBack, StoreBlock
 from baton.core.types import RequestId, WorkerId
 from baton.decide.control.cluster import PoolDecision
 from baton.lab.sim.cluster import SimCluster
-from baton.lab.sim.faults import Death, Fault, Kill, StoreFault, StoreTrouble
+from baton.lab.sim.faults import Death, Kill, StoreFault, StoreTrouble
 from baton.lab.sim.spec import HOST, SimTier
 from tests.campaign.play import play
 from tests.campaign.scenario import Scenario
+from tests.campaign.triggers import Fault
 from tests.simulation.test_behaviour import outcome, request, scenario
 
 FAST = SimTier(blocks=1000, latency_s=0.0001, bytes_per_s=1e6, token_bytes=1)

@@ -7,10 +7,11 @@ from msgspec.structs import replace
 from baton.core.tier_messages import TierView
 from baton.core.types import HostId, RequestId
 from baton.lab.sim.cluster import SimCluster
-from baton.lab.sim.faults import Fault, HostKill, StoreFault
+from baton.lab.sim.faults import HostKill, StoreFault
 from baton.lab.sim.spec import HOST, SimTier, SimWorkers
 from tests.campaign.play import play
 from tests.campaign.scenario import RESTLESS, PlannedRequest, Scenario
+from tests.campaign.triggers import Fault
 from tests.simulation.test_behaviour import outcome, request, scenario
 
 FAST = SimTier(blocks=100, latency_s=0.0001, bytes_per_s=1e6, token_bytes=1)

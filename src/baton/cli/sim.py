@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 from time import perf_counter
@@ -14,7 +17,6 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from baton.cli.cells import play_cells
 from baton.cli.output import STANDARD_OUTPUT, write_file, write_json
 from baton.cli.policy_choice import HELP as POLICY_HELP
 from baton.cli.policy_choice import policy_of
@@ -26,11 +28,10 @@ from baton.lab.bench.flags import ATTAINMENT_MIN
 from baton.lab.report.perfetto import render_perfetto
 from baton.lab.report.run_page import RunPage, render_run
 from baton.lab.report.summary import Distribution, RequestRecord, Results, SloTargets, summarize
-from baton.lab.sim.cells import cell_jobs, merge_records
-from baton.lab.sim.cut_answers import describe_cut_answers
-from baton.lab.sim.fault_file import read_faults
-from baton.lab.sim.faults import TimedFault
+from baton.lab.sim.cells import CellJob, cell_jobs, decode_records, merge_records
+from baton.lab.sim.faults import TimedFault, read_faults
 from baton.lab.sim.policies import configured_policies
+from baton.lab.sim.replay_trace import describe_cut_answers
 from baton.lab.sim.spec import ClusterSpec, read_spec
 from baton.lab.workload.arrivals import Arrivals, PoissonArrivals
 from baton.lab.workload.request import Trace
@@ -54,44 +55,36 @@ Exit code: 0; 1 if a request failed, none completed, or the SLO attainment is to
 def add_parser(subparsers: Subparsers, purpose: str) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
-        "sim",
-        help=purpose,
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "sim", help=purpose, description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--cluster", type=Path, required=True, metavar="FILE", help="the cluster; see docs/simulator.md"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--cluster", type=Path, required=True, metavar="FILE", help="the cluster; see docs/simulator.md")
+    add(
         "--trace",
         type=Path,
         required=True,
         metavar="FILE",
         help="a trace or a workload file (.toml); see docs/workloads.md",
     )
-    parser.add_argument("--policy", default="baton", metavar="NAME", help=f"{POLICY_HELP} (default baton)")
-    parser.add_argument("--rate-scale", type=float, default=1.0, metavar="K", help="run the trace K times as fast")
-    parser.add_argument("--rate", type=float, metavar="R", help="requests per second instead of the trace's own times")
-    parser.add_argument("--arrivals", metavar="KIND", help="new arrival times, as of `baton bench`")
-    parser.add_argument("--limit", type=int, metavar="N", help="take at most the first N requests")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of prompts, delays and arrivals (default 0)")
-    parser.add_argument("--ttft-slo-s", type=float, metavar="X", help="target of TTFT, in seconds")
-    parser.add_argument("--tpot-slo-s", type=float, metavar="Y", help="target of TPOT, in seconds")
-    parser.add_argument(
+    add("--policy", default="baton", metavar="NAME", help=f"{POLICY_HELP} (default baton)")
+    add("--rate-scale", type=float, default=1.0, metavar="K", help="run the trace K times as fast")
+    add("--rate", type=float, metavar="R", help="requests per second instead of the trace's own times")
+    add("--arrivals", metavar="KIND", help="new arrival times, as of `baton bench`")
+    add("--limit", type=int, metavar="N", help="take at most the first N requests")
+    add("--seed", type=int, default=0, metavar="S", help="of prompts, delays and arrivals (default 0)")
+    add("--ttft-slo-s", type=float, metavar="X", help="target of TTFT, in seconds")
+    add("--tpot-slo-s", type=float, metavar="Y", help="target of TPOT, in seconds")
+    add(
         "--processes",
         type=int,
         metavar="N",
         help="simulate at most N cells at a time (default: one per core; one with --html, --perfetto or --log)",
     )
-    parser.add_argument(
-        "--faults", type=Path, metavar="FILE", help="faults to inject (.toml, .yaml, .json); see docs/simulator.md"
-    )
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write the results as JSON, in seconds; - for standard output"
-    )
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with latencies, load, roles and queues")
-    parser.add_argument("--perfetto", type=Path, metavar="FILE", help="write a trace for ui.perfetto.dev")
-    parser.add_argument(
+    add("--faults", type=Path, metavar="FILE", help="faults to inject (.toml, .yaml, .json); see docs/simulator.md")
+    add("--json", type=Path, metavar="FILE", help="write the results as JSON, in seconds; - for standard output")
+    add("--html", type=Path, metavar="FILE", help="write a page with latencies, load, roles and queues")
+    add("--perfetto", type=Path, metavar="FILE", help="write a trace for ui.perfetto.dev")
+    add(
         "--log",
         type=Path,
         metavar="FILE",
@@ -268,3 +261,23 @@ def _failure_words(records: Sequence[RequestRecord]) -> list[str]:
 def _cells(distribution: Distribution) -> list[str]:
     values = (distribution.mean, distribution.p50, distribution.p90, distribution.p99)
     return ["" if value is None else f"{value:.4f}" for value in values]
+
+
+def play_cells(jobs: Sequence[CellJob], *, processes: int) -> list[RequestRecord]:
+    """Simulate all cells of a cluster, at most `processes` at a time. Return the records of `replay_trace`.
+
+    Raises ConfigError with the last output line of a process that failed.
+    """
+    with ThreadPoolExecutor(max_workers=processes) as threads:  # a thread only waits for its process
+        return merge_records(threads.map(_played, jobs))
+
+
+def _played(job: CellJob) -> list[RequestRecord]:
+    command = [sys.executable, "-m", "baton.lab.sim.replay_trace"]
+    done = subprocess.run(command, input=msgspec.msgpack.encode(job), capture_output=True, check=False)
+    if done.returncode != 0:
+        words = done.stderr.decode(errors="replace").strip().splitlines() or ["it printed nothing"]
+        raise ConfigError(
+            f"the simulation of a cell exited with {done.returncode}: {words[-1]}; lower --processes if memory is short"
+        )
+    return decode_records(done.stdout)

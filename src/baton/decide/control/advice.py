@@ -14,6 +14,7 @@ from baton.core.ports import CostModel
 from baton.core.types import ClusterView, HostId, Request, Until, WorkerId, WorkerView
 from baton.decide.policy.admission import AdmissionPolicy
 from baton.decide.policy.fairness import FairnessPolicy
+from baton.decide.policy.fleet import FixedFleet, MovesPolicy, NoMoves, RolesPolicy, ScalingPolicy, StaticRoles
 from baton.decide.policy.handoff import (
     DirectHandoff,
     FirstTokenByPrefill,
@@ -22,11 +23,8 @@ from baton.decide.policy.handoff import (
     HandoffPolicy,
 )
 from baton.decide.policy.lengths import LengthsPolicy, RecentMean
-from baton.decide.policy.moves import MovesPolicy, NoMoves
 from baton.decide.policy.placement import PlacementPolicy
-from baton.decide.policy.roles import RolesPolicy, StaticRoles
 from baton.decide.policy.routing import Route, RoutingPolicy
-from baton.decide.policy.scaling import FixedFleet, ScalingPolicy
 from baton.decide.policy.streaming import StreamingPolicy, WhenDone
 
 Answer = TypeVar("Answer")

@@ -15,13 +15,11 @@ from baton.decide.control.start_queue import StartQueue
 from baton.decide.kv.window import Window
 from baton.decide.policy.admission import AdmissionPolicy
 from baton.decide.policy.fairness import FairnessPolicy
+from baton.decide.policy.fleet import MovesPolicy, RolesPolicy, ScalingPolicy
 from baton.decide.policy.handoff import FirstTokenPolicy, HandoffPolicy
 from baton.decide.policy.lengths import LengthsPolicy
-from baton.decide.policy.moves import MovesPolicy
 from baton.decide.policy.placement import PlacementPolicy
-from baton.decide.policy.roles import RolesPolicy
 from baton.decide.policy.routing import RoutingPolicy
-from baton.decide.policy.scaling import ScalingPolicy
 from baton.decide.policy.streaming import StreamingPolicy
 
 Port = TypeVar("Port")

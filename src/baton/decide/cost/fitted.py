@@ -1,4 +1,6 @@
-"""A cost model fitted to measured steps of an engine. Use it for the machine that was measured.
+"""A cost model fitted to measured steps of an engine, or to the step logs of workers (`step_log` of `baton serve`).
+
+Use it for the machine that was measured.
 
     step = start + sum over bands of tokens (price per token in the band) + sequences + pairs + context
 
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,6 +20,7 @@ import numpy as np
 from msgspec import Struct
 
 from baton.core.errors import ConfigError
+from baton.core.files import in_file
 from baton.core.types import StepShape, prefill_pairs
 from baton.core.validation import Price, Seconds, out_of_range
 
@@ -26,6 +30,8 @@ PROFILE_VERSION = 1
 _REWEIGHTINGS = 3
 ROUNDS_MAX = 1000
 """Bound on the rounds of the solver, which needs a few per unknown."""
+POINTS_MIN = 50
+"""Minimum number of logged steps for a fit: ten prices are fitted, and every fifth step is held out."""
 HELD_OUT_EVERY = 5
 """Every fifth point is held out of the fit, to measure its error."""
 
@@ -237,3 +243,56 @@ def _bands(tokens: int) -> tuple[float, ...]:
         float(min(max(tokens - third, 0), fourth - third)),
         float(max(tokens - fourth, 0)),
     )
+
+
+class LoggedStep(StepPoint, frozen=True, kw_only=True):
+    """A line of a step log. `step_s` covers commands, plan, forward pass and report."""
+
+    at_s: float
+    """Start of the step, on the host's clock."""
+    engine_s: float
+    """The forward pass alone."""
+
+
+def read_fitted(path: Path) -> FittedCost:
+    """Read a saved fit, or fit a step profile, a worker's step log, or a folder of step logs.
+
+    Raise ConfigError for any other file, or for too few steps.
+    """
+    with in_file(path, "the prices of steps"):
+        if path.is_dir():
+            return _fit_logs(path, sorted(path.glob("*.jsonl")))
+        if path.suffix == ".jsonl":
+            return _fit_logs(path, [path])
+        text = path.read_text(encoding="utf-8")
+        return fit_cost(load_step_profile(text)) if _has_points(text) else load_fitted(text)
+
+
+def _has_points(text: str) -> bool:
+    try:
+        raw = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return False
+    return isinstance(raw, dict) and "points" in raw
+
+
+def _fit_logs(path: Path, logs: list[Path]) -> FittedCost:
+    points = tuple(step for log in logs for step in read_step_log(log) if step.step_s > 0)
+    if len(points) < POINTS_MIN:
+        raise ConfigError(
+            f"{len(points)} steps in {len(logs)} step logs, and a fit needs {POINTS_MIN}; serve more requests "
+            "with `step_log` set, of all lengths that count"
+        )
+    return fit_cost(StepProfile(engine="step logs", llm="", machine=str(path), points=points))
+
+
+def read_step_log(path: Path) -> list[LoggedStep]:
+    """Read a worker's step log without an incomplete last line. Raise ConfigError if it is not a step log."""
+    lines = path.read_bytes().split(b"\n")[:-1]
+    try:
+        return [msgspec.json.decode(line, type=LoggedStep) for line in lines]
+    except msgspec.MsgspecError as error:
+        raise ConfigError(
+            f"{path} is no step log, or not a step log of this version: {error}; "
+            "`step_log` in the configuration writes one"
+        ) from error

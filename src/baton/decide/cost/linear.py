@@ -4,33 +4,37 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from msgspec import Struct
 
 from baton.core.types import StepShape, prefill_pairs
+from baton.core.validation import Price, Range, Seconds
 
 _ARRAY_STEPS_MIN = 64
 """Runs of at least this many steps use an array, which is faster than a loop. Both give the same numbers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinearCost:
+Overhead = Annotated[float, Range(above=0.0, such_as="seconds, such as 0.039: every step takes a while")]
+
+
+class LinearCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Step time: overhead + prompt tokens + attention pairs + decoding requests + context, each times its price.
 
     The defaults are SmolLM2-135M in float32 on one CPU core, rounded from `benchmarks/results/engine-steps.json`.
     """
 
-    step_overhead_s: float = 0.039
+    step_overhead_s: Overhead = 0.039
     """Time of an empty step: the weights are read once for any batch."""
-    prefill_token_s: float = 0.0023
-    prefill_pair_s: float = 0.00000086
+    prefill_token_s: Price = 0.0023
+    prefill_pair_s: Price = 0.00000086
     """Time per (query, key) pair of prompt attention."""
-    decode_request_s: float = 0.0053
-    context_token_s: float = 0.000004
+    decode_request_s: Price = 0.0053
+    context_token_s: Price = 0.000004
     """Time to read one token's KV in attention."""
-    handoff_local_s: float = 0.0005
-    handoff_token_s: float = 0.00002
+    handoff_local_s: Seconds = 0.0005
+    handoff_token_s: Price = 0.00002
     """Time per token between hosts. A handoff on one host moves no bytes."""
 
     def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:

@@ -8,7 +8,7 @@ With `kinds`, the keys beside it are defaults for every kind, and the kind of a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -18,10 +18,41 @@ import msgspec
 from baton.core.errors import ConfigError
 from baton.core.files import placed
 from baton.core.ports import CostModel
+from baton.core.types import StepShape
 from baton.core.validation import did_you_mean, out_of_range, type_problems
-from baton.decide.cost.heterogeneous import HeterogeneousCost
+from baton.decide.cost.fitted import read_fitted
 from baton.decide.cost.spec import SPECS, Built, KindFacts, build, is_model_file, read_model
-from baton.decide.cost.step_logs import read_fitted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeterogeneousCost:
+    """One cost model per kind of worker.
+
+    Predictions without a kind use the first one; a handoff between unknown workers uses the slowest link.
+    """
+
+    kinds: Mapping[str, CostModel]
+    """By `WorkerView.kind`. At least one."""
+
+    @property
+    def _first(self) -> CostModel:
+        return next(iter(self.kinds.values()))
+
+    def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:
+        return self._first.prefill_s(new_tokens=new_tokens, cached_tokens=cached_tokens)
+
+    def step_s(self, shape: StepShape) -> float:
+        return self._first.step_s(shape)
+
+    def decode_run_s(self, *, requests: int, context_tokens: int, steps: int) -> Sequence[float]:
+        return self._first.decode_run_s(requests=requests, context_tokens=context_tokens, steps=steps)
+
+    def handoff_s(self, *, tokens: int, same_host: bool) -> float:
+        return max(cost.handoff_s(tokens=tokens, same_host=same_host) for cost in self.kinds.values())
+
+    def on(self, kind: str) -> CostModel:
+        return self.kinds.get(kind, self._first)
+
 
 _REMOVED_KEYS = {
     "local_wire": "workers of one host share its arena and copy nothing; for GPUs that do copy to each other, give "

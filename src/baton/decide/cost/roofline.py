@@ -19,12 +19,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from baton.core.types import StepShape, prefill_pairs
-from baton.decide.cost.attention import AttentionCost
 from baton.decide.cost.curve import Curve
 from baton.decide.cost.engine_profile import EngineProfile
 from baton.decide.cost.handoff import HandoffLink
 from baton.decide.cost.hardware import Hardware
-from baton.decide.cost.layer import LayerCost
+from baton.decide.cost.layer import AttentionCost, LayerCost
 from baton.decide.cost.model import FORMAT_BYTES, ModelShape
 from baton.decide.cost.parallel import Parallel, Precision
 

@@ -1,8 +1,13 @@
-"""The keys of a `cost` section for each cost model, and the construction of the models."""
+"""The keys of a `cost` section for each cost model, and the construction of the models.
+
+`SpeculativeCost` combines two of them: a target and its draft model.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -11,21 +16,71 @@ from msgspec import Struct, structs
 from baton.core.errors import ConfigError
 from baton.core.files import in_file
 from baton.core.ports import CostModel
-from baton.core.validation import Count, Factor, Price, Range, Ratio, Seconds, did_you_mean
+from baton.core.types import StepShape
+from baton.core.validation import Count, Factor, Range, Ratio, did_you_mean
 from baton.decide.cost.catalog import hardware, model_shape
-from baton.decide.cost.config_json import shape_from_config
 from baton.decide.cost.custom_hardware import CustomHardware, described
 from baton.decide.cost.engine_profile import EngineProfile, Phase, engine_profile
-from baton.decide.cost.fitted import FittedCost, checked
+from baton.decide.cost.fitted import FittedCost, checked, read_fitted
 from baton.decide.cost.handoff import HandoffLink
 from baton.decide.cost.hardware import Hardware
 from baton.decide.cost.linear import LinearCost
-from baton.decide.cost.model import Format, KVFormat, ModelShape
+from baton.decide.cost.model import Format, KVFormat, ModelShape, shape_from_config
 from baton.decide.cost.parallel import Parallel, Precision, draft_parallel, split_memory, worker_problems
 from baton.decide.cost.roofline import RooflineCost
-from baton.decide.cost.speculative import SpeculativeCost
-from baton.decide.cost.step_logs import read_fitted
 from baton.decide.cost.table import TableSetting, distserve_table, splitwise_sim, splitwise_table, vidur_layer
+
+
+def accepted_tokens(*, draft_tokens: int, acceptance_ratio: float) -> float:
+    """Return the mean number of tokens per check: accepted drafts and the one that the target adds.
+
+    Source: Leviathan et al. (2023), (1 - a^(n+1)) / (1 - a) for independent acceptance.
+    """
+    return sum(acceptance_ratio**place for place in range(draft_tokens + 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeCost:
+    """Cost of a target model that checks `draft_tokens` of a draft model. Implements `CostModel`.
+
+    A decode step costs the share of a check per output token, so that a simulated step still yields one token. Steps
+    with prompt tokens run without drafts.
+    """
+
+    target: CostModel
+    """The target without drafts."""
+    check: CostModel
+    """The target with `query_tokens` = 1 + draft_tokens."""
+    draft: CostModel
+    draft_tokens: int
+    acceptance_ratio: float
+
+    @property
+    def _tokens(self) -> float:
+        return accepted_tokens(draft_tokens=self.draft_tokens, acceptance_ratio=self.acceptance_ratio)
+
+    def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:
+        return self.target.prefill_s(new_tokens=new_tokens, cached_tokens=cached_tokens)
+
+    def step_s(self, shape: StepShape) -> float:
+        if shape.prefill_tokens:
+            return self.target.step_s(shape)
+        return (self.check.step_s(shape) + self.draft_tokens * self.draft.step_s(shape)) / self._tokens
+
+    def decode_run_s(self, *, requests: int, context_tokens: int, steps: int) -> Sequence[float]:
+        checks_s = self.check.decode_run_s(requests=requests, context_tokens=context_tokens, steps=steps)
+        drafts_s = self.draft.decode_run_s(requests=requests, context_tokens=context_tokens, steps=steps)
+        tokens = self._tokens
+        return [
+            (check_s + self.draft_tokens * draft_s) / tokens
+            for check_s, draft_s in zip(checks_s, drafts_s, strict=True)
+        ]
+
+    def handoff_s(self, *, tokens: int, same_host: bool) -> float:
+        return self.target.handoff_s(tokens=tokens, same_host=same_host)
+
+    def on(self, kind: str) -> SpeculativeCost:
+        return self
 
 
 class KindFacts(Struct, frozen=True, kw_only=True):
@@ -45,7 +100,6 @@ class KindFacts(Struct, frozen=True, kw_only=True):
 
 Built = tuple[CostModel, KindFacts]
 Dollars = Annotated[float, Range(least=0.0, such_as="USD of one GPU and hour, such as 2.5")]
-Overhead = Annotated[float, Range(above=0.0, such_as="seconds, such as 0.039: every step takes a while")]
 IDEAL = EngineProfile(name="ideal", version="1", prompt=Phase(factor=1.0), decode=Phase(factor=1.0))
 
 
@@ -104,21 +158,6 @@ class SplitwiseSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     wire: HandoffLink | None = None
 
 
-class LinearSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`model: linear`: the prices of `LinearCost`, which documents them."""
-
-    step_overhead_s: Overhead = 0.039
-    prefill_token_s: Price = 0.0023
-    prefill_pair_s: Price = 0.00000086
-    decode_request_s: Price = 0.0053
-    context_token_s: Price = 0.000004
-    handoff_local_s: Seconds = 0.0005
-    handoff_token_s: Price = 0.00002
-
-    def model(self) -> LinearCost:
-        return LinearCost(**structs.asdict(self))
-
-
 class FittedSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`model: fitted`."""
 
@@ -128,9 +167,9 @@ class FittedSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fit itself, instead of `file`."""
 
 
-AnySpec = RooflineSpec | TableSpec | SplitwiseSpec | LinearSpec | FittedSpec
+AnySpec = RooflineSpec | TableSpec | SplitwiseSpec | LinearCost | FittedSpec
 SPECS: dict[str, type[AnySpec]] = {
-    "linear": LinearSpec,
+    "linear": LinearCost,
     "roofline": RooflineSpec,
     "table": TableSpec,
     "splitwise-sim": SplitwiseSpec,
@@ -147,8 +186,8 @@ def _fitted(spec: FittedSpec, folder: Path) -> FittedCost:
 def build(spec: AnySpec, folder: Path) -> Built:
     """Build a cost model. Files are relative to `folder`. Raise ConfigError with every problem."""
     match spec:
-        case LinearSpec():
-            return spec.model(), KindFacts()
+        case LinearCost():
+            return spec, KindFacts()
         case FittedSpec():
             return _fitted(spec, folder), KindFacts()
         case RooflineSpec():

@@ -6,6 +6,7 @@ import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Self
 
 from baton.core.errors import ConfigError
 from baton.core.types import StepShape, prefill_pairs
@@ -34,7 +35,23 @@ class TableSetting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableCost:
+class _MeasuredCost:
+    """The handoffs of a published simulator, which copies no bytes on one host."""
+
+    kv_token_bytes: float
+    wire: HandoffLink
+
+    def handoff_s(self, *, tokens: int, same_host: bool) -> float:
+        if same_host:
+            return self.wire.latency_s
+        return self.wire.transfer_s(tokens=tokens, token_bytes=self.kv_token_bytes)
+
+    def on(self, kind: str) -> Self:
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableCost(_MeasuredCost):
     """A curve over prompt tokens, a curve over decoding requests, and a price per token of context.
 
     Source: Splitwise (ISCA '24), `perf_model.csv`: vLLM of 2023, DGX-A100 and DGX-H100.
@@ -48,8 +65,6 @@ class TableCost:
     """Seconds per token of context beyond that."""
     mixed_factor: float = MIXED_FACTOR
     prompt_factor: float = 1.0
-    kv_token_bytes: float
-    wire: HandoffLink
 
     def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:
         # Cached tokens are free, since the measurements have none.
@@ -73,15 +88,9 @@ class TableCost:
         reads = range(context_tokens, context_tokens + steps * requests, requests)
         return [self._decode_s(requests, read) for read in reads]
 
-    def handoff_s(self, *, tokens: int, same_host: bool) -> float:
-        return _handoff_s(self, tokens, same_host=same_host)
-
-    def on(self, kind: str) -> TableCost:
-        return self
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SplitwiseSimCost:
+class SplitwiseSimCost(_MeasuredCost):
     """The published simulator's step, including its error: it looks up decodes by requests instead of prompt x batch.
 
     So a decode step hardly depends on its batch (Llama-2-70B on A100 tp 8, 64 requests: 42.8 ms, measured 71.6). Use it
@@ -93,8 +102,6 @@ class SplitwiseSimCost:
     decode: Curve
     """Seconds per token by prompt x batch tokens."""
     prompt_factor: float = 1.0
-    kv_token_bytes: float
-    wire: HandoffLink
 
     def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:
         return self.prompt_factor * self.prompt.at(new_tokens) if new_tokens else 0.0
@@ -108,15 +115,9 @@ class SplitwiseSimCost:
     def decode_run_s(self, *, requests: int, context_tokens: int, steps: int) -> Sequence[float]:
         return [self.decode.at(requests)] * steps
 
-    def handoff_s(self, *, tokens: int, same_host: bool) -> float:
-        return _handoff_s(self, tokens, same_host=same_host)
-
-    def on(self, kind: str) -> SplitwiseSimCost:
-        return self
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DistServeCost:
+class DistServeCost(_MeasuredCost):
     """Step times of DistServe's simulator: quadratic in the prompt length, linear for decodes in two regimes.
 
     The two decode fits do not meet: at `decode_large` requests a step can become cheaper. A prompt after cached tokens
@@ -135,8 +136,6 @@ class DistServeCost:
     """Seconds that the simulator adds to every step."""
     engine_token_s: float = 1e-7
     """Seconds that the simulator adds per token of context."""
-    kv_token_bytes: float
-    wire: HandoffLink
 
     def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:
         if new_tokens == 0:
@@ -167,19 +166,6 @@ class DistServeCost:
         fixed_s, token_s = self._decode(requests)
         reads = range(context_tokens, context_tokens + steps * requests, requests)
         return [fixed_s + token_s * read for read in reads]
-
-    def handoff_s(self, *, tokens: int, same_host: bool) -> float:
-        return _handoff_s(self, tokens, same_host=same_host)
-
-    def on(self, kind: str) -> DistServeCost:
-        return self
-
-
-def _handoff_s(cost: TableCost | SplitwiseSimCost | DistServeCost, tokens: int, *, same_host: bool) -> float:
-    # On one host the published simulators copy no bytes.
-    if same_host:
-        return cost.wire.latency_s
-    return cost.wire.transfer_s(tokens=tokens, token_bytes=cost.kv_token_bytes)
 
 
 Row = dict[str, str]

@@ -15,9 +15,8 @@ from msgspec import Struct
 from baton.core.types import BlockId
 from baton.decide.kv.copy_plan import CopyPlan, Landing, Loop, Read, StridedCopy
 from baton.decide.kv.identity import KVIdentity
-from baton.decide.kv.layout import KVLayout
+from baton.decide.kv.layout import KVLayout, loss
 from baton.decide.kv.overlap import Cutting, Part, add_read, folded, part_of
-from baton.decide.kv.precision import loss
 
 
 class KVForm(Struct, frozen=True, kw_only=True):

@@ -40,8 +40,8 @@ from baton.decide.control.cluster import Cluster
 from baton.decide.control.cluster_messages import ClusterEvent, LoggedCommand, WorkerSaid
 from baton.decide.control.decision_log import Decision, coordinator_events, decided
 from baton.decide.policy.handoff import central_s
-from baton.lab.report.first_tokens import FirstTokens
 from baton.lab.report.questions import Notes, Question
+from baton.lab.report.timeline import FirstTokens
 
 LATEST_MAX = 5
 """Number of request ids to suggest if the requested one is not in the log."""

@@ -29,7 +29,7 @@ from baton.core.types import (
     WorkerView,
 )
 from baton.decide.control.advice import Policies, PolicyFailure
-from baton.decide.policy.moves import MovesPolicy
+from baton.decide.policy.fleet import MovesPolicy
 from baton.decide.policy.predictions import first_token_delay_s, queue_s
 from baton.decide.policy.prefix import prefix_on
 from baton.decide.policy.routing import Route

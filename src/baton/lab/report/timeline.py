@@ -15,9 +15,12 @@ from msgspec import structs
 from baton.core.messages import (
     CloseRequest,
     CoordinatorEvent,
+    DecodeBegun,
     HostLost,
     Outcome,
+    PrefillFinished,
     RequestArrived,
+    RequestFinished,
     RoleSet,
     SetRole,
     StartDecode,
@@ -29,7 +32,35 @@ from baton.core.messages import (
 from baton.core.types import HostId, Request, RequestId, Role, WorkerId, WorkerView
 from baton.decide.control.cluster_messages import LoggedCommand
 from baton.decide.control.decision_log import Decision, coordinator_events
-from baton.lab.report.first_tokens import FirstTokens
+
+
+@dataclass(slots=True)
+class FirstTokens:
+    """Finds first tokens. `take` expects every decision of a log, in order."""
+
+    _left: set[RequestId] = field(default_factory=set[RequestId])
+    """Requests whose prefill worker leaves the first token to the decode worker."""
+
+    def take(self, decision: Decision) -> list[RequestId]:
+        """Return the requests whose first token this decision reports. A failover may report a request again."""
+        told: list[RequestId] = []
+        for event in coordinator_events(decision.event):
+            match event:
+                case PrefillFinished(request_id=request_id) if request_id not in self._left:
+                    told.append(request_id)
+                case DecodeBegun(request_id=request_id) | RequestFinished(request_id=request_id, output_tokens=1):
+                    told.append(request_id)
+                case _:
+                    pass  # other events report no first token
+        for command in decision.commands:
+            if isinstance(command, StartPrefill) and command.until == "prompt":
+                self._left.add(command.request.id)
+            elif isinstance(command, StartPrefill):
+                self._left.discard(command.request.id)
+            elif isinstance(command, CloseRequest):
+                self._left.discard(command.request_id)
+        return told
+
 
 Stage = Literal["prefill", "decode"]
 

@@ -1,4 +1,7 @@
-"""Replay a trace on a simulated cluster and return what its clients would have measured."""
+"""Replay a trace on a simulated cluster and return what its clients would have measured.
+
+`python -m baton.lab.sim.replay_trace` plays one cell: it reads a job on stdin and writes its records to stdout.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
+import msgspec
+
 from baton.core.config import PolicyConfig
 from baton.core.errors import BatonError, ConfigError
 from baton.core.messages import Outcome
@@ -18,9 +23,8 @@ from baton.decide.control.decision_log import Decision
 from baton.decide.kv.hashing import block_hashes
 from baton.decide.policy.policy_sets import policy_set
 from baton.lab.report.summary import RequestRecord
-from baton.lab.sim.cells import CellJob, cell_jobs, merge_records
+from baton.lab.sim.cells import CellJob, cell_jobs, encode_records, merge_records
 from baton.lab.sim.cluster import SimCluster, build_cluster
-from baton.lab.sim.cut_answers import asked_tokens_max
 from baton.lab.sim.engines import STOP_TOKEN, LengthEngine
 from baton.lab.sim.fault_injector import FaultInjector
 from baton.lab.sim.faults import Herd, delayed_arrival_s, select_herds
@@ -292,3 +296,50 @@ def check_nothing_left(cluster: SimCluster) -> None:
         view = worker.batcher.view(cluster.loop.now_s)
         lanes = view.running_requests + view.waiting_requests
         require(lanes == 0, "INV-2", f"{worker.id} still has {lanes} requests")
+
+
+USUAL_TOKENS_MAX = 4096
+"""Output limit of a request, unless the cluster sets another or the trace has longer answers."""
+
+
+def asked_tokens_max(spec: ClusterSpec, trace: Trace) -> int:
+    """Return the output limit that every request asks for: the cluster's, otherwise enough for the longest answer.
+
+    All requests have the same limit, so that no policy can tell a short answer from a long one.
+    """
+    if spec.output_tokens_max is not None:
+        return spec.output_tokens_max
+    return max(USUAL_TOKENS_MAX, max((request.output_tokens for request in trace.requests), default=0))
+
+
+def describe_cut_answers(records: Sequence[RequestRecord], spec: ClusterSpec) -> list[str]:
+    """Return lines that count the truncated answers by cause and the missing tokens. Empty if no answer was cut."""
+    cut = [record for record in records if record.cut_tokens]
+    if not cut:
+        return []
+    full = [record for record in cut if record.input_tokens + record.output_tokens >= spec.request_tokens_max]
+    asked = len(cut) - len(full)
+    words: list[str] = []
+    if asked:
+        words.append(
+            f"{_share(asked, records)} end at output_tokens_max = {spec.output_tokens_max} of the cluster file"
+        )
+    if full:
+        room = f"the KV of a host ({spec.request_tokens_max} tokens, prompt included)"
+        words.append(f"{_share(len(full), records)} fill {room}: raise kv.blocks")
+    lost, had = sum(record.cut_tokens for record in cut), sum(r.output_tokens + r.cut_tokens for r in records)
+    return [*words, f"{lost} of {had} output tokens of the trace were not generated"]
+
+
+def _share(count: int, records: Sequence[RequestRecord]) -> str:
+    return f"{count} of {len(records)} answers"
+
+
+def main() -> int:
+    job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=CellJob)
+    sys.stdout.buffer.write(encode_records(play_cell(job)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

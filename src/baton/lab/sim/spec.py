@@ -29,9 +29,8 @@ from baton.core.validation import (
     type_problems,
 )
 from baton.decide.control.start_queue import StartQueue
-from baton.decide.cost.heterogeneous import HeterogeneousCost
-from baton.decide.cost.load import LoadedCost, inline_files, load_cost
-from baton.decide.cost.spec import LinearSpec, Overhead
+from baton.decide.cost.linear import LinearCost, Overhead
+from baton.decide.cost.load import HeterogeneousCost, LoadedCost, inline_files, load_cost
 from baton.decide.kv.tier import TierRules
 from baton.decide.kv.window import PromptRules, Window, request_tokens_max
 
@@ -139,7 +138,7 @@ class SimKind(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     batch: BatchLimits | None = None
 
 
-class SimCost(LinearSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SimCost(LinearCost, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Cost model of workers without a kind. The defaults are round numbers for a small model."""
 
     step_overhead_s: Overhead = 0.040
@@ -252,12 +251,11 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def cost_model(self) -> CostModel:
         """Return the cost model of steps and copies. Raises ConfigError with every problem of a kind's cost."""
-        usual = self.cost.model()
         if not self.kinds:
-            return usual
-        kinds = {name: self._load(kind).cost for name, kind in self.kinds.items()}
+            return self.cost
+        kinds: dict[str, CostModel] = {name: self._load(kind).cost for name, kind in self.kinds.items()}
         if any(not view.kind for view in self.views()):
-            kinds[""] = usual
+            kinds[""] = self.cost
         return HeterogeneousCost(kinds=kinds)
 
     def _asked(self) -> tuple[SimWorkers, ...]:

@@ -35,7 +35,7 @@ RUN_STEPS_MAX = 1024
 """Maximum steps of a run. A command may cut it at any time, which wastes the steps computed ahead."""
 
 
-def _nobody(_why: str) -> None:
+def _ignore(_why: str) -> None:
     """Ignore the end of the process."""
 
 
@@ -81,7 +81,7 @@ class SimWorker:
     outbound: MessageLink[StepReport | LayersDone | DecodedSteps]
     ended_by: tuple[type[Exception], ...] = ()
     """Exceptions that end the process: all, if a policy is a user's plug-in. Any other is a bug that ends the run."""
-    broke: Callable[[str], None] = _nobody
+    broke: Callable[[str], None] = _ignore
     """Called with the reason when an exception ends the process."""
     slowdown: float = 1.0
     """Steps take this many times as long as the cost model says. Set by `slow_down`."""

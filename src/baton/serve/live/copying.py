@@ -13,8 +13,7 @@ from typing import Protocol, assert_never
 
 from baton.core.copies import CopyBlocks
 from baton.core.types import HostId
-from baton.decide.kv.layout import KVDtype, KVLayout
-from baton.decide.kv.precision import loss
+from baton.decide.kv.layout import KVDtype, KVLayout, loss
 from baton.serve.messages.moving import (
     BlocksOffered,
     BlocksWithdrawn,

@@ -9,7 +9,7 @@ import msgspec
 
 from baton.core.errors import ConfigError
 from baton.core.types import StepShape, WorkerId
-from baton.decide.cost.step_logs import LoggedStep
+from baton.decide.cost.fitted import LoggedStep
 
 _BUFFER_BYTES = 1 << 16
 

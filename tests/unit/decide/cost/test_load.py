@@ -9,10 +9,10 @@ import pytest
 from baton.core.errors import ConfigError
 from baton.core.types import StepShape
 from baton.decide.cost.catalog import all_hardware, hardware, model_shape, models
-from baton.decide.cost.config_json import shape_from_config
 from baton.decide.cost.engine_profile import engine_profile
 from baton.decide.cost.fitted import FittedCost, save_fitted
 from baton.decide.cost.load import load_cost
+from baton.decide.cost.model import shape_from_config
 from baton.decide.cost.spec import IDEAL
 from tests.unit.decide.cost.workers import decoding
 

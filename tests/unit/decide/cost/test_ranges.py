@@ -12,8 +12,8 @@ import pytest
 from baton.core.errors import ConfigError
 from baton.core.validation import out_of_range
 from baton.decide.cost.engine_profile import profiles
+from baton.decide.cost.linear import LinearCost
 from baton.decide.cost.load import load_cost
-from baton.decide.cost.spec import LinearSpec
 
 WIRE = {"bytes_per_s": 25e9}
 ENGINE = {"name": "own", "version": "1", "prompt": {"factor": 1.0}, "decode": {"factor": 1.0}}
@@ -38,7 +38,7 @@ FITTED = {"model": "fitted", "fit": FIT}
         (SPLITWISE, "prompt_factor"),
         *((DISTSERVE | {"wire": WIRE}, key) for key in ("prompt_factor", "wire.bytes_per_s")),
         *((FITTED, f"fit.{key}") for key in ("start_s", "band_s[3]", "context_token_s", "handoff_token_s")),
-        *(({}, key) for key in LinearSpec.__struct_fields__),
+        *(({}, key) for key in LinearCost.__struct_fields__),
     ],
 )
 def test_a_number_that_no_cost_can_have_is_refused_under_its_name(

@@ -10,9 +10,8 @@ import pytest
 
 from baton.core.errors import ConfigError
 from baton.core.types import StepShape, WorkerId
-from baton.decide.cost.fitted import StepPoint, StepProfile, fit_cost, save_fitted
+from baton.decide.cost.fitted import POINTS_MIN, StepPoint, StepProfile, fit_cost, read_fitted, save_fitted
 from baton.decide.cost.load import inline_files, load_cost
-from baton.decide.cost.step_logs import POINTS_MIN, read_fitted
 from baton.serve.worker.step_log import StepLogWriter
 
 SHAPE = StepShape(decode_requests=4, context_tokens=2000)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.decide.kv.tier_speed import TierSpeed
+from baton.decide.kv.tier import TierSpeed
 
 
 def test_it_begins_as_it_was_given() -> None:

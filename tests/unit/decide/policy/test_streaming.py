@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from baton.core.types import Request, RequestId
 from baton.decide.cost.linear import LinearCost

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace as with_prices
-
 import pytest
 from msgspec.structs import replace
 
 from baton.core.ports import CostModel, handoff_between_s
 from baton.core.types import Role, WorkerView
-from baton.decide.cost.heterogeneous import HeterogeneousCost
+from baton.decide.cost.load import HeterogeneousCost
 from baton.decide.policy.placement import FastestStep, PlacementPolicy
 from baton.decide.policy.predictions import first_token_delay_s
 from baton.decide.policy.routing import Route, RoutingPolicy
@@ -18,7 +16,7 @@ from baton.lab.policies.cache_aware import GlobalCacheAware
 from tests.unit.decide.policy.views import COST, cluster, request, worker
 
 FAST = COST
-SLOW = with_prices(COST, handoff_token_s=0.01, step_overhead_s=0.009)
+SLOW = replace(COST, handoff_token_s=0.01, step_overhead_s=0.009)
 """Its steps are a little shorter, its wire is a hundred times as slow: 1,000 tokens take 10 s."""
 ORDERS = [{"fast": FAST, "slow": SLOW}, {"slow": SLOW, "fast": FAST}]
 

@@ -15,8 +15,7 @@ from msgspec.structs import replace
 
 from baton.core.types import Slo
 from baton.lab.report import bins, svg
-from baton.lab.report.log_page import render_log
-from baton.lab.report.run_page import RunPage, render_run
+from baton.lab.report.run_page import RunPage, render_log, render_run
 from baton.lab.report.summary import RequestRecord, SloTargets, summarize
 from baton.lab.report.timeline import Timeline, read_timeline
 from tests.unit.lab.report.logs import log_of
