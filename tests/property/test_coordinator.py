@@ -39,7 +39,7 @@ from baton.core.types import (
     WorkerId,
     WorkerView,
 )
-from baton.decide.control.cluster import CoordinatorDecision
+from baton.decide.control.cluster_messages import CoordinatorDecision
 from baton.decide.control.coordinator import Coordinator, Policies
 from baton.decide.cost.linear import LinearCost
 from baton.decide.policy.admission import BoundedQueue

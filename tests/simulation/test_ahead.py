@@ -7,7 +7,7 @@ from msgspec.structs import asdict, replace
 from baton.core.copies import LandingEnded, LandingGranted, LandingRefused, LandingWanted
 from baton.core.messages import AheadEnded, HostLost, RequestDropped, SendAhead
 from baton.core.types import HostId, RequestId, WorkerId
-from baton.decide.control.cluster import PoolDecision
+from baton.decide.control.cluster_messages import PoolDecision
 from baton.lab.sim.cluster import SimCluster
 from baton.lab.sim.faults import Death, HostKill, WireCut
 from baton.lab.sim.spec import SimKind, SimKV

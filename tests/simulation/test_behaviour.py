@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from baton.core.config import BatchLimits, Topology
 from baton.core.messages import PreemptRequest, ToWorker
 from baton.core.types import RequestId, Sampling, WorkerId
-from baton.decide.control.cluster import PoolDecision
+from baton.decide.control.cluster_messages import PoolDecision
 from baton.lab.sim.faults import Death, Flip, Hang, Kill
 from baton.lab.sim.journal import Life
 from baton.lab.sim.spec import HOST, ClusterSpec, SimCost, SimKV, SimLink

@@ -11,7 +11,7 @@ from baton.core.messages import SendAhead
 from baton.core.ports import CostModel
 from baton.core.tier_messages import LoadEnded, LoadWanted, PutEnded, PutWanted
 from baton.core.types import HostId, Request, RequestId, WorkerId
-from baton.decide.control.cluster import PoolDecision
+from baton.decide.control.cluster_messages import PoolDecision
 from baton.decide.kv.window import Window
 from baton.lab.sim.cluster import SimCluster
 from baton.lab.sim.faults import Death, HostKill, Kill, StoreFault, WireCut

@@ -18,8 +18,8 @@ from baton.core.messages import (
     WorkerLost,
 )
 from baton.core.types import HostId, RequestId, WorkerId, WorkerView
-from baton.decide.control.cluster import Cluster, PoolDecision
-from baton.decide.control.cluster_messages import HostAdded
+from baton.decide.control.cluster import Cluster
+from baton.decide.control.cluster_messages import ClusterCommand, ClusterEvent, HostAdded, PoolDecision
 from baton.decide.kv.hashing import block_hashes
 from baton.decide.kv.window import Window
 from baton.decide.policy.policy_sets import policy_set
@@ -326,13 +326,15 @@ def test_a_stale_entry_of_the_prefix_index_costs_a_recompute_and_no_token(monkey
     """The index says that both hosts hold the prompt, and neither does: routing and fetching by it find nothing."""
     made = two_hosts(*(request(name, tokens=14) for name in "pqrs"), policy=RESTLESS)
     hashes = [name for planned in made.requests for name in block_hashes(planned.prompt, block_tokens=4)]
-    add_host = Cluster._add_host
+    handle = Cluster.handle
 
-    def add_stale_host(self: Cluster, event: HostAdded) -> None:
-        add_host(self, event)
-        self.coordinator.handle(BlocksStored(event.host, tuple(hashes)), 0.0)
+    def handle_and_make_stale(self: Cluster, event: ClusterEvent, now_s: float) -> list[ClusterCommand]:
+        commands = handle(self, event, now_s)
+        if isinstance(event, HostAdded):
+            self.coordinator.handle(BlocksStored(event.host, tuple(hashes)), 0.0)
+        return commands
 
-    monkeypatch.setattr(Cluster, "_add_host", add_stale_host)
+    monkeypatch.setattr(Cluster, "handle", handle_and_make_stale)
     playing = prepare_play(made)
     playing.run()
     starts = [command for entry in playing.cluster.server.journal.decisions() for command in entry.commands]

@@ -9,7 +9,7 @@ from baton.core.config import Preemption
 from baton.core.messages import RequestDropped
 from baton.core.tier_messages import LoadBlocks, LoadEnded, ReadBack, StoreBlocks
 from baton.core.types import RequestId, WorkerId
-from baton.decide.control.cluster import PoolDecision
+from baton.decide.control.cluster_messages import PoolDecision
 from baton.lab.sim.cluster import SimCluster
 from baton.lab.sim.faults import Death, Kill, StoreFault, StoreTrouble
 from baton.lab.sim.spec import HOST, SimTier

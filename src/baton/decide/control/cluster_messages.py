@@ -11,6 +11,7 @@ from baton.core.messages import (
     BatcherEvent,
     CloseRequest,
     CoordinatorCommand,
+    CoordinatorEvent,
     HostLost,
     PoolCommand,
     PoolEvent,
@@ -32,7 +33,7 @@ from baton.core.messages import (
 )
 from baton.core.ticking import QueuedTooLong, Tick, WaitedTooLong
 from baton.core.tier_messages import DropBlocks, FromTier, LoadBlocks, StoreBlocks
-from baton.core.types import BlockId, HostId, RequestId, Until, WorkerId, WorkerView
+from baton.core.types import BlockId, HostId, Request, RequestId, Until, WorkerId, WorkerView
 from baton.decide.kv.layout import KVLayout
 from baton.decide.kv.tier import TierRules
 
@@ -74,11 +75,34 @@ class BeginRequest(Struct, frozen=True, tag=True):
     layer_groups: int
 
 
+class RequestQueued(Struct, frozen=True):
+    """A new request was sent to its worker without blocks: it waits there until its prompt can begin."""
+
+    request: Request
+
+
 class ToPool(Struct, frozen=True, tag=True, gc=False):
     """An event from a transfer for a host's pool."""
 
     host: HostId
     event: PoolEvent
+
+
+class CoordinatorDecision(Struct, frozen=True, tag=True):
+    """An event into the coordinator, and its commands."""
+
+    now_s: float
+    event: CoordinatorEvent
+    commands: tuple[CoordinatorCommand, ...]
+
+
+class PoolDecision(Struct, frozen=True, tag=True):
+    """An event into a host's pool, and its commands."""
+
+    now_s: float
+    host: HostId
+    event: PoolEvent
+    commands: tuple[PoolCommand, ...]
 
 
 ClusterEvent = (

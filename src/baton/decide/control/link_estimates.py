@@ -17,6 +17,7 @@ from baton.decide.kv.tier import Tier, tier_named
 
 Link = tuple[str, str]
 """From and to: names of hosts, or of a tier, which begins with `tier:`."""
+_TIER = "tier:"
 _NEWEST_RATIO = 0.25
 """Weight of the newest measurement."""
 FORGET_S = 30.0
@@ -26,7 +27,7 @@ transfer that shows its recovery."""
 
 def tier_link(tier: str) -> str:
     """Return the name of a tier as an end of a link. It has a colon, which no host name has."""
-    return f"tier:{tier}"
+    return f"{_TIER}{tier}"
 
 
 def tier_s(tier: Tier, block_tokens: int) -> Callable[[int], float]:
@@ -107,12 +108,13 @@ class LinkEstimates:
                 key, (here, below) if is_write else (below, here), tokens, tier_s(tier, pool.block_tokens), now_s
             )
 
-    def tier_work_ends(self, host: HostId, news: BlocksKept | LoadEnded, now_s: float) -> None:
-        """Note the end of a write or a read of a tier."""
-        if isinstance(news, BlocksKept):
-            self.end(("write", host, news.number), landed=any(news.kept), now_s=now_s)
-        else:
-            self.end(("read", host, news.number), landed=any(news.whole), now_s=now_s)
+    def tier_work_ends(self, host: HostId, end: BlocksKept | LoadEnded, now_s: float) -> str | None:
+        """Note the end of a write or a read of a tier. Return the name of the tier after a write."""
+        if isinstance(end, LoadEnded):
+            self.end(("read", host, end.number), landed=any(end.whole), now_s=now_s)
+            return None
+        link = self.end(("write", host, end.number), landed=any(end.kept), now_s=now_s)
+        return link[1].removeprefix(_TIER) if link is not None else None
 
     def begin(self, key: Hashable, link: Link, tokens: int, alone_s: Callable[[int], float], now_s: float) -> None:
         """Record the start of a copy, write or read under a unique `key`. `alone_s`: as in `view`."""
@@ -120,23 +122,21 @@ class LinkEstimates:
         self._under_way[key] = _UnderWay(link, tokens, alone_s(known.tokens + tokens), now_s)
         known.tokens += tokens
 
-    def end(self, key: Hashable, *, landed: bool, now_s: float) -> None:
-        """Record the end and its measured time. Does nothing for an unknown key or a forgotten link."""
+    def end(self, key: Hashable, *, landed: bool, now_s: float) -> Link | None:
+        """Record the end and its measured time. Return the link, or None for an unknown key or a forgotten link."""
         begun = self._under_way.pop(key, None)
-        known = self._measured.get(begun.link) if begun is not None else None
-        if begun is None or known is None:
-            return
+        if begun is None:
+            return None
+        known = self._measured[begun.link]
         known.tokens -= begun.tokens
-        if not landed:
-            known.failed_s = now_s
-            return
-        known.failed_s = None
-        if begun.predicted_s > 0.0:
+        known.failed_s = None if landed else now_s
+        if landed and begun.predicted_s > 0.0:
             ratio = (now_s - begun.began_s) / begun.predicted_s
             before = known.ratio_at(now_s)
             known.ratio = before + (ratio - before) * (_NEWEST_RATIO if known.count else 1.0)
             known.count += 1
             known.last_s = now_s
+        return begun.link
 
     def view(self, link: Link, tokens: int, alone_s: Callable[[int], float], now_s: float) -> LinkView:
         """Predict the time to copy tokens from now on.

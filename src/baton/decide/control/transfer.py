@@ -10,48 +10,38 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
-from baton.core.copies import CopyBlocks
+from baton.core.copies import (
+    CopyBlocks,
+    CopyEnded,
+    LandingGranted,
+    LandingRefused,
+    LandingWanted,
+    LayersDone,
+    LayerSpan,
+)
 from baton.core.handoff_paths import WayChosen
 from baton.core.messages import (
     AheadEnded,
     HostLost,
-    PrefillFinished,
+    PoolCommand,
+    ReleaseBlocks,
     RequestDropped,
+    SendAhead,
     StartDecode,
     StartPrefill,
+    StopRequest,
     ToWorker,
+    WorkerJoined,
+    WorkerLost,
 )
+from baton.core.tier_messages import FromTier, PutEnded, ReadBackWanted
 from baton.core.types import BlockHash, BlockId, HostId, Request, RequestId, WorkerId
-from baton.decide.control.cluster_messages import ToPool
-from baton.decide.kv.tier import Tier
+from baton.decide.control.cluster_messages import BeginRequest, RequestQueued, ToPool
 
 Start = StartPrefill | StartDecode
-State = Literal["planned", "landing", "copying", "landed", "failed"]
-"""`planned`: the source still writes the KV into a pool. `landing`: the target has not granted blocks yet. `copying`: a
-copy or a tier read is under way. `landed` and `failed`: the transfer has ended."""
-
-ROUNDS_MAX = 8
-"""Maximum copies before a moving request is stopped. Each one copies the blocks sealed during the one before."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Chunk:
-    """The end of a prompt, which is copied layer by layer while a worker computes it."""
-
-    worker: WorkerId
-    layers_done: int = 0
-    layers_sent: int = 0
-    """Layers whose copies have begun."""
-    is_computed: bool = False
-    """The worker has reported the end of its step: the copied layers count."""
-    has_failed: bool = False
-    """A copy or the worker has failed: no copied layer counts."""
-    read: tuple[BlockId, ...] = ()
-    """Blocks at the source. Empty until the target has granted blocks."""
-    write: tuple[BlockId, ...] = ()
-    first_token: int = 0
-    copies: int = 0
-    """Copies under way, of layers of the chunk and of blocks sealed before it."""
+State = Literal["landing", "copying", "landed", "failed"]
+"""`landing`: the target has not granted blocks yet. `copying`: a copy or a tier read is under way. `landed` and
+`failed`: the transfer has ended."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,7 +56,7 @@ class Transfer:
     target: HostId
     tokens: int
     """Leading tokens whose KV the target needs."""
-    names: tuple[BlockHash, ...]
+    hashes: tuple[BlockHash, ...]
     """Hashes of the full blocks that these tokens fill at the target."""
     start: Start | None = None
     """The start that waits for this transfer. None: the KV is sent or read ahead, and no start waits."""
@@ -77,109 +67,86 @@ class Transfer:
     """The source keeps its blocks for this transfer."""
     is_too_late: bool = False
     """The source has released the first blocks: the rest is useless at the target."""
-    chunk: Chunk | None = None
-    """Set if the end of the prompt is copied by layer. Such a transfer has several copies, each with a number."""
 
     @property
     def is_read_ahead(self) -> bool:
         """The transfer reads from the target's tiers, and no start waits for it yet."""
         return self.start is None and self.source == self.target
 
+    def ask_for_blocks(self, attempt: int, block_tokens: int, first_block: int = 0) -> ToPool:
+        """Return the request to the target's pool for blocks. `first_block`: blocks before it are not copied."""
+        worker, blocks = self.start.worker if self.start is not None else None, -(-self.tokens // block_tokens)
+        return ToPool(self.target, LandingWanted(self.request, attempt, worker, blocks, self.hashes, first_block))
+
+    def copy(
+        self,
+        number: int,
+        tokens: range,
+        read: tuple[BlockId, ...],
+        write: tuple[BlockId, ...],
+        layers: LayerSpan | None = None,
+    ) -> CopyBlocks:
+        """Return the command to copy tokens from blocks of the source into blocks of the target."""
+        return CopyBlocks(
+            request_id=self.request.id,
+            number=number,
+            source=self.source,
+            target=self.target,
+            read=read,
+            write=write,
+            first_token=tokens.start,
+            tokens=len(tokens),
+            layers=layers,
+        )
+
 
 @dataclass(slots=True, kw_only=True)
-class Stream:
-    """A running request whose sealed blocks are copied to the host that will probably continue it."""
+class ChunkTransfer(Transfer):
+    """The transfer of a prompt whose end is copied layer by layer while a worker computes it.
 
-    request: Request
-    attempt: int
-    source: HostId
-    target: HostId
-    run_tokens: int
-    """Minimum tokens per copy."""
-    report: bool
-    """The coordinator waits for `AheadEnded`, and then stops the request to move it."""
-    sent_tokens: int = 0
-    rounds: int = 0
-    transfer: Transfer | None = None
-    """The transfer that is under way."""
-    chunk: Chunk | None = None
-    """Set while the end of the prompt is computed, if it can be copied by layer."""
-
-
-@dataclass(slots=True, kw_only=True)
-class PoolRead:
-    """Progress of one request's blocks through a remote pool: how many it has, and how many the target has read.
-
-    The blocks that were read are cached in the target's arena, so a start there finds them.
+    It has several copies, each with a number of its own.
     """
 
-    request: Request
-    attempt: int
-    target: HostId
-    tier: Tier
-    names: tuple[BlockHash, ...]
-    """Hashes of the leading blocks that the target needs."""
-    run_blocks: int = 1
-    """Minimum blocks per read."""
-    pooled_blocks: int
-    """Leading blocks that the target or the pool is known to have."""
-    taken_blocks: int
-    """Leading blocks that the target has or is reading."""
-    is_over: bool = False
-    """No further blocks are read ahead: the target has no room, the pool lacks blocks, or the request continues."""
+    worker: WorkerId
+    layers_done: int
+    layers_sent: int = 0
+    """Layers whose copies have begun."""
+    is_computed: bool = False
+    """The worker has reported the end of its step: the copied layers count."""
+    has_failed: bool = False
+    """A copy or the worker has failed: no copied layer counts."""
+    read: tuple[BlockId, ...] = ()
+    """Blocks of the chunk at the source. Empty until the target has granted blocks."""
+    write: tuple[BlockId, ...] = ()
+    first_token: int = 0
+    copies: int = 0
+    """Copies under way, of layers of the chunk and of blocks sealed before it."""
 
 
-@dataclass(slots=True, kw_only=True)
-class PlannedHandoff:
-    """A planned transfer: a start that waits until the source has written the request's blocks into a pool."""
-
-    number: int
-    start: StartDecode
-    source: HostId
-    read: PoolRead
-    is_put: bool = False
-    """The put has ended: the start waits only for a read."""
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """Start the request on its worker with its blocks, before all other consequences."""
-
-    start: Start
-    host: HostId
-    layer_groups: int
-
-
-@dataclass(frozen=True, slots=True)
-class Computed:
-    """A worker has computed a prompt. Its pool gets the event after the transfers."""
-
-    host: HostId
-    event: PrefillFinished
-
-
-@dataclass(frozen=True, slots=True)
-class Settle:
-    """The coordinator has handled the end of a prompt: end the transfer of its chunk if no copy is under way."""
-
-    request_id: RequestId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Over:
-    """A transfer that has ended. Both pools have been notified."""
-
-    transfer: Transfer
-    is_awaited: bool
-    is_whole: bool
-    """The target has all tokens of the transfer."""
-
-
-TransferCommand = ToPool | ToWorker | CopyBlocks | Begin | AheadEnded | RequestDropped | WayChosen | HostLost
+TransferEvent = (
+    Start
+    | SendAhead
+    | StopRequest
+    | ReleaseBlocks
+    | LandingGranted
+    | LandingRefused
+    | ReadBackWanted
+    | PutEnded
+    | CopyEnded
+    | FromTier
+    | LayersDone
+    | WorkerJoined
+    | WorkerLost
+    | HostLost
+)
+"""Events from outside, commands of the coordinator and commands of the pools."""
+TransferCommand = (
+    ToPool | ToWorker | CopyBlocks | BeginRequest | RequestQueued | AheadEnded | RequestDropped | WayChosen | HostLost
+)
 Outcome = TypeVar("Outcome")
-Steps = Generator[TransferCommand, None, Outcome]
-"""A generator of a transfer's commands. The cluster resumes it after a command was carried out with all consequences,
-so the code after a `yield` sees them. It runs each generator to its end before the next event."""
+Steps = Generator[TransferCommand | PoolCommand, None, Outcome]
+"""A generator of commands. The cluster resumes it after a command was carried out with all consequences, so the code
+after a `yield` sees them. It runs each generator to its end before the next event."""
 
 
 @dataclass(slots=True)
@@ -189,7 +156,6 @@ class TransferTable:
     Live requests and their attempts bound their number.
     """
 
-    streams: dict[RequestId, Stream] = field(default_factory=dict[RequestId, Stream])
     reads_ahead: dict[tuple[RequestId, HostId], Transfer] = field(
         default_factory=dict[tuple[RequestId, HostId], Transfer]
     )
@@ -197,11 +163,13 @@ class TransferTable:
     _awaited: dict[RequestId, Transfer] = field(default_factory=dict[RequestId, Transfer])
     _unawaited: dict[int, Transfer] = field(default_factory=dict[int, Transfer])
     """Transfers that no start waits for: sent or read ahead, or given up during a copy or read."""
+    _landing: dict[tuple[RequestId, HostId], Transfer] = field(default_factory=dict[tuple[RequestId, HostId], Transfer])
+    """Transfers that wait for blocks, by the request and the target."""
     _numbers: int = 0
 
     @property
     def is_empty(self) -> bool:
-        return not (self._awaited or self._unawaited or self.streams)
+        return not (self._awaited or self._unawaited)
 
     def __iter__(self) -> Iterator[Transfer]:
         yield from self._awaited.values()
@@ -212,32 +180,37 @@ class TransferTable:
         self._numbers += 1
         return self._numbers
 
-    def add(self, transfer: Transfer) -> None:
-        """Add a transfer that waits for blocks to land in."""
+    def add(self, transfer: Transfer) -> Transfer:
+        """Add a transfer that waits for blocks to land in, and return it."""
         if transfer.start is None:
             self._unawaited[transfer.number] = transfer
         else:
             self._awaited[transfer.request.id] = transfer
         if transfer.is_read_ahead:
             self.reads_ahead[transfer.request.id, transfer.target] = transfer
+        self._landing[transfer.request.id, transfer.target] = transfer
+        return transfer
 
     def awaited(self, request_id: RequestId) -> Transfer | None:
         """Return the transfer that a start of this request waits for, or None."""
         return self._awaited.get(request_id)
 
-    def has(self, number: int, request_id: RequestId) -> bool:
-        """Return whether a transfer with this number is under way."""
+    def find(self, number: int, request_id: RequestId) -> Transfer | None:
+        """Return the transfer of the request with this number if it is under way, or None."""
         awaited = self._awaited.get(request_id)
-        return number in self._unawaited or (awaited is not None and awaited.number == number)
+        return awaited if awaited is not None and awaited.number == number else self._unawaited.get(number)
 
-    def find_landing(self, request_id: RequestId, target: HostId) -> Transfer | None:
-        """Return the transfer of the request that waits for blocks of this host, or None."""
-        stream = self.streams.get(request_id)
-        sent = stream.transfer if stream is not None else None
-        for transfer in (self._awaited.get(request_id), sent, self.reads_ahead.get((request_id, target))):
-            if transfer is not None and transfer.target == target and transfer.state == "landing":
-                return transfer
-        return None
+    def land(self, request_id: RequestId, target: HostId) -> Transfer:
+        """Return the transfer of the request that has waited for blocks of this host. It begins to copy."""
+        transfer = self._landing.pop((request_id, target))
+        transfer.state = "copying"
+        return transfer
+
+    def refuse(self, request_id: RequestId, target: HostId) -> Transfer:
+        """Remove and return the transfer sent or read ahead that this host has refused blocks."""
+        transfer = self._landing.pop((request_id, target))
+        self.end(transfer, landed=False)
+        return transfer
 
     def revive(self, request_id: RequestId, target: HostId) -> Transfer | None:
         """Reuse a transfer that still writes blocks of the request on this host: a start waits for it again."""
@@ -254,30 +227,19 @@ class TransferTable:
             self._unawaited[transfer.number] = transfer
         else:
             transfer.state = "failed"
+            del self._landing[transfer.request.id, transfer.target]
 
-    def drop(self, transfer: Transfer) -> None:
-        """Remove a transfer sent or read ahead whose target has refused blocks."""
-        del self._unawaited[transfer.number]
-        transfer.state = "failed"
-        self._forget_read(transfer)
-
-    def lose_host(self, host: HostId) -> tuple[Stream, ...]:
-        """Give up transfers to a lost host. Remove and return the streams from it and to it."""
+    def lose_host(self, host: HostId) -> None:
+        """Give up the transfers to a lost host that a start waits for."""
         for transfer in [transfer for transfer in self._awaited.values() if transfer.target == host]:
             self.give_up(transfer)
-        lost = tuple(stream for stream in self.streams.values() if host in (stream.source, stream.target))
-        for stream in lost:
-            del self.streams[stream.request.id]
-        return lost
 
-    def end(self, number: int, request_id: RequestId) -> tuple[Transfer, bool]:
-        """Remove a transfer whose copies or read have ended. Return it, and whether a start waits for it."""
-        transfer = self._unawaited.pop(number, None)
-        if transfer is not None:
-            self._forget_read(transfer)
-            return transfer, False
-        return self._awaited.pop(request_id), True
-
-    def _forget_read(self, transfer: Transfer) -> None:
+    def end(self, transfer: Transfer, *, landed: bool) -> bool:
+        """Remove a transfer whose copies or read have ended. Return whether a start waits for it."""
+        transfer.state = "landed" if landed else "failed"
         if transfer.is_read_ahead:
             del self.reads_ahead[transfer.request.id, transfer.target]
+        if self._unawaited.pop(transfer.number, None) is not None:
+            return False
+        del self._awaited[transfer.request.id]
+        return True

@@ -9,285 +9,388 @@ before the start if that is cheaper than to compute them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import assert_never
 
 from baton.core.copies import CopyEnded, LandingGranted, LandingRefused, LayersDone
 from baton.core.messages import (
     AheadEnded,
+    BatcherEvent,
     BlocksSealed,
     HostLost,
+    PoolCommand,
+    PoolEvent,
+    PrefillFinished,
     ReleaseBlocks,
+    RequestDropped,
     SendAhead,
     StartDecode,
     StartPrefill,
     StopRequest,
+    ToWorker,
     WorkerJoined,
     WorkerLost,
 )
-from baton.core.tier_messages import FromTier, LoadBlocks, LoadEnded, PutEnded, ReadBackWanted, StoreBlocks
-from baton.core.types import HostId, Request, RequestId, TierHit, WorkerId, WorkerView
+from baton.core.tier_messages import BlocksKept, FromTier, LoadEnded, PutEnded, ReadBackWanted
+from baton.core.types import HostId, RequestId, WorkerId
 from baton.decide.control.advice import Policies
+from baton.decide.control.cluster_messages import BeginRequest, CoordinatorDecision, PoolDecision, RequestQueued, ToPool
+from baton.decide.control.host_pools import HostPools, PoolRules
 from baton.decide.control.landings import Landings
-from baton.decide.control.layer_transfers import LayerTransfers
 from baton.decide.control.link_estimates import LinkEstimates
-from baton.decide.control.pool_transfers import PoolTransfers
-from baton.decide.control.request_starts import RequestStarts
-from baton.decide.control.streams import Streams
+from baton.decide.control.pool_transfers import PoolHandoff, PoolTransfers
+from baton.decide.control.streams import Chunks, Streams
 from baton.decide.control.tier_reads import TierReads
-from baton.decide.control.transfer import Computed, Over, Settle, Start, Steps, Transfer, TransferTable
-from baton.decide.kv.host_pool import HostPool
-from baton.decide.kv.layout import KVLayout
-
-TransferEvent = (
-    Start
-    | SendAhead
-    | StopRequest
-    | ReleaseBlocks
-    | LandingGranted
-    | LandingRefused
-    | ReadBackWanted
-    | PutEnded
-    | StoreBlocks
-    | LoadBlocks
-    | CopyEnded
-    | FromTier
-    | LayersDone
-    | Computed
-    | Settle
-    | BlocksSealed
-    | WorkerJoined
-    | WorkerLost
-    | HostLost
-)
+from baton.decide.control.transfer import ChunkTransfer, Start, Steps, Transfer, TransferEvent, TransferTable
 
 
 class Transfers:
-    """Owns all transfers. The cluster updates the pools and workers, which are shared with it."""
+    """Owns all transfers, and the hosts with their pools."""
 
     def __init__(
-        self, policies: Policies, pools: Mapping[HostId, HostPool], workers: Mapping[WorkerId, WorkerView]
+        self, policies: Policies, rules: PoolRules, steps: list[CoordinatorDecision | PoolDecision] | None = None
     ) -> None:
-        self.links = LinkEstimates(pools=pools, cost=policies.cost)
+        """`steps`: a list that records the events and commands of the pools, for tests."""
+        self.hosts = HostPools(rules)
+        self.links = LinkEstimates(pools=self.hosts.pools, cost=policies.cost)
         self.table = TransferTable()
-        self._pools = pools
-        self._workers = workers
-        self._homes: dict[RequestId, set[HostId]] = {}
-        """Hosts whose pools know each request."""
-        self._layers = LayerTransfers(table=self.table, pools=pools, links=self.links)
-        self._landings = Landings(
-            table=self.table, pools=pools, homes=self._homes, links=self.links, layers=self._layers
-        )
-        self._streams = Streams(table=self.table, pools=pools, layers=self._layers)
-        self._tiers = TierReads(cost=policies.cost, pools=pools, workers=workers, links=self.links)
-        self._by_pool = PoolTransfers(policies=policies, table=self.table, pools=pools, links=self.links)
-        self._starts = RequestStarts(
-            table=self.table,
-            pools=pools,
-            workers=workers,
-            homes=self._homes,
-            landings=self._landings,
-            layers=self._layers,
-            tiers=self._tiers,
-            by_pool=self._by_pool,
-        )
+        self.tier_reads = TierReads(self.hosts, policies.cost)
+        self._landings = Landings(self.hosts, self.table)
+        self._chunks = Chunks(self.hosts, self.table)
+        self._streams = Streams(self.hosts, self.table, self._chunks)
+        self._by_pool = PoolTransfers(self.hosts, self.table, self.links, policies)
+        self._held: dict[RequestId, tuple[Start, HostId]] = {}
+        """Starts that wait for a read ahead, with the host of the read."""
+        self._steps = steps
+        self._now_s = 0.0
 
     @property
     def waiting_for_pools(self) -> tuple[RequestId, ...]:
         """Requests that wait for a remote pool, or are streamed into one."""
-        return self._by_pool.waiting
-
-    @property
-    def copies_layers(self) -> bool:
-        """Return whether the end of a prompt is being copied layer by layer."""
-        return self._layers.is_active
-
-    def add_host(self, host: HostId, layout: KVLayout) -> None:
-        """Record the KV layout of a host."""
-        self._layers.layouts[host] = layout
-
-    def tier_hits(self, request: Request) -> dict[HostId, tuple[TierHit, ...]]:
-        """Return, by host, the longer prefixes of a prompt that reads from its tiers can provide."""
-        return self._tiers.hits(request)
+        return (*self._by_pool.requests, *self._held)
 
     def handle(self, event: TransferEvent, now_s: float) -> Steps[None]:
         """Apply one event and yield the resulting commands. Late and repeated events have no effect."""
+        self._now_s = now_s
         match event:
             case StartPrefill() | StartDecode():
-                yield from self._start(event, now_s)
+                yield from self._start(event)
             case StopRequest():
-                yield from self._starts.stop(event)
+                yield from self._stop(event)
             case ReleaseBlocks(request_id=request_id):
-                yield from self._release(request_id, now_s)
+                yield from self._release(request_id)
             case SendAhead():
-                yield from self._send_ahead(event, now_s)
-            case BlocksSealed(request_id=request_id):
-                yield from self._streams.sealed(request_id)
-                yield from self._by_pool.sealed(request_id)
+                yield from self._send_ahead(event)
             case LayersDone():
-                yield from self._layers_done(event, now_s)
-            case Computed(host=host, event=prefill):
-                yield from self._layers.computed(host, prefill, now_s)
-            case Settle(request_id=request_id):
-                yield from self._chunk_over(self._layers.settle(request_id), now_s)
+                yield from self._streams.layers_done(event)
             case WorkerJoined(view=view):
+                self.hosts.workers[view.id] = view
                 self.links.joined(view)
             case WorkerLost(worker=worker):
-                yield from self._lose_chunks(worker, now_s)
+                view = self.hosts.workers.pop(worker, None)
+                if view is not None:
+                    yield from self.tell_pool(view.host, event)
+                yield from self._lose_chunks(worker)
             case HostLost():
-                yield from self._lose_host(event, now_s)
+                yield from self._lose_host(event)
             case _:
-                yield from self._bytes_moved(event, now_s)
+                yield from self._blocks_moved(event)
 
-    def _bytes_moved(
-        self,
-        event: LandingGranted
-        | LandingRefused
-        | ReadBackWanted
-        | PutEnded
-        | StoreBlocks
-        | LoadBlocks
-        | CopyEnded
-        | FromTier,
-        now_s: float,
+    def _blocks_moved(
+        self, event: LandingGranted | LandingRefused | CopyEnded | FromTier | PutEnded | ReadBackWanted
     ) -> Steps[None]:
         """Continue transfers whose blocks were granted, copied, written or read."""
         match event:
             case LandingGranted():
-                yield from self._over((yield from self._landings.granted(event, now_s)), now_s)
+                yield from self._granted(event)
             case LandingRefused(host=host, request_id=request_id):
-                yield from self._refused(host, request_id, now_s)
+                refused = self.table.refuse(request_id, host)  # it is sent or read ahead, and ends without free blocks
+                yield from self._continue_ahead(refused, landed=False)
             case CopyEnded():
-                yield from self._copy_ended(event, now_s)
-            case StoreBlocks() | LoadBlocks():
-                self._tiers.begins(event, now_s)
+                yield from self._copy_ended(event)
             case FromTier():
-                yield from self._tier_moved(event, now_s)
+                yield from self._tier_moved(event)
             case PutEnded():
-                yield from self._starts.resume(self._by_pool.put_ended(event), now_s)
+                yield from self._hand_off_rest(self._by_pool.put_ended(event))
             case ReadBackWanted():
-                yield self._tiers.read_back(event, self.table.next_number())
+                yield ToPool(event.host, self.tier_reads.swap_in(event, self.table.next_number()))
             case _:
                 assert_never(event)
 
-    # ---- requests that start, run and close
+    def hear(self, host: HostId, event: BatcherEvent, now_s: float) -> Steps[None]:
+        """Pass a worker's event to the pool of its host, and copy what the worker has computed."""
+        self._now_s = now_s
+        if isinstance(event, PrefillFinished):
+            # Copy the remaining layers first: after this event the pool may release their blocks.
+            yield from self._chunks.computed(host, event)
+        yield from self.tell_pool(host, event)
+        if isinstance(event, BlocksSealed):
+            yield from self._streams.sealed(event.request_id)
+            yield from self._by_pool.sealed(event.request_id)
 
-    def _start(self, start: Start, now_s: float) -> Steps[None]:
-        """Start a request after the transfer of its KV, if it needs one."""
+    def settle(self, request_id: RequestId) -> Steps[None]:
+        """End the transfer of a chunk if no copy is under way, after the coordinator has handled the prompt's end."""
+        yield from self._chunk_over(self._chunks.settle(request_id))
+
+    def tell_pool(self, host: HostId, event: PoolEvent) -> Sequence[PoolCommand]:
+        """Pass an event to a host's pool. Return its commands."""
+        commands = self.hosts.pools[host].handle(event)
+        if self._steps is not None:
+            self._steps.append(PoolDecision(self._now_s, host, event, tuple(commands)))
+        return commands
+
+    # ---- requests start on workers, each after the transfer of its KV
+
+    def _start(self, start: Start) -> Steps[None]:
+        """Start a request after the transfer of its KV, if it needs one. A transfer under way may serve the start."""
         request_id = start.request.id
-        self._homes.setdefault(request_id, set())
-        self._by_pool.forget(request_id)  # an abandoned attempt may still wait there
-        if not self.table.is_empty:
-            self.table.streams.pop(request_id, None)
-            yield from self._chunk_over(self._layers.call_off(request_id), now_s)
-            if (yield from self._starts.redirect(start)):
-                yield from self._chunk_over(self._layers.settle(request_id), now_s)
-                return
-        yield from self._starts.place(start, now_s)
+        self.hosts.homes.setdefault(request_id, set())
+        self._forget_pool(request_id)  # an abandoned attempt may still wait there
+        yield from self._chunk_over(self._streams.stop(request_id))
+        if self.table.is_empty:
+            yield from self._place(start)
+            return
+        target = self.hosts.workers[start.worker].host
+        transfer = self.table.awaited(request_id)
+        if transfer is not None and transfer.target != target:
+            yield from self._give_up(transfer)
+            transfer = None
+        transfer = transfer or self.table.revive(request_id, target)
+        if transfer is None:
+            yield from self._place(start)
+            return
+        transfer.start = start
+        self.hosts.homes[request_id].add(target)
+        yield ToPool(target, start)
+        yield from self._chunk_over(self._chunks.settle(request_id))
 
-    def _release(self, request_id: RequestId, now_s: float) -> Steps[None]:
-        if not self.table.is_empty:
-            self.table.streams.pop(request_id, None)
-            yield from self._chunk_over(self._layers.call_off(request_id), now_s)
-        yield from self._starts.release(request_id)
+    def _place(self, start: Start) -> Steps[None]:
+        """Begin a transfer for a start if it needs one; otherwise start the request at once."""
+        request_id, worker = start.request.id, self.hosts.workers.get(start.worker)
+        if worker is None:
+            return  # it died while the request waited: the coordinator starts the request elsewhere
+        target, homes = worker.host, self.hosts.homes[request_id]
+        if (request_id, target) in self.table.reads_ahead:
+            self._held[request_id] = start, target
+            return
+        source = start.fetch if isinstance(start, StartPrefill) else self.hosts.best_source(start, target)
+        homes.add(target)
+        tokens = self.tier_reads.tokens_for_start(start, target=target, source=source)
+        if tokens:
+            yield from self._landings.begin(start, target, target, tokens)
+            return
+        if source is not None and source != target:
+            tokens = self.hosts.tokens_at(source, start)
+        if source is None or tokens == 0:
+            yield from self._begin(start)
+            return
+        if isinstance(start, StartDecode) and (
+            yield from self._by_pool.hand_off(start, source=source, target=target, now_s=self._now_s)
+        ):
+            return
+        homes.add(source)
+        yield from self._landings.begin(start, source, target, tokens)
 
-    def _send_ahead(self, command: SendAhead, now_s: float) -> Steps[None]:
+    def _begin(self, start: Start) -> Steps[None]:
+        """Start a request with the KV on its host, after its blocks were released on all other hosts."""
+        request, worker = start.request, self.hosts.workers.get(start.worker)
+        if worker is None:
+            return  # it died while the KV was on its way: the coordinator starts the request elsewhere
+        host, homes = worker.host, self.hosts.homes[request.id]
+        if homes != {host}:
+            others = sorted(homes - {host})
+            homes.difference_update(others)
+            for other in others:
+                yield ToPool(other, ReleaseBlocks(request.id))
+        # The request begins before further commands of its pool are carried out.
+        commands = self.tell_pool(host, start)
+        table, computed_tokens = self.hosts.pools[host].table(request.id)
+        yield BeginRequest(
+            worker=start.worker,
+            request_id=request.id,
+            attempt=start.attempt,
+            until=start.until if isinstance(start, StartPrefill) else "end",
+            block_table=table,
+            computed_tokens=computed_tokens,
+            layer_groups=self._streams.groups(host, start.layer_groups) if isinstance(start, StartPrefill) else 1,
+        )
+        if isinstance(start, StartPrefill) and start.attempt == 1 and not table:
+            yield RequestQueued(request)
+        yield from commands
+
+    # ---- requests run, move and close
+
+    def _send_ahead(self, command: SendAhead) -> Steps[None]:
         """Begin to send the sealed blocks of a running request to the host that will probably continue it."""
-        target = self._workers[command.worker].host
+        target = self.hosts.workers[command.worker].host
         if command.source == target:
             return
-        if not command.report and (yield from self._by_pool.stream(command, target, now_s)):
+        if command.report or not (yield from self._by_pool.stream(command, target, self._now_s)):
+            yield from self._streams.begin(command, target)
+
+    def _stop(self, command: StopRequest) -> Steps[None]:
+        """Stop a request on its worker, or end the transfer that it waits for."""
+        request_id, held = command.request_id, self._held.get(command.request_id)
+        waiting = self._by_pool.start_of(request_id) or (held[0] if held is not None else None)
+        transfer = self.table.awaited(request_id)
+        if waiting is not None and waiting.attempt == command.attempt:
+            self._forget_pool(request_id)
+        elif transfer is not None and transfer.start is not None and transfer.start.attempt == command.attempt:
+            yield from self._give_up(transfer)
+        else:
+            yield ToWorker(command.worker, command)
             return
-        yield from self._streams.begin(command, target)
+        yield RequestDropped(request_id, command.attempt, command.worker, preempted=False)
 
-    def _layers_done(self, done: LayersDone, now_s: float) -> Steps[None]:
-        """Copy finished layers, one request after the other."""
-        worker = self._workers.get(done.worker)
-        if worker is None:
-            return
-        for request in done.requests:
-            stream = self._layers.progress(worker.host, done, request)
-            if stream is None:
-                continue
-            if stream.transfer is None:
-                yield from self._streams.send_more(stream)
-            elif stream.transfer.chunk is not None:
-                yield from self._layers.copy_done(stream.transfer, now_s)
+    def _release(self, request_id: RequestId) -> Steps[None]:
+        """Release a closed request on every host, and give up its transfers."""
+        yield from self._chunk_over(self._streams.stop(request_id))
+        self._forget_pool(request_id)
+        transfer = self.table.awaited(request_id)
+        if transfer is not None:
+            self.table.give_up(transfer)
+        for host in sorted(self.hosts.homes.pop(request_id, ())):
+            yield ToPool(host, ReleaseBlocks(request_id))
 
-    # ---- the fleet changes
+    def _forget_pool(self, request_id: RequestId) -> None:
+        """Give up the put and the stream of a request, and let no start of it wait for a read ahead."""
+        self._held.pop(request_id, None)
+        self._by_pool.forget(request_id)
 
-    def _lose_chunks(self, lost: WorkerId | HostId, now_s: float) -> Steps[None]:
-        for request_id in self._layers.on(lost):
-            yield from self._chunk_over(self._layers.call_off(request_id), now_s)
+    def _give_up(self, transfer: Transfer) -> Steps[None]:
+        """Give up a transfer that a start waits for. Blocks that a copy still uses are freed after its end."""
+        start, request_id, target = transfer.start, transfer.request.id, transfer.target
+        assert start is not None, f"no start waits for the transfer of {request_id}"
+        self.table.give_up(transfer)
+        self.hosts.homes[request_id].discard(target)
+        if target in self.hosts.pools:
+            # The release comes first, so that the pool grants the request no further blocks.
+            yield ToPool(target, ReleaseBlocks(request_id))
+            yield ToPool(target, RequestDropped(request_id, start.attempt, start.worker, preempted=False))
 
-    def _lose_host(self, lost: HostLost, now_s: float) -> Steps[None]:
+    # ---- hosts and workers are lost
+
+    def _lose_chunks(self, lost: WorkerId | HostId) -> Steps[None]:
+        for request_id in self._chunks.of(lost):
+            yield from self._chunk_over(self._chunks.call_off(request_id))
+
+    def _lose_host(self, lost: HostLost) -> Steps[None]:
         """End the transfers of a lost host. In between, the coordinator starts its requests on other hosts."""
         host = lost.host
-        streams = self.table.lose_host(host)
+        self.hosts.lose(host)
+        self.table.lose_host(host)
+        streams = self._streams.lose_host(host)
         self.links.lose_host(host)
-        self._tiers.lose_host(host)
-        for homes in self._homes.values():
-            homes.discard(host)
-        yield from self._lose_chunks(host, now_s)
-        self._layers.layouts.pop(host, None)
+        yield from self._lose_chunks(host)
         yield lost
         for stream in streams:
             if stream.report:  # without this event, the request would count as moving until its end
                 yield AheadEnded(stream.request.id, stream.attempt, landed=False)
-        for ready in self._by_pool.lose_host(host):
-            yield from self._starts.resume(ready, now_s)
+        for handoff in self._by_pool.lose_host(host):
+            yield from self._hand_off_rest(handoff)
 
-    # ---- the end of a transfer
+    # ---- a transfer gets blocks, and ends
 
-    def _refused(self, host: HostId, request_id: RequestId, now_s: float) -> Steps[None]:
-        """Give up a transfer sent or read ahead: its target has no free blocks."""
-        read = self.table.reads_ahead.get((request_id, host))
-        if read is None or read.state != "landing":
-            yield from self._streams.refused(request_id)
+    def _granted(self, granted: LandingGranted) -> Steps[None]:
+        """Copy or read the blocks that the target lacks. A transfer without such blocks ends at once."""
+        transfer = self.table.land(granted.request_id, granted.host)
+        if isinstance(transfer, ChunkTransfer):
+            yield from self._chunks.land(transfer, granted)
             return
-        self.table.drop(read)
-        yield from self._starts.resume((yield from self._by_pool.read_over(read, is_whole=False)), now_s)
+        if not (yield from self._landings.fill(transfer, granted)):
+            yield from self._ended(transfer, blocks=0, landed=True)
 
-    def _copy_ended(self, end: CopyEnded, now_s: float) -> Steps[None]:
+    def _copy_ended(self, end: CopyEnded) -> Steps[None]:
         """Continue the transfer or the chunk of a copy that has ended."""
-        self.links.copy_ends(end, now_s)
-        if end.number in self._layers.copies:
-            yield from self._chunk_over(self._layers.copy_ended(end), now_s)
-            return
-        if not self.table.has(end.number, end.request_id):
-            return
-        blocks = None if end.landed else 0
-        over = yield from self._landings.ended(end.number, end.request_id, blocks=blocks, landed=end.landed)
-        yield from self._over(over, now_s)
+        self.links.copy_ends(end, self._now_s)
+        if self._chunks.has_copy(end.number):
+            yield from self._chunk_over(self._chunks.copy_ended(end))
+        elif (transfer := self.table.find(end.number, end.request_id)) is not None:
+            yield from self._ended(transfer, blocks=None if end.landed else 0, landed=end.landed)
 
-    def _tier_moved(self, event: FromTier, now_s: float) -> Steps[None]:
+    def _tier_moved(self, event: FromTier) -> Steps[None]:
         """Pass an event of a tier to its pool, then continue the transfers that waited for it."""
-        news = event.news
+        host, news = event.host, event.news
         # The swap-in of a preempted request belongs to no transfer: its pool alone handles the end.
-        is_transfer = isinstance(news, LoadEnded) and self.table.has(news.number, news.request_id)
-        grown = yield from self._tiers.note(event.host, news, now_s)
-        if grown is not None:
-            yield from self._by_pool.tier_grew(grown)
-        if isinstance(news, LoadEnded) and is_transfer:
+        transfer = self.table.find(news.number, news.request_id) if isinstance(news, LoadEnded) else None
+        grown = self.links.tier_work_ends(host, news, self._now_s) if isinstance(news, BlocksKept | LoadEnded) else None
+        if host in self.hosts.pools:
+            yield ToPool(host, news)
+            if grown is not None:
+                yield from self._by_pool.tier_grew(grown)
+        if isinstance(news, LoadEnded) and transfer is not None:
             blocks = sum(takewhile(bool, news.whole))  # blocks after the first missing one are recomputed
-            landed = blocks == len(news.whole)
-            over = yield from self._landings.ended(news.number, news.request_id, blocks=blocks, landed=landed)
-            yield from self._over(over, now_s)
+            yield from self._ended(transfer, blocks=blocks, landed=blocks == len(news.whole))
 
-    def _chunk_over(self, transfer: Transfer | None, now_s: float) -> Steps[None]:
+    def _ended(self, transfer: Transfer, *, blocks: int | None, landed: bool) -> Steps[None]:
+        """End a transfer. `blocks`: leading blocks that were written; None: all."""
+        pool = self.hosts.pools.get(transfer.target)
+        tokens = transfer.tokens if pool is not None else 0
+        if pool is not None and blocks is not None:
+            tokens = min(tokens, transfer.cached_tokens + blocks * pool.block_tokens)
+        yield from self._over(transfer, tokens, landed=landed and not transfer.is_too_late)
+
+    def _chunk_over(self, chunk: ChunkTransfer | None) -> Steps[None]:
         """End the transfer of a chunk. Does nothing for None: there is no chunk, or a copy of it is under way."""
-        if transfer is not None:
-            yield from self._over((yield from self._landings.chunk_over(transfer)), now_s)
+        if chunk is None:
+            return
+        tokens = 0 if chunk.has_failed else chunk.tokens  # a recomputed prompt must still compute its last token
+        if tokens and not isinstance(chunk.start, StartDecode) and chunk.target in self.hosts.pools:
+            block_tokens = self.hosts.pools[chunk.target].block_tokens
+            tokens = (chunk.request.prompt_tokens - 1) // block_tokens * block_tokens
+        yield from self._over(chunk, tokens, landed=not chunk.has_failed)
 
-    def _over(self, over: Over | None, now_s: float) -> Steps[None]:
-        """Continue the pool read, the stream or the start that waited for an ended transfer."""
-        if over is None:
+    def _over(self, transfer: Transfer, tokens: int, *, landed: bool) -> Steps[None]:
+        """End a transfer of which `tokens` are at the target, and continue what waited for it."""
+        tokens = max(tokens, transfer.cached_tokens)
+        is_awaited = yield from self._landings.end(transfer, tokens, landed=landed)
+        is_whole = tokens >= transfer.tokens if transfer.is_read_ahead else landed
+        yield from self._continue_ahead(transfer, landed=is_whole)
+        if is_awaited:
+            yield from self._go_on(transfer)
+
+    def _go_on(self, transfer: Transfer) -> Steps[None]:
+        """Start the request after its transfer. If the KV was sent ahead only in part, copy the rest first."""
+        start, target = transfer.start, transfer.target
+        assert start is not None, f"no start waits for the transfer of {transfer.request.id}"
+        if transfer.state == "landed" and isinstance(start, StartDecode) and target in self.hosts.pools:
+            source = self.hosts.best_source(start, target)
+            tokens = self.hosts.tokens_at(source, start)
+            if tokens > self.hosts.tokens_at(target, start):
+                yield from self._landings.begin(start, source, target, tokens)
+                return
+        yield from self._begin(start)
+
+    def _continue_ahead(self, transfer: Transfer, *, landed: bool) -> Steps[None]:
+        """Continue a stream, or after a read ahead the start that waited for it or the handoff through the pool."""
+        held = self._held.get(transfer.request.id)
+        if not transfer.is_read_ahead:
+            yield from self._streams.over(transfer, landed=landed)
+        elif held is not None and held[1] == transfer.target:
+            del self._held[transfer.request.id]
+            yield from self._place(held[0])
+        else:
+            yield from self._hand_off_rest((yield from self._by_pool.read_over(transfer, is_whole=landed)))
+
+    def _hand_off_rest(self, handoff: PoolHandoff | None) -> Steps[None]:
+        """Read a handoff's blocks from the pool. If some are missing, copy directly from the source if it is live."""
+        start = handoff.start if handoff is not None else None
+        worker = self.hosts.workers.get(start.worker) if start is not None else None
+        if handoff is None or start is None or worker is None or worker.host != handoff.target:
+            return  # its worker has died: the coordinator starts the request elsewhere
+        source, target, hashes = handoff.source, handoff.target, handoff.hashes
+        if self.hosts.reachable_blocks(target, hashes) == len(hashes):
+            if source in self.hosts.pools:  # its blocks are cached from now on
+                self.hosts.homes[start.request.id].discard(source)
+                yield ToPool(source, ReleaseBlocks(start.request.id))
+            tokens = len(hashes) * self.hosts.pools[target].block_tokens
+            yield from self._landings.begin(start, target, target, tokens, hashes)
             return
-        if over.transfer.is_read_ahead:
-            ready = yield from self._by_pool.read_over(over.transfer, is_whole=over.is_whole)
-            yield from self._starts.resume(ready, now_s)
-            return
-        yield from self._streams.over(over.transfer, landed=over.is_whole)
-        if over.is_awaited:
-            yield from self._starts.go_on(over.transfer)
+        tokens = self.hosts.tokens_at(source, start)
+        if not tokens:
+            source, tokens = target, self.tier_reads.tokens_for_start(start, target=target, source=None)
+        if tokens:
+            yield from self._landings.begin(start, source, target, tokens)
+        else:
+            yield from self._begin(start)

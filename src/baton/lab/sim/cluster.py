@@ -17,9 +17,10 @@ from baton.core.tier_messages import FromTier, TierOpened
 from baton.core.types import HostId, WorkerId, WorkerView
 from baton.decide.control.advice import Policies
 from baton.decide.control.batcher import Batcher
-from baton.decide.control.cluster import Cluster, CoordinatorDecision, PoolDecision, PoolRules
-from baton.decide.control.cluster_messages import HostAdded
+from baton.decide.control.cluster import Cluster
+from baton.decide.control.cluster_messages import CoordinatorDecision, HostAdded, PoolDecision
 from baton.decide.control.coordinator import Coordinator
+from baton.decide.control.host_pools import PoolRules
 from baton.decide.kv.blocks import EvictionOrder
 from baton.decide.kv.host_pool import HostPool
 from baton.decide.policy.batching import BatcherPolicies, BatchingPolicy
@@ -285,8 +286,7 @@ class SimCluster:
         A copy of some layers takes as long as a copy of all layers of proportionally fewer tokens.
         """
         transfer_s = self.server.cluster.transfers.links.wire_s(copy.source, copy.target, copy.whole_tokens)
-        life = self.server.journal.lives.get(copy.request_id)
-        wire = self.spec.wire
+        life, wire = self.server.journal.lives.get(copy.request_id), self.spec.wire
         computed_s = [*life.token_times_s[:1], *life.handoffs_s[:1]] if life is not None else []
         if life is None or not computed_s or life.started_at_s is None:
             return transfer_s  # a prefix fetch precedes the prefill, so no computation hides it

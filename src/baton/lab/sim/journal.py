@@ -10,7 +10,7 @@ import msgspec
 
 from baton.core.messages import CloseRequest
 from baton.core.types import Request, RequestId, WorkerId
-from baton.decide.control.cluster import CoordinatorDecision, PoolDecision
+from baton.decide.control.cluster_messages import CoordinatorDecision, PoolDecision
 from baton.decide.control.decision_log import Decision
 
 

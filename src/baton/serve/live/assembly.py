@@ -17,10 +17,11 @@ from baton.core.keys import read_keys
 from baton.core.plugin import load_plugin
 from baton.core.types import HostId, Slo
 from baton.decide.control.build import build_coordinator
-from baton.decide.control.cluster import Cluster, PoolRules
+from baton.decide.control.cluster import Cluster
 from baton.decide.control.cluster_messages import HostAdded
 from baton.decide.control.decision_log import LogHeader
 from baton.decide.control.guarded_eviction import eviction_maker
+from baton.decide.control.host_pools import PoolRules
 from baton.decide.cost.load import inline_files, load_cost
 from baton.decide.kv.layout import KVLayout
 from baton.decide.kv.window import PromptRules, Window

@@ -30,9 +30,10 @@ from baton.core.messages import (
 from baton.core.tier_messages import FromTier, TierOpened
 from baton.core.types import BlockHash, HostId, Request, RequestId, Sampling, Slo, WorkerId, WorkerView
 from baton.decide.control.build import build_coordinator
-from baton.decide.control.cluster import Cluster, PoolRules
+from baton.decide.control.cluster import Cluster
 from baton.decide.control.cluster_messages import ClusterEvent, HostAdded, ToPool, WorkerSaid
 from baton.decide.control.decision_log import LOG_VERSION, Decision, LogEntry, LogHeader, decided, replay
+from baton.decide.control.host_pools import PoolRules
 from baton.decide.cost.linear import LinearCost
 from baton.decide.kv.layout import KVLayout
 from baton.decide.kv.tier import TierRules

@@ -19,10 +19,11 @@ from baton.core.messages import (
 )
 from baton.core.types import BlockHash, HostId, Request, RequestId, Slo, WorkerId, WorkerView
 from baton.decide.control.build import build_policies
-from baton.decide.control.cluster import Cluster, PoolRules
+from baton.decide.control.cluster import Cluster
 from baton.decide.control.cluster_messages import ClusterEvent, HostAdded, WorkerSaid
 from baton.decide.control.coordinator import Coordinator
 from baton.decide.control.decision_log import Decision, decided
+from baton.decide.control.host_pools import PoolRules
 from baton.decide.cost.load import load_cost
 from baton.decide.kv.layout import KVLayout
 from baton.decide.policy.eviction import LeastRecentlyUsed

@@ -5,8 +5,9 @@ from __future__ import annotations
 from baton.core.config import PolicyConfig
 from baton.core.types import HostId
 from baton.decide.control.build import build_coordinator
-from baton.decide.control.cluster import Cluster, PoolRules
+from baton.decide.control.cluster import Cluster
 from baton.decide.control.cluster_messages import HostAdded
+from baton.decide.control.host_pools import PoolRules
 from baton.decide.cost.linear import LinearCost
 from baton.decide.kv.layout import KVLayout
 from baton.decide.kv.tier import TierRules

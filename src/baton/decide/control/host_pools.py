@@ -1,0 +1,155 @@
+"""The hosts of a cluster: their pools, KV layouts and workers, and how much of a request's KV each of them has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from baton.core.messages import StartDecode
+from baton.core.types import BlockHash, HostId, Request, RequestId, TierHit, WorkerId, WorkerView
+from baton.decide.control.cluster_messages import HostAdded
+from baton.decide.control.transfer import Start
+from baton.decide.kv.blocks import EvictionOrder
+from baton.decide.kv.hashing import names_of, prefix_of
+from baton.decide.kv.host_pool import HostPool
+from baton.decide.kv.layout import KVLayout
+from baton.decide.kv.tier import Tier
+from baton.decide.kv.window import ONE_HASH_A_BLOCK, PromptRules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRules:
+    """Rules for the pools of all hosts."""
+
+    eviction: Callable[[], EvictionOrder]
+    """Makes an eviction order for an arena or a tier."""
+    prompts: PromptRules = ONE_HASH_A_BLOCK
+
+
+@dataclass(slots=True)
+class HostPools:
+    """The pools of all hosts. They share the metadata of the stores that they share."""
+
+    rules: PoolRules
+    pools: dict[HostId, HostPool] = field(default_factory=dict[HostId, HostPool])
+    workers: dict[WorkerId, WorkerView] = field(default_factory=dict[WorkerId, WorkerView])
+    """Workers that have joined, with their views at that time."""
+    layouts: dict[HostId, KVLayout] = field(default_factory=dict[HostId, KVLayout])
+    homes: dict[RequestId, set[HostId]] = field(default_factory=dict[RequestId, set[HostId]])
+    """Hosts whose pools know each request."""
+    _shared: dict[tuple[str, str, int], Tier] = field(default_factory=dict[tuple[str, str, int], Tier])
+    """Tiers that hosts share, by name, store and block size. They outlive their hosts: the store keeps its blocks. Live
+    hosts and the newest host bound their number."""
+
+    # ---- hosts come and go
+
+    def add(self, added: HostAdded) -> None:
+        """Build the pool of a host."""
+        block_tokens = added.layout.block_tokens
+        self.layouts[added.host] = added.layout
+        self.pools[added.host] = HostPool(
+            host=added.host,
+            blocks_total=added.blocks_total,
+            block_tokens=block_tokens,
+            eviction=self.rules.eviction,
+            tiers=self._tiers(added),
+            prompts=self.rules.prompts,
+        )
+
+    def _tiers(self, added: HostAdded) -> list[Tier]:
+        """Return a host's tiers: one object for all hosts that share a store.
+
+        A tier that no live host uses is kept only if the new host has it with the same rules.
+        """
+        in_use = {tier for pool in self.pools.values() if pool.tiers is not None for tier in pool.tiers.tiers}
+        self._shared = {key: tier for key, tier in self._shared.items() if tier in in_use or tier.rules in added.tiers}
+        tiers: list[Tier] = []
+        for rules in added.tiers:
+            key = (rules.name, rules.shared_as, added.layout.block_tokens)
+            tier = self._shared.get(key) or Tier(rules, self.rules.eviction)
+            if rules.shared_as:
+                self._shared[key] = tier
+            tiers.append(tier)
+        return tiers
+
+    def lose(self, host: HostId) -> None:
+        """Remove a lost host with its workers, and end the reads and writes of its tiers."""
+        self.layouts.pop(host, None)
+        pool = self.pools.pop(host, None)
+        if pool is not None and pool.tiers is not None:
+            pool.tiers.abandon()
+        for worker in [view.id for view in self.workers.values() if view.host == host]:
+            del self.workers[worker]
+        for homes in self.homes.values():
+            homes.discard(host)
+
+    # ---- the KV of a request
+
+    def tokens_at(self, source: HostId | None, start: Start) -> int:
+        """Return the number of the request's leading tokens whose KV the host `source` can provide now."""
+        pool = self.pools.get(source) if source is not None else None
+        if pool is None:
+            return 0
+        request = start.request
+        if isinstance(start, StartDecode):
+            return pool.table(request.id)[1]
+        if request.sampling.prompt_logprobs:
+            return 0  # every prompt token has to be computed
+        return min(pool.held_tokens(request.block_hashes), request.prompt_tokens - 1)
+
+    def best_source(self, start: Start, target: HostId) -> HostId:
+        """Return the host with the most KV of the request; the target on a tie."""
+        homes = self.homes[start.request.id]
+        if homes <= {target}:
+            return target
+        return max((target, *sorted(homes)), key=lambda host: self.tokens_at(host, start))
+
+    def hashes_at(self, source: HostId, target: HostId, request: Request, tokens: int) -> tuple[BlockHash, ...]:
+        """Return the known hashes of the full blocks that the request's leading tokens fill at the target.
+
+        Hashes of the prompt are known. After the prompt, a hash is known if a sealed block of the source ends at the
+        same token.
+        """
+        giver, taker = self.pools[source], self.pools[target]
+        blocks, sealed = tokens // taker.block_tokens, giver.names(request.id)
+        hashes = list(names_of(request.block_hashes, taker.block_runs)[:blocks])
+        if giver.block_runs == taker.block_runs:
+            return max(sealed[:blocks], tuple(hashes), key=len)
+        while len(hashes) < blocks:
+            index, rest = divmod((len(hashes) + 1) * taker.block_runs, giver.block_runs)
+            if rest or index > len(sealed):
+                break
+            hashes.append(sealed[index - 1])
+        return tuple(hashes)
+
+    def prefix_hashes(self, host: HostId, request: Request) -> tuple[BlockHash, ...]:
+        """Return the hashes of a prompt's shareable full blocks, for this host's block size. See `prefix_of`."""
+        pool = self.pools[host]
+        return prefix_of(request, block_runs=pool.block_runs, block_tokens=pool.block_tokens)
+
+    def held_blocks(self, host: HostId, hashes: Sequence[BlockHash]) -> int:
+        """Return how many of the leading blocks the arena of a host with tiers has."""
+        tiers = self.pools[host].tiers
+        return tiers.held_blocks(hashes) if tiers is not None else 0
+
+    def reachable_blocks(self, host: HostId, hashes: Sequence[BlockHash]) -> int:
+        """Return how many of the leading blocks a host has in its arena or can read from its tiers."""
+        hits = self.tier_hits(host, hashes)
+        return hits[-1].tokens // self.pools[host].block_tokens if hits else self.held_blocks(host, hashes)
+
+    def tier_hits(self, host: HostId, hashes: Sequence[BlockHash]) -> tuple[TierHit, ...]:
+        """Return the longer prefixes that reads from a host's tiers can provide, the shortest first."""
+        pool = self.pools[host]
+        reached = pool.tiers.reach(hashes) if pool.tiers is not None else ()
+        return tuple(TierHit(reach.blocks * pool.block_tokens, reach.load_s) for reach in reached)
+
+    def shared_tier(self, source: HostId, target: HostId) -> Tier | None:
+        """Return a tier that both hosts share, for one block size.
+
+        None if the model has an attention window: the source then holds only the end of a long prompt, but reads from
+        a pool begin at the first block.
+        """
+        giver, taker = self.pools.get(source), self.pools.get(target)
+        if source == target or giver is None or taker is None or giver.tiers is None or taker.tiers is None:
+            return None
+        return giver.tiers.shared_with(taker.tiers) if giver.window is None else None
