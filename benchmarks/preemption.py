@@ -53,7 +53,7 @@ class Tap:
         match decision.event:
             case WorkerSaid(events=events):
                 self.preemptions += sum(isinstance(event, RequestDropped) and event.preempted for event in events)
-            case FromTier(news=LoadEnded(whole=whole)):
+            case FromTier(event=LoadEnded(whole=whole)):
                 self.read_blocks += sum(whole)
             case _:
                 pass

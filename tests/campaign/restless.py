@@ -19,7 +19,7 @@ from baton.core.types import (
     WorkerId,
     WorkerView,
 )
-from baton.decide.policy.handoff import FirstTokenWorker, HandoffView, Way
+from baton.decide.policy.handoff import FirstTokenWorker, HandoffPath, HandoffView
 from baton.decide.policy.policy_sets import policy_set
 from baton.decide.policy.routing import Route
 from baton.lab.sim.cluster import SimPolicies
@@ -84,7 +84,7 @@ class RestlessStreaming:
 class RestlessHandoff:
     """Hands two of three requests off through the remote pool."""
 
-    def way(self, handoff: HandoffView) -> Way:
+    def choose_path(self, handoff: HandoffView) -> HandoffPath:
         return "central" if crc32(f"{handoff.request.id} {handoff.tokens}".encode()) % 3 else "direct"
 
 

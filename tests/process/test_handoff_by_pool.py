@@ -103,7 +103,7 @@ def test_every_decision_is_replayed(tmp_path: Path) -> None:
         running["b"].process.kill()
         client.post("/v1/completions", json=HANDED).raise_for_status()
     commands = {type(command).__name__ for decision in read_log(log)[1] for command in decision.commands}
-    assert {"ToPool", "StoreBlocks", "LoadBlocks", "WayChosen", "BeginRequest", "ToWorker"} <= commands
+    assert {"ToPool", "StoreBlocks", "LoadBlocks", "PathChosen", "BeginRequest", "ToWorker"} <= commands
     command = [sys.executable, "-m", "baton.cli.main", "replay", str(log)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout

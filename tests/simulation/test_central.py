@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from baton.core.copies import LandingEnded
-from baton.core.handoff_paths import HandoffView, Way, WayChosen
+from baton.core.handoff_paths import HandoffPath, HandoffView, PathChosen
 from baton.core.messages import SendAhead
 from baton.core.ports import CostModel
 from baton.core.tier_messages import LoadEnded, LoadWanted, PutEnded, PutWanted
@@ -383,7 +383,7 @@ class RemembersWays(ForgetsNothing):
     def run_tokens(self, request: Request, cost: CostModel) -> int:
         return 1 + self.asked
 
-    def way(self, handoff: HandoffView) -> Way:
+    def choose_path(self, handoff: HandoffView) -> HandoffPath:
         self.asked += 1
         return "central"
 
@@ -397,5 +397,5 @@ def test_a_policy_that_remembers_which_ways_it_chose_decides_the_same_in_the_rep
     monkeypatch.setattr(restless, "RestlessHandoff", lambda: made[-1])
     journal = play(by_pool(*SIX, policy=RESTLESS)).server.journal
     commands = [command for decision in journal.turns for command in decision.commands]
-    assert any(isinstance(command, WayChosen) for command in commands)
+    assert any(isinstance(command, PathChosen) for command in commands)
     assert len({command.run_tokens for command in commands if isinstance(command, SendAhead)}) > 1

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from baton.core.config import BatchLimits
 from baton.core.copies import CopyBlocks, LandingGranted, LandingWanted, LeaseWanted
-from baton.core.handoff_paths import WayChosen
+from baton.core.handoff_paths import PathChosen
 from baton.core.messages import BlocksGranted, HostLost, StartDecode, StartPrefill, ToWorker
 from baton.core.prefixes import BlocksRemoved, BlocksStored
 from baton.core.tier_messages import DropBlocks, LoadBlocks, LoadWanted, PutWanted, StoreBlocks
@@ -57,7 +57,7 @@ def test_hosts_tiers_a_pool_and_a_fault_are_replayed(played: SimCluster) -> None
     decisions = stored(played.server.journal.turns)
     commands = [command for decision in decisions for command in decision.commands]
     kinds = Counter(type(command) for command in commands)
-    for kind in (StartPrefill, StartDecode, BeginRequest, CopyBlocks, StoreBlocks, LoadBlocks, DropBlocks, WayChosen):
+    for kind in (StartPrefill, StartDecode, BeginRequest, CopyBlocks, StoreBlocks, LoadBlocks, DropBlocks, PathChosen):
         assert kinds[kind], f"no {kind.__name__} was decided"
     for kind in (LandingGranted, BlocksStored, BlocksRemoved, ToWorker):
         assert kinds[kind], f"no pool has answered with {kind.__name__}"
@@ -69,7 +69,7 @@ def test_hosts_tiers_a_pool_and_a_fault_are_replayed(played: SimCluster) -> None
     assert replayed(played, decisions) is None
 
 
-@pytest.mark.parametrize("kind", [BlocksGranted, LandingWanted, CopyBlocks, LoadBlocks, StoreBlocks, WayChosen])
+@pytest.mark.parametrize("kind", [BlocksGranted, LandingWanted, CopyBlocks, LoadBlocks, StoreBlocks, PathChosen])
 def test_a_decision_that_was_made_otherwise_is_found(played: SimCluster, kind: type) -> None:
     """Of a pool, of a transfer, of a tier, of a path: where the log says something else, the replay stops."""
     decisions = stored(played.server.journal.turns)

@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         warn(changed_policies(header))
         found = find_requests(decisions, args.request_id)
         if not found.ids:
-            raise ConfigError(_nobody(args.request_id, found, log))
+            raise ConfigError(_unknown_request(args.request_id, found, log))
         stories: list[Explanation] = []
         for request_id in found.ids[:CHOICES_MAX]:
             header, decisions = open_log(log.path)
@@ -125,7 +125,7 @@ def _log(args: argparse.Namespace) -> Iterator[_Log]:
         yield _Log(path, args.url, headers.get(LOG_FULL_HEADER) == "yes")
 
 
-def _nobody(request_id: str, found: Found, log: _Log) -> str:
+def _unknown_request(request_id: str, found: Found, log: _Log) -> str:
     latest = f", the last of them {', '.join(found.latest)}" if found.latest else ""
     full = "; the log is full, and later requests are not in it (log_bytes_max, or its disk)" if log.is_full else ""
     return (

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from baton.core.types import Request
 
-Way = Literal["direct", "central"]
+HandoffPath = Literal["direct", "central"]
 """`direct`: the target copies from the source. `central`: the source writes blocks into a tier that both hosts have,
 and the target reads them there; tokens that fill no block are recomputed."""
 
@@ -44,8 +44,8 @@ class HandoffView(Struct, frozen=True, kw_only=True):
     """Time to recompute the tokens that fill no block: only full blocks go through the pool."""
 
 
-class WayChosen(Struct, frozen=True, tag=True):
+class PathChosen(Struct, frozen=True, tag=True):
     """The policy has chosen a path for a request's KV, between hosts that share a tier."""
 
     handoff: HandoffView
-    way: Way
+    path: HandoffPath

@@ -96,6 +96,9 @@ RENAMED_CLASSES: dict[str, str] = {
 }
 """The short name of each built-in policy whose class had another name in earlier versions, for error messages."""
 
+RENAMED_OPTIONS: dict[str, str] = {"ill_s": "avoid_s"}
+"""The name of each option of a built-in policy that had another name in earlier versions, for error messages."""
+
 
 Port = TypeVar("Port")
 
@@ -199,7 +202,7 @@ def _check_options(spec: str, cls: type[Any], options: Mapping[str, Any]) -> Non
     known = [p.name for p in named]
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
     problems = [
-        f"plug-in {spec}: unknown option {name!r}{did_you_mean(name, known)}"
+        f"plug-in {spec}: unknown option {name!r}{did_you_mean(RENAMED_OPTIONS.get(name, name), known)}"
         for name in options
         if name not in known and not open_ended
     ]

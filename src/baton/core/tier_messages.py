@@ -169,7 +169,7 @@ class TierShrunk(Struct, frozen=True, tag=True):
 
 TierEvent = BlocksKept | LoadWanted | LoadEnded | PutWanted | TierOpened | TierRests | TierShrunk
 """Events for a host's tiers."""
-TierNews = BlocksKept | LoadEnded | TierOpened | TierRests | TierShrunk
+StoreEvent = BlocksKept | LoadEnded | TierOpened | TierRests | TierShrunk
 """Events of a tier's store, from the driver."""
 TierCommand = StoreBlocks | DropBlocks | LoadBlocks | PutEnded
 """Commands of a host's tiers."""
@@ -179,4 +179,4 @@ class FromTier(Struct, frozen=True, tag=True):
     """An event of a tier's store on a host."""
 
     host: HostId
-    news: TierNews
+    event: StoreEvent

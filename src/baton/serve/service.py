@@ -24,7 +24,7 @@ from baton.serve.host.arena_bytes import bytes_of, transferable
 from baton.serve.host.sizing import raise_files_max
 from baton.serve.host.supervisor import Notices, Supervisor
 from baton.serve.host.tasks import prefault, spawn
-from baton.serve.host.worker_link import WorkerLink, WorkerNews
+from baton.serve.host.worker_link import WorkerLink, WorkerMessage
 from baton.serve.http.app import build_app
 from baton.serve.http.connections import Connections
 from baton.serve.http.grammar_checks import GrammarChecker
@@ -347,7 +347,7 @@ class OwnWorkers:
         self._driver.lose(worker, reason)
         del self._driver.links[worker]
 
-    def hear(self, worker: WorkerId, payload: bytes) -> WorkerNews | None:
+    def hear(self, worker: WorkerId, payload: bytes) -> WorkerMessage | None:
         message = self._decoder.decode(payload)
         if isinstance(message, StepReport | LayersDone):
             self._driver.hear(message)

@@ -56,6 +56,7 @@ def test_a_class_is_made_with_its_options() -> None:
         ("baton.decide.policy.routing:EarliestFirstTokn", {}, "write 'earliest-first-token' instead"),
         (f"{HERE}:Politee", {}, "has no Politee \\(did you mean 'Polite'\\?\\)"),
         (f"{HERE}:NOT_A_CLASS", {}, "NOT_A_CLASS is no class"),
+        ("cheapest-handoff", {"ill_s": 5.0}, "unknown option 'ill_s' \\(did you mean 'avoid_s'\\?\\)"),
         (f"{HERE}:Polite", {"nane": "Ada"}, "unknown option 'nane' \\(did you mean 'name'\\?\\)"),
         (f"{HERE}:Polite", {"nane": "Ada"}, "option 'name' is required"),
         (f"{HERE}:Silent", {}, "is no Greeter: it lacks greet"),

@@ -8,7 +8,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import TypeVar
 
-from baton.core.handoff_paths import HandoffView, Way
+from baton.core.handoff_paths import HandoffPath, HandoffView
 from baton.core.messages import CloseRequest
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, HostId, Request, Until, WorkerId, WorkerView
@@ -111,10 +111,10 @@ class Policies:
         except Exception:  # noqa: BLE001  see `admit`
             return 1
 
-    def way(self, handoff: HandoffView) -> Way:
+    def choose_path(self, handoff: HandoffView) -> HandoffPath:
         """Choose the path of a request's KV to another host; `direct` if the policy fails."""
         try:
-            return "central" if self.handoff.way(handoff) == "central" else "direct"
+            return "central" if self.handoff.choose_path(handoff) == "central" else "direct"
         except Exception:  # noqa: BLE001  see `admit`
             return "direct"
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import assert_never
 
 from baton.core.copies import CopyBlocks, CopyEnded, LandingGranted, LandingRefused, LayersDone
-from baton.core.handoff_paths import WayChosen
+from baton.core.handoff_paths import PathChosen
 from baton.core.messages import (
     AheadEnded,
     BlocksGranted,
@@ -183,7 +183,7 @@ class Cluster:
                 following = self.transfers.handle(command, now_s)
             case LandingGranted() | LandingRefused() | ReadBackWanted() | PutEnded():
                 following = self.transfers.handle(command, now_s)
-            case WayChosen():
+            case PathChosen():
                 pass  # only for the log: it explains the commands after it
             case HostLost():
                 return self._coordinate(command, now_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from baton.core.copies import CopyBlocks, CopyEnded, LayersDone
-from baton.core.handoff_paths import WayChosen
+from baton.core.handoff_paths import PathChosen
 from baton.core.messages import (
     AheadEnded,
     BatcherEvent,
@@ -141,7 +141,7 @@ ClusterCommand = (
 its KV is on the worker's host, and sends the request there."""
 
 LoggedCommand = (
-    CoordinatorCommand | PoolCommand | ToPool | CopyBlocks | BeginRequest | RequestDropped | AheadEnded | WayChosen
+    CoordinatorCommand | PoolCommand | ToPool | CopyBlocks | BeginRequest | RequestDropped | AheadEnded | PathChosen
 )
 """Decisions of the coordinator, the pools and the transfers, as written to the decision log."""
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from baton.core.config import PolicyConfig
 from baton.core.copies import CopyEnded, LandingWanted, LayersDone, LeaseWanted
-from baton.core.handoff_paths import WayChosen
+from baton.core.handoff_paths import PathChosen
 from baton.core.messages import (
     CoordinatorEvent,
     DecodeBegun,
@@ -31,10 +31,11 @@ from baton.decide.control.cluster import Cluster
 from baton.decide.control.cluster_messages import ClusterEvent, HostAdded, LoggedCommand, ToPool, WorkerSaid
 from baton.decide.kv.window import PromptRules
 
-LOG_VERSION = 5
+LOG_VERSION = 6
 """Version of the log's format; a test fails if the format changes without it. Since version 4 there is one entry per
 event from outside, with all commands. Earlier versions held the coordinator's decisions only. Version 5 adds the
-deadline of the queue."""
+deadline of the queue. Version 6 names a chosen path `PathChosen.path` (`WayChosen.way` before) and a store's event
+`FromTier.event` (`news` before)."""
 
 
 class LogHeader(Struct, frozen=True, kw_only=True, tag=True):
@@ -91,7 +92,7 @@ def _brief(command: LoggedCommand) -> LoggedCommand:
     match command:
         case StartPrefill() | StartDecode() | SendAhead():
             return replace(command, request=_known(command.request))
-        case WayChosen(handoff=handoff):
+        case PathChosen(handoff=handoff):
             return replace(command, handoff=replace(handoff, request=_known(handoff.request)))
         case ToPool(event=LandingWanted() | LeaseWanted() as event):
             return replace(command, event=replace(event, request=_known(event.request), prefix=()))

@@ -10,7 +10,7 @@ from functools import partial
 from baton.core.copies import CopyBlocks, CopyEnded
 from baton.core.handoff_paths import LinkView
 from baton.core.ports import CostModel, handoff_between_s
-from baton.core.tier_messages import BlocksKept, LoadBlocks, LoadEnded, StoreBlocks
+from baton.core.tier_messages import BlocksKept, LoadBlocks, LoadEnded, StoreBlocks, StoreEvent
 from baton.core.types import HostId, WorkerView
 from baton.decide.kv.host_pool import HostPool
 from baton.decide.kv.tier import Tier, tier_named
@@ -108,13 +108,14 @@ class LinkEstimates:
                 key, (here, below) if is_write else (below, here), tokens, tier_s(tier, pool.block_tokens), now_s
             )
 
-    def tier_work_ends(self, host: HostId, end: BlocksKept | LoadEnded, now_s: float) -> str | None:
+    def tier_work_ends(self, host: HostId, event: StoreEvent, now_s: float) -> str | None:
         """Note the end of a write or a read of a tier. Return the name of the tier after a write."""
-        if isinstance(end, LoadEnded):
-            self.end(("read", host, end.number), landed=any(end.whole), now_s=now_s)
-            return None
-        link = self.end(("write", host, end.number), landed=any(end.kept), now_s=now_s)
-        return link[1].removeprefix(_TIER) if link is not None else None
+        if isinstance(event, LoadEnded):
+            self.end(("read", host, event.number), landed=any(event.whole), now_s=now_s)
+        elif isinstance(event, BlocksKept):
+            link = self.end(("write", host, event.number), landed=any(event.kept), now_s=now_s)
+            return link[1].removeprefix(_TIER) if link is not None else None
+        return None
 
     def begin(self, key: Hashable, link: Link, tokens: int, alone_s: Callable[[int], float], now_s: float) -> None:
         """Record the start of a copy, write or read under a unique `key`. `alone_s`: as in `view`."""

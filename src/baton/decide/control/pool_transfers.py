@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from baton.core.handoff_paths import HandoffView, WayChosen
+from baton.core.handoff_paths import HandoffView, PathChosen
 from baton.core.messages import SendAhead, StartDecode
 from baton.core.tier_messages import PutEnded, PutWanted
 from baton.core.types import BlockHash, HostId, Request, RequestId
@@ -240,9 +240,9 @@ class PoolTransfers:
     def _choose(self, handoff: PoolHandoff, tokens: int, now_s: float) -> Steps[bool]:
         """Return whether the policy chooses the pool, given the measured times. `tokens`: all tokens to hand off."""
         view = self._view(handoff, tokens, now_s)
-        chosen = WayChosen(view, self.policies.way(view))
+        chosen = PathChosen(view, self.policies.choose_path(view))
         yield chosen
-        return chosen.way != "direct"
+        return chosen.path != "direct"
 
     def _view(self, handoff: PoolHandoff, tokens: int, now_s: float) -> HandoffView:
         """Return the predicted times of both paths."""

@@ -19,7 +19,7 @@ from baton.core.copies import (
     LayersDone,
     LayerSpan,
 )
-from baton.core.handoff_paths import WayChosen
+from baton.core.handoff_paths import PathChosen
 from baton.core.messages import (
     AheadEnded,
     HostLost,
@@ -141,7 +141,7 @@ TransferEvent = (
 )
 """Events from outside, commands of the coordinator and commands of the pools."""
 TransferCommand = (
-    ToPool | ToWorker | CopyBlocks | BeginRequest | RequestQueued | AheadEnded | RequestDropped | WayChosen | HostLost
+    ToPool | ToWorker | CopyBlocks | BeginRequest | RequestQueued | AheadEnded | RequestDropped | PathChosen | HostLost
 )
 Outcome = TypeVar("Outcome")
 Steps = Generator[TransferCommand | PoolCommand, None, Outcome]

@@ -32,7 +32,7 @@ from baton.core.messages import (
     WorkerJoined,
     WorkerLost,
 )
-from baton.core.tier_messages import BlocksKept, FromTier, LoadEnded, PutEnded, ReadBackWanted
+from baton.core.tier_messages import FromTier, LoadEnded, PutEnded, ReadBackWanted
 from baton.core.types import HostId, RequestId, WorkerId
 from baton.decide.control.advice import Policies
 from baton.decide.control.cluster_messages import BeginRequest, CoordinatorDecision, PoolDecision, RequestQueued, ToPool
@@ -311,17 +311,17 @@ class Transfers:
 
     def _tier_moved(self, event: FromTier) -> Steps[None]:
         """Pass an event of a tier to its pool, then continue the transfers that waited for it."""
-        host, news = event.host, event.news
+        host, ended = event.host, event.event
         # The swap-in of a preempted request belongs to no transfer: its pool alone handles the end.
-        transfer = self.table.find(news.number, news.request_id) if isinstance(news, LoadEnded) else None
-        grown = self.links.tier_work_ends(host, news, self._now_s) if isinstance(news, BlocksKept | LoadEnded) else None
+        transfer = self.table.find(ended.number, ended.request_id) if isinstance(ended, LoadEnded) else None
+        grown = self.links.tier_work_ends(host, ended, self._now_s)
         if host in self.hosts.pools:
-            yield ToPool(host, news)
+            yield ToPool(host, ended)
             if grown is not None:
                 yield from self._by_pool.tier_grew(grown)
-        if isinstance(news, LoadEnded) and transfer is not None:
-            blocks = sum(takewhile(bool, news.whole))  # blocks after the first missing one are recomputed
-            yield from self._ended(transfer, blocks=blocks, landed=blocks == len(news.whole))
+        if isinstance(ended, LoadEnded) and transfer is not None:
+            blocks = sum(takewhile(bool, ended.whole))  # blocks after the first missing one are recomputed
+            yield from self._ended(transfer, blocks=blocks, landed=blocks == len(ended.whole))
 
     def _ended(self, transfer: Transfer, *, blocks: int | None, landed: bool) -> Steps[None]:
         """End a transfer. `blocks`: leading blocks that were written; None: all."""

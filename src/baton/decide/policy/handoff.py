@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
-from baton.core.handoff_paths import HandoffView, Way
+from baton.core.handoff_paths import HandoffPath, HandoffView
 from baton.core.ports import CostModel
 from baton.core.types import Request
 
@@ -15,7 +15,7 @@ FirstTokenWorker = Literal["prefill", "decode"]
 
 @runtime_checkable
 class HandoffPolicy(Protocol):
-    def way(self, handoff: HandoffView) -> Way:
+    def choose_path(self, handoff: HandoffView) -> HandoffPath:
         """Choose the path of a request's KV. Called only if both hosts share a tier.
 
         Called when a prompt starts whose blocks may be streamed, and again at the handoff. If the chosen path fails,
@@ -28,7 +28,7 @@ class HandoffPolicy(Protocol):
 class DirectHandoff:
     """Always copy from host to host."""
 
-    def way(self, handoff: HandoffView) -> Way:
+    def choose_path(self, handoff: HandoffView) -> HandoffPath:
         return "direct"
 
 
@@ -36,7 +36,7 @@ class DirectHandoff:
 class PoolHandoff:
     """Always copy through the pool: the source may leave as soon as it has written its blocks."""
 
-    def way(self, handoff: HandoffView) -> Way:
+    def choose_path(self, handoff: HandoffView) -> HandoffPath:
         return "central"
 
 
@@ -46,14 +46,14 @@ class CheapestHandoff:
 
     gain_ratio: float = 0.8
     """The pool is used if it takes at most this share of the direct time. The margin covers prediction errors."""
-    ill_s: float = 10.0
+    avoid_s: float = 10.0
     """A path is avoided for this long after a failure, unless the other path has failed as well."""
 
-    def way(self, handoff: HandoffView) -> Way:
+    def choose_path(self, handoff: HandoffView) -> HandoffPath:
         direct, links = handoff.direct, (handoff.put, handoff.get)
-        is_pool_ill = min(link.failed_ago_s for link in links) < self.ill_s
-        if direct.failed_ago_s < self.ill_s or is_pool_ill:
-            return "direct" if is_pool_ill else "central"
+        has_pool_failed = min(link.failed_ago_s for link in links) < self.avoid_s
+        if direct.failed_ago_s < self.avoid_s or has_pool_failed:
+            return "direct" if has_pool_failed else "central"
         if not direct.is_measured:
             return "direct"
         return "central" if central_s(handoff) < self.gain_ratio * direct.expected_s else "direct"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from msgspec import Struct
 
 from baton.core.copies import CopyEnded
-from baton.core.handoff_paths import HandoffView, LinkView, WayChosen
+from baton.core.handoff_paths import HandoffView, LinkView, PathChosen
 from baton.core.messages import (
     AheadEnded,
     CloseRequest,
@@ -162,7 +162,7 @@ def _about(message: CoordinatorEvent | LoggedCommand) -> RequestId | None:
             | SendAhead(request=request)
         ):
             return request.id
-        case WayChosen(handoff=handoff):
+        case PathChosen(handoff=handoff):
             return handoff.request.id
         case (
             RequestCancelled(request_id=request_id)
@@ -326,8 +326,8 @@ def _order(command: LoggedCommand) -> str:
             return f"{worker} goes on with it{pull} (attempt {attempt})"
         case StopRequest(worker=worker):
             return f"{worker} is told to let go of it"
-        case WayChosen(handoff=handoff, way=way):
-            chosen = {"direct": "it goes from host to host", "central": "it goes by the pool"}[way]
+        case PathChosen(handoff=handoff, path=path):
+            chosen = {"direct": "it goes from host to host", "central": "it goes by the pool"}[path]
             return f"{_way_words(handoff)}; {chosen}"
         case CloseRequest(outcome=outcome, reason=reason):
             return f"closed: {outcome}{f', {reason}' if reason else ''}"

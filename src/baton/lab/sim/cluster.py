@@ -378,7 +378,7 @@ def build_cluster(
     stores = Stores(
         loop=loop,
         engine=lambda host: cluster.engines.get(host),
-        ended=lambda host, news: server.tell(FromTier(host, news)),
+        ended=lambda host, event: server.tell(FromTier(host, event)),
     )
     cluster = SimCluster(
         spec=spec,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from baton.core.tier_messages import BlocksKept, DropBlocks, LoadBlocks, LoadEnded, StoreBlocks, TierNews
+from baton.core.tier_messages import BlocksKept, DropBlocks, LoadBlocks, LoadEnded, StoreBlocks, StoreEvent
 from baton.core.types import BlockHash, BlockId, HostId
 from baton.decide.kv.tier import TierRules
 from baton.lab.sim.engines import SimEngine
@@ -88,7 +88,7 @@ class Stores:
     loop: EventLoop
     engine: Callable[[HostId], SimEngine | None]
     """Returns a host's engine, or None while the host is down."""
-    ended: Callable[[HostId, TierNews], None]
+    ended: Callable[[HostId, StoreEvent], None]
     """Called with the end of every write and read of a host."""
     by_place: dict[tuple[HostId, str], SimStore] = field(default_factory=dict[tuple[HostId, str], SimStore])
     """The store of each host and tier. Hosts with a shared tier have the same object."""

@@ -30,7 +30,7 @@ from baton.serve.host.mover_keeper import MoverKeeper
 from baton.serve.host.supervisor import Notices, Supervisor
 from baton.serve.host.tasks import prefault
 from baton.serve.host.tier_opening import fingerprint_of
-from baton.serve.host.worker_link import WorkerLink, WorkerNews
+from baton.serve.host.worker_link import WorkerLink, WorkerMessage
 from baton.serve.messages.hosting import (
     Dismissed,
     ForMover,
@@ -51,7 +51,7 @@ from baton.serve.messages.hosting import (
     WorkerStarting,
     WorkerUp,
 )
-from baton.serve.messages.moving import MoverNews, MoverReady, MoverSetup
+from baton.serve.messages.moving import MoverEvent, MoverReady, MoverSetup
 from baton.serve.messages.setup import Pong
 
 _CONNECT_S = 10.0
@@ -252,7 +252,7 @@ class Membership:
         del self._links[worker]
         self._stream.put(WorkerDown(worker, reason, retired=True))
 
-    def hear(self, worker: WorkerId, payload: bytes) -> WorkerNews | None:
+    def hear(self, worker: WorkerId, payload: bytes) -> WorkerMessage | None:
         message = self._decoder.decode(payload)
         if isinstance(message, OpaqueReport | OpaqueLayers):
             self._stream.put(FromWorker(worker, payload))
@@ -274,5 +274,5 @@ class Membership:
         else:
             self._end(f"the mover of {host} is lost: {reason}")
 
-    def mover_said(self, host: HostId, generation: int, news: MoverNews) -> None:
-        self._stream.put(FromMover(generation, news))
+    def mover_said(self, host: HostId, generation: int, event: MoverEvent) -> None:
+        self._stream.put(FromMover(generation, event))

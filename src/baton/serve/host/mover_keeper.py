@@ -16,8 +16,8 @@ from baton.serve.host.child_process import ChildProcess
 from baton.serve.host.tasks import spawn
 from baton.serve.messages.moving import (
     FromMoverMessage,
+    MoverEvent,
     MoverFailed,
-    MoverNews,
     MoverOrder,
     MoverPong,
     MoverReady,
@@ -44,7 +44,7 @@ class MoverListener(Protocol):
         """The mover is dead: no thread of this generation reads or writes the arena any more."""
         ...
 
-    def mover_said(self, host: HostId, generation: int, news: MoverNews) -> None: ...
+    def mover_said(self, host: HostId, generation: int, event: MoverEvent) -> None: ...
 
 
 class MoverKeeper:
@@ -149,5 +149,5 @@ class MoverKeeper:
                 self._failure = reason
             case MoverPong():
                 pass
-            case news:
-                self._listener.mover_said(host, generation, news)
+            case event:
+                self._listener.mover_said(host, generation, event)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from baton.core.errors import ConfigError, StoreError
-from baton.core.tier_messages import TierNews, TierRests
+from baton.core.tier_messages import StoreEvent, TierRests
 from baton.move.backoff import Backoff
 from baton.serve.host.tier_opening import OpenTier, UnopenedTier
 
@@ -22,7 +22,7 @@ BACKOFF = Backoff(1.0, 60.0)
 class CircuitBreaker:
     """Count the failures of one store in a row, and tell the pool to stop using it for a while."""
 
-    def __init__(self, tier: str, tell: Callable[[TierNews], None]) -> None:
+    def __init__(self, tier: str, tell: Callable[[StoreEvent], None]) -> None:
         """`tell` is called from any thread."""
         self._tier = tier
         self._tell = tell
@@ -74,7 +74,7 @@ class TierReopener:
     """
 
     def __init__(
-        self, tiers: Sequence[UnopenedTier], *, tell: Callable[[TierNews], None], add: Callable[[OpenTier, int], None]
+        self, tiers: Sequence[UnopenedTier], *, tell: Callable[[StoreEvent], None], add: Callable[[OpenTier, int], None]
     ) -> None:
         """`tell` and `add` are called from any thread. `add` gets a tier and its announced capacity in blocks."""
         self._tiers = tiers

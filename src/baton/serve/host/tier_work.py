@@ -22,7 +22,7 @@ from baton.core.tier_messages import (
     LoadBlocks,
     LoadEnded,
     StoreBlocks,
-    TierNews,
+    StoreEvent,
     TierOpened,
     TierRests,
     TierShrunk,
@@ -89,7 +89,7 @@ class TierWork:
         tiers: Sequence[OpenTier | UnopenedTier],
         arena: ArenaBytes,
         block_bytes: int,
-        tell: Callable[[TierNews], None],
+        tell: Callable[[StoreEvent], None],
     ) -> None:
         """`tell` is called from any thread."""
         self._arena = arena

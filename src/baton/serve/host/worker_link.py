@@ -11,7 +11,7 @@ from baton.core.messages import WorkerCommand, WorkerFailed, WorkerProgress, Wor
 from baton.core.types import WorkerId, WorkerView
 from baton.serve.messages.setup import Pong
 
-WorkerNews = WorkerReady | WorkerProgress | WorkerFailed | Pong
+WorkerMessage = WorkerReady | WorkerProgress | WorkerFailed | Pong
 """Messages of a worker about itself, for its supervisor."""
 
 
@@ -46,6 +46,6 @@ class WorkerListener(Protocol):
         """Remove a worker for good: scaling has ended it, or has added it and it cannot be kept alive."""
         ...
 
-    def hear(self, worker: WorkerId, payload: bytes) -> WorkerNews | None:
+    def hear(self, worker: WorkerId, payload: bytes) -> WorkerMessage | None:
         """Handle an encoded message of a worker. Return it if it concerns the supervisor."""
         ...

@@ -18,7 +18,7 @@ from baton.serve.messages.moving import (
     BlocksOffered,
     BlocksWithdrawn,
     CancelPull,
-    CopyNews,
+    CopyEvent,
     CopySpec,
     MoverOrder,
     MoverReady,
@@ -195,44 +195,44 @@ class Copying:
         common = [name for name in target.transports if name in source.transports and (near or name != "shm")]
         return common[0] if common else ""
 
-    def mover_said(self, host: HostId, generation: int, news: CopyNews) -> None:
+    def mover_said(self, host: HostId, generation: int, event: CopyEvent) -> None:
         """Handle an answer of a mover. Answers of earlier generations are dropped: their copies have ended."""
-        mover, made = self._movers.get(host), self._copies.get(news.number)
+        mover, made = self._movers.get(host), self._copies.get(event.number)
         if mover is None or mover.generation != generation or made is None:
             return
-        match news:
+        match event:
             case BlocksOffered():
-                self._pull(made, news)
+                self._pull(made, event)
             case OfferRefused(error=error):
                 made.offered = False
                 self._fail(made, error)
             case PullEnded():
-                self._pulled(made, news)
+                self._pulled(made, event)
             case BlocksWithdrawn():
                 made.offered = False
                 self._settle(made)
             case _:
-                assert_never(news)
+                assert_never(event)
 
-    def _pull(self, made: _Copy, news: BlocksOffered) -> None:
+    def _pull(self, made: _Copy, event: BlocksOffered) -> None:
         target = self._movers.get(made.copy.target)
         if made.error or target is None or made.spec is None:
             return
         made.pulling = True
-        target.orders.send(target.generation, PullBlocks(made.copy.number, news.ticket, made.spec))
+        target.orders.send(target.generation, PullBlocks(made.copy.number, event.ticket, made.spec))
 
-    def _pulled(self, made: _Copy, news: PullEnded) -> None:
+    def _pulled(self, made: _Copy, event: PullEnded) -> None:
         made.pulling = False
-        if not news.landed:
+        if not event.landed:
             if made.transport == "shm" and not made.error:
                 self._apart.add((made.copy.source, made.copy.target))
-            self._fail(made, news.error)
+            self._fail(made, event.error)
             return
         if not made.error:
             self._order(made.copy.source, WithdrawBlocks(made.copy.number))
         lost = loss(made.dtypes[0], made.dtypes[1]) if made.dtypes else ""
         took_s = self._now_s() - made.began_s
-        self._close(made, CopyEnd(landed=True, moved_bytes=news.moved_bytes, took_s=took_s, loss=lost or ""))
+        self._close(made, CopyEnd(landed=True, moved_bytes=event.moved_bytes, took_s=took_s, loss=lost or ""))
 
     def _fail(self, made: _Copy, reason: str) -> None:
         """End a copy: order both movers to release its blocks, and report the failure once both have."""

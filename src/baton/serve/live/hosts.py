@@ -17,7 +17,7 @@ from baton.core.config import Config, HooksConfig, KVConfig
 from baton.core.errors import RequestError
 from baton.core.http_config import HttpConfig
 from baton.core.messages import RetireWorker, StartWorker
-from baton.core.tier_messages import TierNews
+from baton.core.tier_messages import StoreEvent
 from baton.core.types import HostId
 from baton.decide.control.cluster_messages import HostAdded
 from baton.decide.kv.conversion import IncompatibleKV, KVForm, negotiate
@@ -31,7 +31,7 @@ from baton.serve.live.assembly import Parts, window_of
 from baton.serve.live.joined_host import JoinedHost
 from baton.serve.live.waiting import TOKEN_S
 from baton.serve.messages.hosting import HostHello, HostTerms, JoinRefused, Welcome
-from baton.serve.messages.moving import MoverNews, MoverReady, MoverSetup, TierOrder
+from baton.serve.messages.moving import MoverEvent, MoverReady, MoverSetup, TierOrder
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TOKENS_MAX = 256
@@ -283,12 +283,12 @@ class Hosts:
             if host in self._joined:  # the mover of the server's own host does not serve its tiers
                 self.driver.tiers.end_all(host)
 
-    def mover_said(self, host: HostId, generation: int, news: MoverNews) -> None:
+    def mover_said(self, host: HostId, generation: int, event: MoverEvent) -> None:
         """Pass on a report of a mover. Drop tier reports of an earlier generation: its orders have ended."""
-        if not isinstance(news, TierNews):
-            self.copying.mover_said(host, generation, news)
+        if not isinstance(event, StoreEvent):
+            self.copying.mover_said(host, generation, event)
         elif self._movers.get(host) == generation:
-            self.driver.tiers.heard(host, news)
+            self.driver.tiers.heard(host, event)
 
     def _order(self, host: JoinedHost, name: HostId, order: TierOrder) -> bool:
         """Send a tier order to a host's mover. False: it has none at the moment."""

@@ -146,8 +146,8 @@ class JoinedHost:
                 registry.mover_ready(self.id, generation, ready)
             case MoverDown(generation=generation, reason=reason):
                 registry.mover_lost(self.id, generation, reason)
-            case FromMover(generation=generation, news=news):
-                registry.mover_said(self.id, generation, news)
+            case FromMover(generation=generation, event=event):
+                registry.mover_said(self.id, generation, event)
             case HostLeaves(reason=reason):
                 self.stream.end(reason)
             case _:

@@ -18,7 +18,7 @@ from baton.core.tier_messages import (
     LoadBlocks,
     LoadEnded,
     StoreBlocks,
-    TierNews,
+    StoreEvent,
     TierOpened,
     TierRests,
     TierShrunk,
@@ -35,7 +35,7 @@ from baton.serve.messages.moving import ListTiers, TierOrder
 
 log = logging.getLogger("baton.server")
 
-Way = Callable[[TierOrder], bool]
+OrderSender = Callable[[TierOrder], bool]
 """Passes an order to the threads or the mover of a host. Returns False if no mover runs now."""
 
 
@@ -58,7 +58,7 @@ class LiveTiers:
         self._metrics = metrics
         self._listener = listener
         self._is_closed = False
-        self._ways: dict[HostId, Way] = {}
+        self._senders: dict[HostId, OrderSender] = {}
         self._writes: dict[tuple[HostId, int], StoreBlocks] = {}
         self._loads: dict[int, LoadBlocks] = {}
 
@@ -66,14 +66,14 @@ class LiveTiers:
         """Ignore all further events, because the server ends."""
         self._is_closed = True
 
-    def add_host(self, host: HostId, way: Way) -> None:
-        """Set the way to a host's mover, and order it to list the blocks in its tiers. Also used for a new mover."""
-        self._ways[host] = way
-        way(ListTiers())
+    def add_host(self, host: HostId, send: OrderSender) -> None:
+        """Set the sender to a host's mover, and order it to list the blocks in its tiers. Also used for a new mover."""
+        self._senders[host] = send
+        send(ListTiers())
 
     def lose_host(self, host: HostId) -> None:
         """Remove a lost host, and fail its work under way."""
-        self._ways.pop(host, None)
+        self._senders.pop(host, None)
         self.end_all(host)
 
     def end_all(self, host: HostId) -> None:
@@ -91,36 +91,36 @@ class LiveTiers:
 
         Each write and each read is answered exactly once, at the latest after `ANSWER_S`, even if it fails.
         """
-        way = self._ways.get(command.host)
+        send = self._senders.get(command.host)
         if isinstance(command, StoreBlocks):
             self._writes[command.host, command.number] = command
         elif isinstance(command, LoadBlocks):
             self._loads[command.number] = command
-        if (way is None or not way(command)) and not isinstance(command, DropBlocks):
+        if (send is None or not send(command)) and not isinstance(command, DropBlocks):
             asyncio.get_running_loop().call_soon(self.heard, command.host, _failure(command))
 
-    def heard(self, host: HostId, news: TierNews) -> None:
+    def heard(self, host: HostId, event: StoreEvent) -> None:
         """Count an event of a tier and pass it to the cluster. Repeated answers are ignored."""
         if self._is_closed:
             return
-        match news:
+        match event:
             case BlocksKept(number=number, kept=kept):
                 write = self._writes.pop((host, number), None)
                 if write is not None and len(kept) == len(write.blocks):
                     self._count(host, write.tier, "stored", sum(kept))
                     self._count(host, write.tier, "refused", len(kept) - sum(kept))
-                    self._listener.tell(FromTier(host, news))
+                    self._listener.tell(FromTier(host, event))
             case LoadEnded(number=number):
                 load = self._loads.get(number)
-                if load is not None and load.host == host and len(news.whole) == len(load.write):
+                if load is not None and load.host == host and len(event.whole) == len(load.write):
                     del self._loads[number]
-                    self._count_load(load, news)
-                    self._listener.tell(FromTier(host, news))
+                    self._count_load(load, event)
+                    self._listener.tell(FromTier(host, event))
             case TierOpened() | TierRests() | TierShrunk():
-                if isinstance(news, TierRests) and news.rests:
-                    self._metrics.count(TIER_RESTS, host, news.tier, amount=1)
+                if isinstance(event, TierRests) and event.rests:
+                    self._metrics.count(TIER_RESTS, host, event.tier, amount=1)
                 if host in self._listener.pools:
-                    self._listener.tell(FromTier(host, news))
+                    self._listener.tell(FromTier(host, event))
 
     def _count_load(self, load: LoadBlocks, end: LoadEnded) -> None:
         for tier, is_whole in zip(load.tiers, end.whole, strict=True):
@@ -163,14 +163,14 @@ class OwnTiers:
             for name in await asyncio.to_thread(self._work.close):
                 log.warning("tier %s has not ended what it was doing: its store is left open", name)
 
-    def _tell(self, loop: asyncio.AbstractEventLoop, news: TierNews) -> None:
+    def _tell(self, loop: asyncio.AbstractEventLoop, event: StoreEvent) -> None:
         if not loop.is_closed():
-            loop.call_soon_threadsafe(self._heard, news)
+            loop.call_soon_threadsafe(self._heard, event)
 
-    def _heard(self, news: TierNews) -> None:
-        self._live.heard(self._host, news)
-        if isinstance(news, TierOpened) and not news.more:
-            self._unlisted.discard(news.tier)
+    def _heard(self, event: StoreEvent) -> None:
+        self._live.heard(self._host, event)
+        if isinstance(event, TierOpened) and not event.more:
+            self._unlisted.discard(event.tier)
             if not self._unlisted:
                 self._listed.set()
 

@@ -8,7 +8,7 @@ from baton.core.config import Config
 from baton.core.messages import RetireWorker, StartWorker
 from baton.core.types import HostId, WorkerId, WorkerView
 from baton.decide.kv.conversion import KVForm
-from baton.serve.messages.moving import MoverNews, MoverOrder, MoverReady
+from baton.serve.messages.moving import MoverEvent, MoverOrder, MoverReady
 
 
 class HostTerms(Struct, frozen=True, kw_only=True):
@@ -82,7 +82,7 @@ class MoverDown(Struct, frozen=True, tag=True):
 
 class FromMover(Struct, frozen=True, tag=True):
     generation: int
-    news: MoverNews
+    event: MoverEvent
 
 
 class HostPong(Struct, frozen=True, tag=True):

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from baton.core.config import TierConfig
 from baton.core.copies import LayerSpan
-from baton.core.tier_messages import DropBlocks, LoadBlocks, StoreBlocks, TierNews
+from baton.core.tier_messages import DropBlocks, LoadBlocks, StoreBlocks, StoreEvent
 from baton.core.types import BlockId, HostId
 from baton.decide.kv.layout import KVLayout
 from baton.decide.kv.tier import TierRules
@@ -132,7 +132,7 @@ class MoverPong(Struct, frozen=True, tag=True):
 TierOrder = StoreBlocks | DropBlocks | LoadBlocks | ListTiers
 CopyOrder = OfferBlocks | PullBlocks | WithdrawBlocks | CancelPull
 MoverOrder = CopyOrder | TierOrder
-CopyNews = BlocksOffered | OfferRefused | BlocksWithdrawn | PullEnded
-MoverNews = CopyNews | TierNews
+CopyEvent = BlocksOffered | OfferRefused | BlocksWithdrawn | PullEnded
+MoverEvent = CopyEvent | StoreEvent
 ToMoverMessage = MoverSetup | MoverOrder | Ping
-FromMoverMessage = MoverReady | MoverFailed | MoverNews | MoverPong
+FromMoverMessage = MoverReady | MoverFailed | MoverEvent | MoverPong

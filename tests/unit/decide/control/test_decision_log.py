@@ -11,7 +11,7 @@ import pytest
 from baton.core.config import Plugin, PolicyConfig
 from baton.core.copies import LandingWanted, LeaseWanted
 from baton.core.errors import ConfigError
-from baton.core.handoff_paths import HandoffView, LinkView, WayChosen
+from baton.core.handoff_paths import HandoffView, LinkView, PathChosen
 from baton.core.messages import (
     BlocksSealed,
     BlocksWanted,
@@ -48,7 +48,7 @@ ROAD = LinkView(expected_s=0.1, is_measured=True)
 """On which nothing has ever failed."""
 
 
-FORMAT = (5, "e1c8dd01c99a9136")
+FORMAT = (6, "3a4ca4246fe5e481")
 """The version of the log, and the digest of what may stand in one of that version."""
 
 
@@ -141,7 +141,7 @@ def test_what_is_logged_has_no_salt_and_what_is_handled_has_it(decisions: list[D
     view = HandoffView(
         request=salted, tokens=9, pooled_tokens=0, direct=ROAD, put=ROAD, get=ROAD, run_ratio=1.0, rest_s=0.0
     )
-    commands = [*starts, *(ToPool(HOST, event) for event in wanted), WayChosen(view, "direct")]
+    commands = [*starts, *(ToPool(HOST, event) for event in wanted), PathChosen(view, "direct")]
     assert SALT.encode() not in msgspec.msgpack.encode(decided(0.0, RequestArrived(salted), commands))
     assert {command.request.cache_salt for command in starts} == {SALT}
 

@@ -38,39 +38,39 @@ def handoff(
 def test_in_runs_the_shorter_stretch_is_behind_the_longer() -> None:
     """0.6 s and 0.5 s one after the other are too long; in tenths, 0.05 s of the shorter one is left."""
     policy = CheapestHandoff(gain_ratio=0.8)
-    assert policy.way(handoff(road(1.0), road(0.6), road(0.5))) == "direct"
-    assert policy.way(handoff(road(1.0), road(0.6), road(0.5), run_ratio=0.1)) == "central"
-    assert policy.way(handoff(road(1.0), road(0.5), road(0.6), run_ratio=0.1)) == "central"
+    assert policy.choose_path(handoff(road(1.0), road(0.6), road(0.5))) == "direct"
+    assert policy.choose_path(handoff(road(1.0), road(0.6), road(0.5), run_ratio=0.1)) == "central"
+    assert policy.choose_path(handoff(road(1.0), road(0.5), road(0.6), run_ratio=0.1)) == "central"
 
 
 def test_the_pool_has_to_be_clearly_quicker() -> None:
     policy = CheapestHandoff(gain_ratio=0.8)
-    assert policy.way(handoff(road(1.0), road(0.4), road(0.3))) == "central"
-    assert policy.way(handoff(road(1.0), road(0.5), road(0.4))) == "direct"
-    assert policy.way(handoff(road(1.0), road(0.4), road(0.3), rest_s=0.2)) == "direct", "the rest is computed"
+    assert policy.choose_path(handoff(road(1.0), road(0.4), road(0.3))) == "central"
+    assert policy.choose_path(handoff(road(1.0), road(0.5), road(0.4))) == "direct"
+    assert policy.choose_path(handoff(road(1.0), road(0.4), road(0.3), rest_s=0.2)) == "direct", "the rest is computed"
 
 
 def test_what_lies_in_the_pool_anyway_need_not_be_put() -> None:
-    assert CheapestHandoff().way(handoff(road(1.0), road(0.0), road(0.7))) == "central"
+    assert CheapestHandoff().choose_path(handoff(road(1.0), road(0.0), road(0.7))) == "central"
 
 
 def test_nothing_is_sent_round_on_a_guess() -> None:
     """A direct path without measurements is used, which measures it."""
-    assert CheapestHandoff().way(handoff(road(1.0, is_measured=False), road(0.1), road(0.1))) == "direct"
+    assert CheapestHandoff().choose_path(handoff(road(1.0, is_measured=False), road(0.1), road(0.1))) == "direct"
 
 
 def test_a_way_that_failed_lately_is_avoided_while_the_other_is_well() -> None:
-    policy = CheapestHandoff(ill_s=10.0)
+    policy = CheapestHandoff(avoid_s=10.0)
     ill, well, slow = road(0.1, failed_ago_s=9.0), road(0.1, failed_ago_s=11.0), road(5.0)
-    assert policy.way(handoff(ill, slow, slow)) == "central"
-    assert policy.way(handoff(well, slow, slow)) == "direct"
-    assert policy.way(handoff(ill, road(0.1, failed_ago_s=1.0), slow)) == "direct"
-    assert policy.way(handoff(slow, road(0.1, failed_ago_s=1.0), road(0.1))) == "direct"
+    assert policy.choose_path(handoff(ill, slow, slow)) == "central"
+    assert policy.choose_path(handoff(well, slow, slow)) == "direct"
+    assert policy.choose_path(handoff(ill, road(0.1, failed_ago_s=1.0), slow)) == "direct"
+    assert policy.choose_path(handoff(slow, road(0.1, failed_ago_s=1.0), road(0.1))) == "direct"
 
 
 def test_two_policies_know_one_way() -> None:
     costs = handoff(road(1.0), road(0.1), road(0.1))
-    assert (DirectHandoff().way(costs), PoolHandoff().way(costs)) == ("direct", "central")
+    assert (DirectHandoff().choose_path(costs), PoolHandoff().choose_path(costs)) == ("direct", "central")
 
 
 def alone_s(tokens: int) -> float:

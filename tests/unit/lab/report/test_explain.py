@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 from msgspec import structs
 
-from baton.core.handoff_paths import HandoffView, LinkView, WayChosen
+from baton.core.handoff_paths import HandoffView, LinkView, PathChosen
 from baton.core.messages import RequestArrived, RequestFinished
 from baton.core.ports import CostModel
 from baton.core.ticking import Tick
@@ -61,7 +61,7 @@ def test_a_policy_that_keeps_notes_is_asked_as_a_copy() -> None:
     assert [(option.worker, option.rank) for option in story.moments[0].questions[1].options] == [(P0, 2), (P1, 1)]
 
 
-def chosen(way: WayChosen) -> list[Decision]:
+def chosen(way: PathChosen) -> list[Decision]:
     """The log of a cluster that has chosen a path when the prompt was computed."""
     log = log_of()
     place = next(index for index, entry in enumerate(log) if entry.now_s == 12.75)
@@ -79,7 +79,7 @@ def test_which_way_its_kv_went_is_told_with_what_was_predicted() -> None:
         rest_s=0.0,
         **{name: LinkView(expected_s=expected_s, is_measured=True) for name, expected_s in roads.items()},
     )
-    story = story_of(chosen(WayChosen(wanted, "central")), "asked")
+    story = story_of(chosen(PathChosen(wanted, "central")), "asked")
     said = next(moment.what for moment in story.moments if "changes hosts" in moment.what)
     predicted = "predicted 250 ms, or 125 ms into the pool and 62.5 ms out of it, 187.5 ms in all"
     assert f"{predicted}; it goes by the pool" in said
@@ -97,7 +97,7 @@ def test_what_is_known_of_a_way_is_told_where_it_is_not_measured_or_failed() -> 
         run_ratio=0.5,
         rest_s=0.05,
     )
-    story = story_of(chosen(WayChosen(wanted, "central")), "asked")
+    story = story_of(chosen(PathChosen(wanted, "central")), "asked")
     said = next(moment.what for moment in story.moments if "changes hosts" in moment.what)
     assert "KV of 400 tokens, 160 of which the pool has, changes hosts" in said
     assert "predicted 100 ms (not measured, failed 2.5 s ago), or" in said

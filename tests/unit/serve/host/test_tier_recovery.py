@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from baton.core.errors import ConfigError, StoreError
-from baton.core.tier_messages import TierNews, TierRests
+from baton.core.tier_messages import StoreEvent, TierRests
 from baton.move.backoff import Backoff
 from baton.serve.host import tier_recovery
 from baton.serve.host.tier_opening import OpenTier, UnopenedTier
@@ -38,7 +38,7 @@ class _Store:
 @pytest.mark.parametrize("failure", [StoreError("down"), ConfigError("gone"), OSError("no route")])
 def test_a_tier_is_added_when_its_store_can_be_opened(failure: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tier_recovery, "BACKOFF", Backoff(0.001, 0.001))
-    store, taken, told = _Store(failure, failure, None), Event(), list[TierNews]()
+    store, taken, told = _Store(failure, failure, None), Event(), list[StoreEvent]()
     found: list[tuple[Any, int]] = []
 
     def add(tier: OpenTier, blocks: int) -> None:

@@ -17,7 +17,7 @@ from baton.core.tier_messages import (
     LoadBlocks,
     LoadEnded,
     StoreBlocks,
-    TierNews,
+    StoreEvent,
     TierOpened,
     TierRests,
     TierShrunk,
@@ -102,11 +102,11 @@ class Playing:
 
     def __init__(self, stores: dict[str, PlainStore]) -> None:
         self.memory = bytearray(b"".join(bytes([block]) * BLOCK_BYTES for block in range(10)))
-        self.news: SimpleQueue[TierNews] = SimpleQueue()
+        self.news: SimpleQueue[StoreEvent] = SimpleQueue()
         opened = [OpenTier(TierRules(name=name, blocks_max=9), store) for name, store in stores.items()]
         self.work = TierWork(opened, HostBytes(memoryview(self.memory), BLOCK_BYTES), BLOCK_BYTES, self.news.put)
 
-    def next(self) -> TierNews:
+    def next(self) -> StoreEvent:
         return self.news.get(timeout=30)
 
     def write(self, number: int, tier: str, *names: BlockHash) -> None:
@@ -307,7 +307,7 @@ def test_a_tier_whose_store_could_not_be_opened_keeps_nothing_and_has_nothing() 
 
 def test_a_device_that_fails_keeps_and_reads_nothing_and_is_answered_for() -> None:
     """The stored blocks stay there."""
-    store, news = PlainStore(), SimpleQueue[TierNews]()
+    store, news = PlainStore(), SimpleQueue[StoreEvent]()
     store.put([(HEAD, memoryview(bytes(BLOCK_BYTES)))])
     opened = [OpenTier(TierRules(name="tier", blocks_max=9), store)]
     work = TierWork(opened, BrokenArena(), BLOCK_BYTES, news.put)
@@ -325,7 +325,7 @@ def test_an_arena_on_a_device_keeps_and_gets_blocks_as_one_of_the_host_does() ->
     memory = bytearray(b"".join(bytes([block]) * BLOCK_BYTES for block in range(10)))
     staged = StagedMemory(HostDeviceMemory(memoryview(memory)), portion_bytes=5, lanes=1)
     opened = [OpenTier(TierRules(name="tier", blocks_max=9), PlainStore())]
-    news = SimpleQueue[TierNews]()
+    news = SimpleQueue[StoreEvent]()
     work = TierWork(opened, DeviceBytes(staged, BLOCK_BYTES), BLOCK_BYTES, news.put)
     work.keep(StoreBlocks(1, HOST, "tier", (HEAD, END), (BlockId(3), BlockId(1))))
     assert news.get(timeout=30) == BlocksKept(1, (True, True))
@@ -349,7 +349,7 @@ def test_a_store_that_was_down_at_the_start_is_tried_until_it_can_be_used(monkey
             raise trouble
         return OpenTier(TierRules(name="late", blocks_max=100), store)
 
-    news: SimpleQueue[TierNews] = SimpleQueue()
+    news: SimpleQueue[StoreEvent] = SimpleQueue()
     unopened = UnopenedTier(TierRules(name="late", blocks_max=1000), "it is down", opened)
     work = TierWork([unopened], HostBytes(memoryview(bytearray(BLOCK_BYTES * 10)), BLOCK_BYTES), BLOCK_BYTES, news.put)
     work.keep(StoreBlocks(1, HOST, "late", (END,), (BlockId(1),)))
@@ -383,7 +383,7 @@ def test_a_store_that_opens_after_the_end_is_closed(monkeypatch: pytest.MonkeyPa
         let_go.wait()
         return OpenTier(TierRules(name="late", blocks_max=9), ToldStore())
 
-    news: SimpleQueue[TierNews] = SimpleQueue()
+    news: SimpleQueue[StoreEvent] = SimpleQueue()
     unopened = UnopenedTier(TierRules(name="late", blocks_max=9), "it hangs", opened)
     work = TierWork([unopened], HostBytes(memoryview(bytearray(BLOCK_BYTES * 10)), BLOCK_BYTES), BLOCK_BYTES, news.put)
     work.list_held()

@@ -17,7 +17,7 @@ from baton.serve.messages.moving import (
     BlocksOffered,
     BlocksWithdrawn,
     CancelPull,
-    CopyNews,
+    CopyEvent,
     MoverOrder,
     MoverReady,
     OfferBlocks,
@@ -69,7 +69,7 @@ class FakeMover:
         if generation == self.generation:
             self.orders.append(order)
 
-    def act(self, *, refuse: bool = False) -> list[CopyNews]:
+    def act(self, *, refuse: bool = False) -> list[CopyEvent]:
         """Carry out the oldest order."""
         order = self.orders.pop(0)
         match order:
@@ -87,7 +87,7 @@ class FakeMover:
             case CancelPull(number=number):
                 return self.end(number, landed=False)
 
-    def end(self, number: int, *, landed: bool) -> list[CopyNews]:
+    def end(self, number: int, *, landed: bool) -> list[CopyEvent]:
         """A pull is over."""
         if number not in self.pulling:
             return []
