@@ -25,8 +25,7 @@ from tests.simulation.test_hosts import A, B, two_hosts
 
 POOL = SimTier(name="pool", blocks=1000, latency_s=0.001, bytes_per_s=1e6, token_bytes=100, shared=True)
 """A block of four tokens takes 0.4 ms."""
-R = RequestId("r")
-LONG = request("r", tokens=42)
+R, LONG = RequestId("r"), request("r", tokens=42)
 """Ten blocks and half of one. The first token comes at 0.06 s or so."""
 SIX = [request(f"r{place}", tokens=60, at_s=place * 0.3) for place in range(6)]
 STREAMED = request("r", tokens=600)
