@@ -24,29 +24,47 @@ needs_triton = pytest.mark.skipif(
 )
 
 
-def _run(module: str, tmp_path: Path, **environment: str) -> dict[str, float]:
+def _lines(tmp_path: Path, module: str, *arguments: str, **environment: str) -> dict[str, str]:
     """Run a module of cases in a separate process, which selects the interpreter before it imports triton."""
-    command = [sys.executable, "-m", f"tests.unit.compute.{module}"]
+    command = [sys.executable, "-m", f"tests.unit.compute.{module}", *arguments]
     settings = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1", **environment}
     done = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    return {name: float(value) for name, value in (line.rsplit(": ", 1) for line in done.stdout.splitlines())}
+    return dict(line.rsplit(": ", 1) for line in done.stdout.splitlines())
 
 
 @needs_triton
 def test_the_kernels_equal_the_formula_in_the_interpreter(tmp_path: Path) -> None:
     """Ragged requests, groups, windows, stored types, latents, a mixed step; the same bits alone and in a batch."""
-    found = _run("triton_cases", tmp_path, TRITON_INTERPRET="1")
+    lines = _lines(tmp_path, "triton_cases", TRITON_INTERPRET="1")
+    found = {name: float(worst) for name, worst in lines.items()}
     assert len(found) == 16
     assert found.pop("same bits alone and together") == 0
     assert {name: worst for name, worst in found.items() if not worst < TOLERANCE} == {}
 
 
 @needs_triton
-def test_the_kernels_compile_for_an_h200(tmp_path: Path) -> None:
-    """They are not run. Shared memory fits, for grouped and latent attention."""
-    found = _run("triton_compile", tmp_path)
-    assert found.keys() == {"grouped bf16", "grouped fp32", "latent bf16", "merge", "experts"}
+@pytest.mark.parametrize("examples", [4, pytest.param(60, marks=pytest.mark.deep)])
+def test_random_batches_equal_the_formula_in_the_interpreter(examples: int, tmp_path: Path) -> None:
+    """Heads of 64 to 256 and latents of 512 + 64, blocks of 8 to 128 tokens, windows, empty requests, far offsets."""
+    found = _lines(tmp_path, "triton_properties", str(examples), TRITON_INTERPRET="1")
+    assert int(found["equal"]) > examples // 2
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("numbers", "capabilities"),
+    [("bf16", ["90"]), pytest.param("bf16,fp32", ["80", "90", "100"], marks=pytest.mark.deep)],
+    ids=["h200", "all"],
+)
+def test_the_launched_kernels_compile_without_spills(numbers: str, capabilities: list[str], tmp_path: Path) -> None:
+    """With the options of a launch, for grouped and latent attention and for experts. They are not run."""
+    found = _lines(tmp_path, "triton_compile", numbers, *capabilities)
+    assert len(found) == 11 * len(numbers.split(",")) * len(capabilities)
+    assert {name: figures for name, figures in found.items() if int(figures.split()[1])} == {}
+    shared = {name: int(figures.split()[2]) for name, figures in found.items()}
+    limits = {"sm_80": 166_912, "sm_90": 232_448, "sm_100": 232_448}
+    assert {name: size for name, size in shared.items() if size > limits[name.split()[0]]} == {}
 
 
 @pytest.mark.parametrize("window", [None, 1, 40])

@@ -1,54 +1,102 @@
-"""Run by test_triton_decode.py in a process of its own: compile the kernels for an H200 (sm_90), without one.
+"""Run by test_triton_decode.py in a process of its own: compile the kernels as they are launched, without a GPU.
 
-Prints one line per variant: its name and the bytes of shared memory that a program takes.
+The real launch code runs over CPU tensors; a driver without a device takes the binaries. So types, alignments and
+options are those of a launch. Prints one line per binary: its name, then the registers of a thread, the bytes of its
+stack (spilled registers), and the shared memory of a program.
 """
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
-from baton.compute.triton.kernels import expert_rows_kernel, merge_kernel, split_kernel
-from baton.compute.triton.launch import BLOCK_KEYS, INPUTS, OUTPUTS
+from baton.compute.torch.kernels.paged_decode import DecodeTables
+from baton.compute.torch.kernels.paged_kv import PagedKV
+from baton.compute.triton.launch import TritonDecodeKernel, TritonRowProduct
+from baton.decide.kv.layout import KVLayout
 
-TARGET = GPUTarget("cuda", 90, 32)
-SHARED_BYTES_MAX = 232_448
-"""The shared memory of one program on an H100 or H200."""
-INTEGERS = ("first_row", "window", "table_width", "row_stride", "inputs", "outputs", "repeat")
-
-
-def compiled(kernel: triton.JITFunction, pointers: dict[str, str], fixed: dict[str, object]) -> int:
-    signature = {
-        name: pointers.get(name, "constexpr" if name in fixed else "i32" if name in INTEGERS else "fp32")
-        for name in kernel.arg_names
-    }
-    source = ASTSource(kernel, signature, {(kernel.arg_names.index(name),): value for name, value in fixed.items()})
-    return int(triton.compile(source, target=TARGET).metadata.shared)
+SHARED_BYTES_MAX = {80: 166_912, 90: 232_448, 100: 232_448}
+"""The shared memory of one program, by compute capability: A100, H100 and H200, B200."""
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+GROUPED = {"group4_dim128": (32, 8, 128), "group3_dim64": (9, 3, 64), "group8_dim256": (16, 2, 256)}
+LATENT = {"latent_16_heads": (16, 1, 576), "latent_128_heads": (128, 1, 576)}
 
 
-def split(name: str, number: str, sizes: dict[str, object]) -> None:
-    pointers = {"queries": f"*{number}", "kv": f"*{number}", "blocks": "*i32", "lengths": "*i32"}
-    products = {"bf16": triton.language.bfloat16, "fp32": triton.language.float32}[number]
-    fixed = {"BLOCK_TOKENS": 16, "SPLIT": 512, "SPLITS": 8, "KEYS": BLOCK_KEYS, "DOT": products, **sizes}
-    shared = compiled(split_kernel, {**pointers, "parts": "*fp32", "sums": "*fp32"}, fixed)
-    assert shared <= SHARED_BYTES_MAX, f"{name} takes {shared} bytes of shared memory, {SHARED_BYTES_MAX} are there"
-    print(f"{name}: {shared}")
+class Device:
+    """A driver for Triton without a device: it keeps the names and the resources of the binaries, and runs nothing."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+        self.utils = self
+        self.binaries: dict[str, tuple[int, int, int]] = {}
+        self.case = ""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return device
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": SHARED_BYTES_MAX[self.capability] + device}
+
+    def launcher_cls(self, source: object, metadata: object) -> object:
+        return lambda *arguments: None
+
+    def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
+        """Note a binary and its resources, as the assembler has written them."""
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(binary)
+            file.flush()
+            command = [str(TOOLS / "cuobjdump"), "--dump-resource-usage", file.name]
+            told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        registers, stack = (int(re.findall(rf"{what}:(\d+)", told)[-1]) for what in ("REG", "STACK"))
+        self.binaries[f"sm_{self.capability} {self.case} {name}"] = (registers, stack, shared)
+        return 0, 0, registers, stack // 4, 1024
+
+    def unload_module(self, module: int) -> None:
+        """Nothing was loaded."""
+
+
+def decode(heads: tuple[int, int, int], number: torch.dtype, *, rope_dim: int) -> None:
+    """Launch one layer of a decode step with a long table."""
+    count, kv_heads, head_dim = heads
+    stored = "bfloat16" if number == torch.bfloat16 else "float32"
+    layout = KVLayout(
+        layers=2, kv_heads=kv_heads, head_dim=head_dim, block_tokens=16, dtype=stored, planes=1 if rope_dim else 2
+    )
+    kv = PagedKV(torch.zeros(layout.block_bytes, dtype=torch.uint8), layout)
+    tables = DecodeTables(torch.zeros((2, 256), dtype=torch.int32), torch.ones(2, dtype=torch.int32))
+    queries = torch.zeros((2, count, head_dim), dtype=number)
+    TritonDecodeKernel(products=number, rope_dim=rope_dim).plan(tables, kv).run(1, queries, None)
 
 
 def main() -> None:
-    grouped = {"GROUP": 4, "KV_HEADS": 8, "DIM": 128, "DIM_PAD": 128, "ROPE": 0, "ROPE_PAD": 16, "LATENT": False,
-               "BLOCK_ROWS": 1024, "HEADS": 16}  # fmt: skip
-    latent = {"GROUP": 128, "KV_HEADS": 1, "DIM": 512, "DIM_PAD": 512, "ROPE": 64, "ROPE_PAD": 64, "LATENT": True,
-              "BLOCK_ROWS": 976, "HEADS": 32}  # fmt: skip
-    split("grouped bf16", "bf16", grouped)
-    split("grouped fp32", "fp32", grouped)
-    split("latent bf16", "bf16", latent)
-    sizes = {"HEADS": 32, "DIM": 128, "DIM_PAD": 128, "OUT_DIM": 128, "SPLIT": 512, "SPLITS": 8}
-    pointers = {"parts": "*fp32", "sums": "*fp32", "lengths": "*i32", "out": "*bf16"}
-    print(f"merge: {compiled(merge_kernel, pointers, sizes)}")
-    pointers = {"rows": "*bf16", "weights": "*bf16", "experts": "*i64", "out": "*bf16"}
-    print(f"experts: {compiled(expert_rows_kernel, pointers, {'OUTPUTS': OUTPUTS, 'INPUTS': INPUTS})}")
+    numbers = {"bf16": torch.bfloat16, "fp32": torch.float32}
+    for capability in map(int, sys.argv[2:]):
+        device = Device(capability)
+        triton.runtime.driver.set_active(device)
+        for name in sys.argv[1].split(","):
+            number = numbers[name]
+            for shapes, rope_dim in ((GROUPED, 0), (LATENT, 64)):
+                for shape, heads in shapes.items():
+                    device.case = f"{shape} {name}"
+                    decode(heads, number, rope_dim=rope_dim)
+            device.case = f"experts {name}"
+            TritonRowProduct()(torch.zeros(2, 2048, dtype=number), torch.zeros(4, 768, 2048, dtype=number),
+                               torch.zeros(4, dtype=torch.int64))  # fmt: skip
+        for binary, figures in device.binaries.items():
+            print(f"{binary}: {' '.join(map(str, figures))}")
 
 
 if __name__ == "__main__":

@@ -91,8 +91,8 @@ def merge_kernel(
     first = tl.maximum(length - window, 0) // SPLIT
     count = (length + SPLIT - 1) // SPLIT
     dim = tl.arange(0, DIM_PAD)
-    peak = tl.load(sums + place * SPLITS + first)
-    for split in range(first + 1, count):
+    peak = float("-inf")
+    for split in range(first, count):
         peak = tl.maximum(peak, tl.load(sums + place * SPLITS + split))
     total = 0.0
     summed = tl.zeros([DIM_PAD], tl.float32)
@@ -100,7 +100,8 @@ def merge_kernel(
         weight = tl.exp2(tl.load(sums + place * SPLITS + split) - peak)
         total += weight
         summed += weight * tl.load(parts + (place * SPLITS + split) * DIM + dim, mask=dim < DIM, other=0.0)
-    tl.store(out + place * OUT_DIM + dim, (summed / total).to(out.dtype.element_ty), mask=dim < DIM)
+    mean = summed / tl.where(count > first, total, 1.0)  # a request without keys gets zeros
+    tl.store(out + place * OUT_DIM + dim, mean.to(out.dtype.element_ty), mask=dim < DIM)
 
 
 @triton.jit

@@ -18,8 +18,6 @@ from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
 from baton.compute.triton.kernels import expert_rows_kernel, merge_kernel, split_kernel
 
-BLOCK_KEYS = 32
-"""The keys of one pass of the inner loop."""
 BLOCK_HEADS_MAX = 32
 """The maximum number of query heads of one program. They share a KV head."""
 DOT_MIN = 16
@@ -56,6 +54,7 @@ class TritonDecodePlan:
         shape = splits_shape(tokens, heads, self.tables.blocks.shape[1] * layout.block_tokens)
         splits = shape[-1]
         head_rows = min(BLOCK_HEADS_MAX, _padded(group))
+        keys, warps = tile_of(head_rows, _padded(dim), self.kernel.products)
         parts = queries.new_empty((*shape, dim), dtype=torch.float32)
         sums = queries.new_empty(shape, dtype=torch.float32)
         out = torch.zeros_like(queries) if self.kernel.rope_dim else torch.empty_like(queries)
@@ -67,7 +66,7 @@ class TritonDecodePlan:
             GROUP=group, KV_HEADS=layout.kv_heads, DIM=dim, DIM_PAD=_padded(dim), ROPE=self.kernel.rope_dim,
             ROPE_PAD=_padded(self.kernel.rope_dim), LATENT=layout.planes == 1, BLOCK_TOKENS=layout.block_tokens,
             BLOCK_ROWS=layout.layers * layout.planes * layout.block_tokens, SPLIT=SPLIT_TOKENS, SPLITS=splits,
-            KEYS=BLOCK_KEYS, HEADS=head_rows, DOT=TRITON_DTYPES[self.kernel.products],
+            KEYS=keys, HEADS=head_rows, DOT=TRITON_DTYPES[self.kernel.products], num_warps=warps,
         )  # fmt: skip
         merge_kernel[(tokens, heads)](
             parts, sums, self.tables.lengths, out, back,
@@ -108,6 +107,16 @@ class TritonPlan:
         if self.decodes is not None:
             out[self.tokens] = self.decodes.run(layer, queries[self.tokens], window)
         return out
+
+
+def tile_of(head_rows: int, dim: int, products: torch.dtype) -> tuple[int, int]:
+    """Return the keys of one pass of the inner loop, and the warps of a program, so that no register is spilled.
+
+    Products in float32 use no matrix instructions, so each thread holds whole rows of its operands.
+    """
+    if products == torch.float32:
+        return (16, 16) if dim > 256 else (16, 8)
+    return 32, 8 if head_rows * dim >= 32 * 512 else 4
 
 
 def _padded(size: int) -> int:
