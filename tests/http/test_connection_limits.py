@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -12,7 +13,7 @@ import httpx
 import pytest
 
 from baton.core.limits import LimitsConfig
-from baton.serve.http.connections import LOG_S, RefusalLog, client_address
+from baton.serve.http.connections import LOG_S, Connections, RefusalLog, client_address
 from tests.http.conftest import Server, build_house
 
 LIMITS = LimitsConfig(
@@ -216,6 +217,38 @@ def test_connections_beyond_the_maximum_of_an_address_are_a_429(server: Server) 
 
 
 # ---- units
+
+
+class Peer:
+    """A connection of an address."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def end_if_overdue(self, now_s: float) -> None:
+        pass
+
+
+def test_connections_are_counted_by_address_and_in_all_and_a_proxy_only_in_all() -> None:
+    async def story() -> None:
+        limits = LimitsConfig(address_connections_max=1, connections_max=4)
+        connections = Connections(limits, proxies=["10.0.0.9"])
+        first = Peer("10.0.0.1")
+        assert connections.add(first) is None
+        second = Peer("10.0.0.1")
+        refused = connections.add(second)
+        assert refused is not None
+        assert refused.status == 429
+        connections.remove(second)
+        assert [connections.add(Peer("10.0.0.9")) for _ in range(3)] == [None] * 3
+        full = connections.add(Peer("10.0.0.2"))
+        assert full is not None
+        assert full.status == 503
+        assert "limits.connections_max" in str(full)
+        connections.remove(first)
+        assert len(connections) == 4
+
+    asyncio.run(story())
 
 
 def test_an_ipv6_client_counts_by_its_network() -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
+import struct
 from http import HTTPStatus
 from typing import Any, Literal
 
@@ -27,6 +29,8 @@ LINGER_S = 2.0
 """Time for a client to read an error response and to close, before the connection is aborted."""
 LINGER_BYTES_MAX = 1 << 20
 """Bytes that are read and dropped in this time."""
+_LINGER_NOT = struct.pack("ii", 1, 0)
+"""Value of SO_LINGER with which the kernel drops unsent data at the close."""
 PIPELINED_MAX = 8
 """Unanswered requests of one connection. Clients in use today send one at a time."""
 Phase = Literal["idle", "head", "body", "response", "closing"]
@@ -107,11 +111,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._phase, self._deadline_s = "closing", now_s + self._limits.send_s  # the rest is being sent
         if now_s >= self._send_deadline_s:
             self._all.note_refused(self.address, _slow_reader(self._limits.send_s))
-            self.transport.abort()
+            self._reset()
         elif now_s < self._deadline_s:
             return
         elif self._phase == "closing":
-            self.transport.abort()
+            self._reset()
         elif self._phase == "head":
             self._refuse(_overdue("headers", "header_s", self._limits.header_s))
         elif self._phase == "body" and not self.cycle.response_complete:
@@ -217,6 +221,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.write_eof()
         else:
             self.transport.close()
+
+    def _reset(self) -> None:
+        """Drop the connection with all data that the client has not read, in the kernel too."""
+        connection = self.transport.get_extra_info("socket")
+        if connection is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
+        self.transport.abort()
 
 
 def _response(error: RequestError) -> bytes:
