@@ -1,0 +1,133 @@
+"""Attacks without a key over raw sockets, at the size at which they ended a server or held its memory."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from baton.move.store.node import StoreNode
+from tests.attack.conftest import (
+    HEAD,
+    RunningServer,
+    check_alive,
+    connections,
+    memory_bytes,
+    read_all,
+    send,
+    unharmed,
+)
+from tests.hosting import cluster
+
+pytestmark = pytest.mark.deep
+
+
+def statuses(answers: list[bytes]) -> Counter[str]:
+    """Count the statuses of raw responses. Empty: the server closed without one."""
+    return Counter(answer[9:12].decode() for answer in answers)
+
+
+def test_headers_without_end(target: RunningServer) -> None:
+    """Eight connections took 1.9 GB in 3 s."""
+    piece = b"a" * (1 << 20)
+    with unharmed(target), connections(target, 8, HEAD + b"x: ") as attackers:
+        for _ in range(64):
+            with ThreadPoolExecutor(8) as pool:
+                if not any(pool.map(lambda attacker: send(attacker, piece), attackers)):
+                    break
+        else:
+            raise AssertionError("64 MiB of a header were taken")
+
+
+def test_many_connections(target: RunningServer) -> None:
+    """2,000 half-sent requests of one address: 1,024 wait for their time, the others are refused at once."""
+    with unharmed(target), connections(target, 2000, HEAD) as attackers:
+        check = statuses([read_all(attacker) for attacker in attackers])
+    assert check["408"] + check["429"] + check[""] == 2000, check
+    assert check["408"] <= 1024
+    assert check["429"] > 0
+
+
+def test_unfinished_bodies(target: RunningServer) -> None:
+    """250 bodies of 4 MiB without their last byte held 900 MB. A client's budget is 64 MiB."""
+    length = 4 * 1024 * 1024
+    head = HEAD + b"Content-Length: %d\r\n\r\n" % length
+    before = memory_bytes(target)
+    with unharmed(target), connections(target, 250, head) as attackers:
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(lambda attacker: send(attacker, b"x" * (length - 1)), attackers))
+        held = memory_bytes(target) - before
+        answers = statuses([read_all(attacker) for attacker in attackers])
+    assert held < 3 * 64 * 1024 * 1024, f"{held >> 20} MiB are held"
+    assert answers["429"] + answers["408"] + answers[""] == 250, answers
+    assert answers["429"] > 0
+
+
+def test_slow_writers(target: RunningServer) -> None:
+    """A byte now and then keeps no connection: the time is that of all headers, not of a pause."""
+    with unharmed(target), connections(target, 200, HEAD) as attackers:
+        left = list(attackers)
+        while left:
+            left = [attacker for attacker in left if send(attacker, b"x")]
+        assert statuses([read_all(attacker) for attacker in attackers])["200"] == 0
+
+
+def test_slow_readers(target: RunningServer) -> None:
+    """8 streams that nobody reads are cut, and their requests cancelled; another client's answer is whole."""
+    choices = {"n": 8, "max_tokens": 1000, "logprobs": 20, "ignore_eos": True, "stream": True}
+    body = json.dumps({"prompt": "a", **choices}).encode()
+    request = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    with unharmed(target), connections(target, 8, request) as attackers:
+        for attacker in attackers:
+            attacker.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        check_alive(target)
+        while any(worker["running"] + worker["waiting"] for worker in target.cluster()["workers"]):
+            pass  # until the last of them is cancelled
+        assert all(b"[DONE]" not in read_all(attacker) for attacker in attackers)
+
+
+def random_bytes(address: tuple[str, int], *, rounds: int) -> None:
+    """Send random bytes, whole lines and cut ones, and close at any moment."""
+    draw = random.Random(address[1])
+    for _ in range(rounds):
+        with socket.create_connection(address, timeout=10) as connection:
+            for _ in range(draw.randrange(1, 4)):
+                if not send(connection, draw.randbytes(draw.choice((1, 4, 100, 5000, 70_000)))):
+                    break
+
+
+def test_random_bytes_at_the_http_port(target: RunningServer) -> None:
+    with unharmed(target):
+        random_bytes(("127.0.0.1", int(target.url.rsplit(":", 1)[1])), rounds=300)
+
+
+def test_random_bytes_at_the_ports_for_hosts_and_movers(target: RunningServer) -> None:
+    """Asking to join opens the port for hosts; the first connection there starts no mover, a host does."""
+    with target.client() as client:
+        port = client.post("/cluster/hosts", json={}).raise_for_status().json()["port"]
+    with unharmed(target):
+        random_bytes(("127.0.0.1", port), rounds=300)
+
+
+def test_random_bytes_at_a_pool_node(node: StoreNode) -> None:
+    host, port = node.address.split(":")
+    random_bytes((host, int(port)), rounds=300)
+    with socket.create_connection((host, int(port)), timeout=10):
+        pass  # it still takes connections
+
+
+def test_random_bytes_at_the_ports_of_movers() -> None:
+    """KV still moves between the hosts afterwards, and the text is as before."""
+    hosts = {"a": ["--prefill", "1"], "b": ["--decode", "1"]}
+    body = {"prompt": "a prompt of some length " * 8, "max_tokens": 20, "temperature": 0, "ignore_eos": True}
+    with cluster("hash", hosts) as (server, _), server.client() as client:
+        text = client.post("/v1/completions", json=body).raise_for_status().json()["choices"][0]["text"]
+        for host in server.cluster()["hosts"]:
+            name, port = host["address"].rsplit(":", 1)
+            random_bytes((name, int(port)), rounds=100)
+        again = client.post("/v1/completions", json=body).raise_for_status().json()["choices"][0]["text"]
+        assert again == text
