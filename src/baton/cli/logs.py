@@ -13,10 +13,11 @@ from baton.core.config import PolicyConfig
 from baton.core.errors import ConfigError
 from baton.core.plugin import source_digests
 from baton.decide.control.build import build_policies
-from baton.decide.control.cluster import Cluster, PoolRules
+from baton.decide.control.cluster import Cluster
 from baton.decide.control.coordinator import Coordinator
 from baton.decide.control.decision_log import Decision, LogHeader, SimHeader
 from baton.decide.control.guarded_eviction import eviction_maker
+from baton.decide.control.host_pools import PoolRules
 from baton.decide.control.start_queue import StartQueue
 from baton.decide.cost.load import load_cost
 from baton.decide.policy.policy_sets import policy_set

@@ -10,7 +10,7 @@ from baton.core.types import BlockHash, HostId, Request, RequestId, TierHit, Wor
 from baton.decide.control.cluster_messages import HostAdded
 from baton.decide.control.transfer import Start
 from baton.decide.kv.blocks import EvictionOrder
-from baton.decide.kv.hashing import names_of, prefix_of
+from baton.decide.kv.hashing import hashes_per_block, prefix_of
 from baton.decide.kv.host_pool import HostPool
 from baton.decide.kv.layout import KVLayout
 from baton.decide.kv.tier import Tier
@@ -111,8 +111,8 @@ class HostPools:
         same token.
         """
         giver, taker = self.pools[source], self.pools[target]
-        blocks, sealed = tokens // taker.block_tokens, giver.names(request.id)
-        hashes = list(names_of(request.block_hashes, taker.block_runs)[:blocks])
+        blocks, sealed = tokens // taker.block_tokens, giver.sealed_hashes(request.id)
+        hashes = list(hashes_per_block(request.block_hashes, taker.block_runs)[:blocks])
         if giver.block_runs == taker.block_runs:
             return max(sealed[:blocks], tuple(hashes), key=len)
         while len(hashes) < blocks:

@@ -11,7 +11,7 @@ from baton.core.config import BatchLimits, SpeculationConfig
 from baton.core.step import LayerStream
 from baton.core.types import BlockHash, BlockId, FinishReason, Request, RequestId, TokenLogprob, Until
 from baton.decide.control.drafts import Drafter
-from baton.decide.kv.hashing import block_hash, names_of, root_hash
+from baton.decide.kv.hashing import block_hash, hashes_per_block, root_hash
 
 LaneState = Literal["waiting", "asking", "ready"]
 """waiting: has no blocks and has not asked. asking: waits for the pool's answer. ready: has blocks."""
@@ -43,7 +43,7 @@ class Lane:
     """Length in tokens at which it asks for more blocks. Set by `expect`."""
     started: bool = False
     hash_runs: int = 1
-    """Number of hashed runs per block; see `names_of`."""
+    """Number of hashed runs per block; see `hashes_per_block`."""
     hashes: list[BlockHash] = field(default_factory=list[BlockHash])
     """Hashes of the full runs of `tokens`, computed on demand."""
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
@@ -139,12 +139,12 @@ class Lane:
             start = len(self.hashes) * run_tokens
             parent = self.hashes[-1] if self.hashes else root_hash(self.request.cache_salt)
             self.hashes.append(block_hash(parent, self.tokens[start : start + run_tokens]))
-        return names_of(self.hashes[:runs], self.hash_runs)
+        return hashes_per_block(self.hashes[:runs], self.hash_runs)
 
     def known_names(self, first: int, end: int | None = None) -> tuple[BlockHash, ...]:
         """Return the cached hashes of blocks [first, end). `end` None: up to the last full block."""
         full = len(self.tokens) // self.block_tokens if end is None else end
-        return names_of(self.hashes[first * self.hash_runs : full * self.hash_runs], self.hash_runs)
+        return hashes_per_block(self.hashes[first * self.hash_runs : full * self.hash_runs], self.hash_runs)
 
     def finish_reason(self) -> FinishReason | None:
         """Return why the newest token ends the request, or None if it does not."""

@@ -120,7 +120,7 @@ class PoolTransfers:
         stream = self._handoffs.get(request_id)
         if stream is None or stream.start is not None or stream.source not in self.hosts.pools:
             return
-        sealed = self.hosts.pools[stream.source].names(request_id)
+        sealed = self.hosts.pools[stream.source].sealed_hashes(request_id)
         fresh = sealed[stream.sent_blocks :]
         if len(fresh) < stream.run_blocks and not (fresh and len(sealed) >= len(stream.hashes)):
             return

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from baton.core.prefixes import BlocksRemoved, BlocksStored
 from baton.core.types import HostId, Request
-from baton.decide.kv.hashing import names_of
+from baton.decide.kv.hashing import hashes_per_block
 from baton.decide.kv.prefix_index import PrefixIndex
 from baton.decide.kv.window import Window
 
@@ -44,8 +44,8 @@ class Prefixes:
         hits = self._index.hit_blocks(request.block_hashes, window, block_tokens)
         hit_tokens = {host: min(blocks * block_tokens, longest) for host, blocks in hits.items()}
         for runs in sorted({*self._block_runs.values()}):
-            names, large_tokens = names_of(request.block_hashes, runs), runs * block_tokens
-            for host, blocks in self._index.hit_blocks(names, window, large_tokens).items():
+            hashes, large_tokens = hashes_per_block(request.block_hashes, runs), runs * block_tokens
+            for host, blocks in self._index.hit_blocks(hashes, window, large_tokens).items():
                 if self._block_runs.get(host) == runs:
                     hit_tokens[host] = min(blocks * large_tokens, longest)
         return hit_tokens

@@ -16,7 +16,7 @@ from baton.core.types import BlockId, HostId, Request, RequestId, WorkerId
 from baton.decide.control.cluster_messages import ToPool
 from baton.decide.control.host_pools import HostPools
 from baton.decide.control.transfer import ChunkTransfer, Steps, Transfer, TransferTable
-from baton.decide.kv.hashing import names_of
+from baton.decide.kv.hashing import hashes_per_block
 
 ROUNDS_MAX = 8
 """Maximum copies before a moving request is stopped. Each one copies the blocks sealed during the one before."""
@@ -210,7 +210,7 @@ class Streams:
                 source=stream.source,
                 target=stream.target,
                 tokens=request.prompt_tokens,
-                hashes=names_of(request.block_hashes, source.block_runs),
+                hashes=hashes_per_block(request.block_hashes, source.block_runs),
                 worker=stream.worker,
                 layers_done=stream.layers_done,
             )
@@ -245,7 +245,7 @@ class Streams:
     def _sealed_tokens(self, stream: Stream) -> int:
         """Return the number of leading tokens that are sealed at the source and fill whole blocks on both hosts."""
         source, target = self.hosts.pools[stream.source], self.hosts.pools[stream.target]
-        tokens = len(source.names(stream.request.id)) * source.block_tokens
+        tokens = len(source.sealed_hashes(stream.request.id)) * source.block_tokens
         if not stream.report:  # the target must compute the last token of a prompt
             tokens = min(tokens, stream.request.prompt_tokens - 1)
         return len(self.hosts.hashes_at(stream.source, stream.target, stream.request, tokens)) * target.block_tokens

@@ -23,7 +23,7 @@ Writes = Literal["cached", "sealed"]
 class BlockFacts:
     """Metadata of a sealed block, used by eviction orders."""
 
-    name: BlockHash
+    block_hash: BlockHash
     parent: BlockHash | None = None
     """Hash of the previous block. None: this is the first block of its prompt, or the previous block is not known."""
     start_tokens: int = 0
@@ -108,16 +108,16 @@ class Blocks:
     def hit(self, hashes: Sequence[BlockHash], window: Window | None, block_tokens: int, first: int = 0) -> Hit:
         """Return the longest prefix hit without pinning it. Blocks before `first` are not needed; see `longest_hit`."""
         by_hash = self._by_hash
-        count = longest_hit((name in by_hash for name in hashes), window, block_tokens, first)
+        count = longest_hit((block_hash in by_hash for block_hash in hashes), window, block_tokens, first)
         behind = max(first, behind_blocks(window, count * block_tokens, block_tokens))
-        return Hit(behind, [by_hash[name] for name in hashes[behind:count]])
+        return Hit(behind, [by_hash[block_hash] for block_hash in hashes[behind:count]])
 
-    def find(self, name: BlockHash) -> BlockId | None:
+    def find(self, block_hash: BlockHash) -> BlockId | None:
         """Return the block with this hash, or None."""
-        return self._by_hash.get(name)
+        return self._by_hash.get(block_hash)
 
     @property
-    def named(self) -> int:
+    def hashed(self) -> int:
         """Number of sealed blocks, pinned or not."""
         return len(self._by_hash)
 
@@ -148,9 +148,9 @@ class Blocks:
         if self._pins[block] == 0:
             self._eviction.remove(block)
             self._release(block)
-        del self._by_hash[facts.name]
+        del self._by_hash[facts.block_hash]
         self._facts[block] = None
-        return facts.name
+        return facts.block_hash
 
     def take(self, count: int) -> tuple[list[BlockId], list[BlockHash]]:
         """Pin `count` empty blocks for one request and evict cached blocks as needed. Requires count <= available.
@@ -169,9 +169,9 @@ class Blocks:
     def seal(self, block: BlockId, facts: BlockFacts) -> bool:
         """Seal a full block under its hash. Return False if the hash is taken or the block is sealed already."""
         assert self._pins[block] > 0, f"block {block} is sealed without a pin"
-        if facts.name in self._by_hash or self._facts[block] is not None:
+        if facts.block_hash in self._by_hash or self._facts[block] is not None:
             return False
-        self._by_hash[facts.name] = block
+        self._by_hash[facts.block_hash] = block
         self._facts[block] = facts
         if self.fresh is not None and self.fresh_when == "sealed":
             self.fresh.append(block)
@@ -206,11 +206,11 @@ class Blocks:
     def _evict(self) -> BlockHash:
         block = self._eviction.pop()
         facts = self._facts[block]
-        assert facts is not None, f"cached block {block} has no name"
-        del self._by_hash[facts.name]
+        assert facts is not None, f"cached block {block} has no hash"
+        del self._by_hash[facts.block_hash]
         self._facts[block] = None
         self._release(block)
-        return facts.name
+        return facts.block_hash
 
     def _release(self, block: BlockId) -> None:
         free, place = self._free, self._places[block]
@@ -227,10 +227,10 @@ class Blocks:
         assert self._shared == sum(pins - 1 for pins in self._pins if pins), "the count of shared pins is wrong"
         assert len(free) == len(self._free), "a block is free twice"
         for block in range(self.total):
-            named = self._facts[block] is not None
+            is_sealed = self._facts[block] is not None
             pinned = pins_expected[block] > 0
-            assert (block in free) == (not named and not pinned), f"block {block} is lost or free while in use"
+            assert (block in free) == (not is_sealed and not pinned), f"block {block} is lost or free while in use"
         cached = sum(facts is not None and not pins for facts, pins in zip(self._facts, self._pins, strict=True))
         assert cached == len(self._eviction), "the eviction order does not hold exactly the cached blocks"
-        by_hash = {facts.name: block for block, facts in enumerate(self._facts) if facts is not None}
+        by_hash = {facts.block_hash: block for block, facts in enumerate(self._facts) if facts is not None}
         assert by_hash == self._by_hash, "the hash index has a wrong block"

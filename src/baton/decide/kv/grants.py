@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from baton.core.messages import PoolCommand, PreemptRequest, ToWorker
 from baton.core.prefixes import BlocksRemoved
 from baton.core.types import RequestId
+from baton.decide.kv.arena_blocks import ArenaBlocks
 from baton.decide.kv.blocks import Hit
 from baton.decide.kv.holding import Holding, granted, idle_younger, youngest_to_preempt
-from baton.decide.kv.named_blocks import NamedBlocks
 from baton.decide.kv.read_backs import ReadBacks
 
 
@@ -18,7 +18,7 @@ from baton.decide.kv.read_backs import ReadBacks
 class Grants:
     """Serves the oldest request first and preempts the youngest one, so that no request waits forever."""
 
-    names: NamedBlocks
+    arena: ArenaBlocks
     read_backs: ReadBacks
     holdings: Mapping[RequestId, Holding]
     """All holdings of the host."""
@@ -59,32 +59,32 @@ class Grants:
     def to_spare(self, holding: Holding, first: int) -> Hit | None:
         """Return the prefix hit of a request that can be granted at once. None: the request has to wait.
 
-        Requires that no other request waits for blocks. `first`: as in `NamedBlocks.hit`.
+        Requires that no other request waits for blocks. `first`: as in `ArenaBlocks.hit`.
         """
-        hit = self.names.hit(holding.prefix, first)
+        hit = self.arena.hit(holding.prefix, first)
         return None if self._wanting or not self._has_room(holding, hit) else hit
 
     def hold(self, holding: Holding, hit: Hit) -> list[BlocksRemoved]:
         """Give a request its prefix hit and the other blocks that it wants. Return the evictions for them."""
         count = hit.count
-        self.names.adopt(holding, hit, holding.prefix)
+        self.arena.adopt(holding, hit, holding.prefix)
         return self._take(holding, holding.goal(count, self.ahead_blocks) - count)
 
     def _goal(self, holding: Holding) -> int:
-        return holding.goal(holding.computed_tokens // self.names.block_tokens, self.ahead_blocks)
+        return holding.goal(holding.computed_tokens // self.arena.block_tokens, self.ahead_blocks)
 
     def _grow(self, holding: Holding, commands: list[PoolCommand]) -> bool:
         missing = self._goal(holding) - len(holding.table)
-        while missing > self.names.blocks.available:
+        while missing > self.arena.blocks.available:
             if not self._preempt_youngest(holding, missing, commands):
                 return False
         commands += self._take(holding, missing)
-        commands.append(granted(holding, self.names.host, self.names.block_tokens))
+        commands.append(granted(holding, self.arena.host, self.arena.block_tokens))
         return True
 
     def _open(self, holding: Holding, commands: list[PoolCommand]) -> bool:
         """Give a request its first blocks: the prefix hit and empty blocks. Return False if there is no room."""
-        hit = self.names.hit(holding.prefix, holding.behind)
+        hit = self.arena.hit(holding.prefix, holding.behind)
         if holding.landing:
             self._reclaim(holding, hit)
         if not self._has_room(holding, hit):
@@ -92,12 +92,12 @@ class Grants:
         was_preempted = holding.preempted and not holding.landing
         commands += self.hold(holding, hit)
         wish = self.read_backs.wish(holding, self.holdings.values()) if was_preempted else None
-        commands.append(wish or granted(holding, self.names.host, self.names.block_tokens, cached_blocks=hit.count))
+        commands.append(wish or granted(holding, self.arena.host, self.arena.block_tokens, cached_blocks=hit.count))
         return True
 
     def _has_room(self, holding: Holding, hit: Hit) -> bool:
         """Return whether a request can begin without a preemption and leave one block to each running request."""
-        blocks, count = self.names.blocks, hit.count
+        blocks, count = self.arena.blocks, hit.count
         needed = holding.goal(count, self.ahead_blocks) - count + blocks.unpinned(hit.blocks)
         left = blocks.available - needed
         return left >= len(self.holdings) or left >= len([held for held in self.holdings.values() if held.table])
@@ -110,12 +110,12 @@ class Grants:
         for held in idle_younger(self.holdings.values(), holding):
             if self._has_room(holding, hit):
                 return
-            self.names.preempt(held)
+            self.arena.preempt(held)
 
     def _take(self, holding: Holding, count: int) -> list[BlocksRemoved]:
-        names = self.names
-        spare_blocks = (names.blocks.free - count - self.kept_free_blocks) // len(self.holdings)
-        taken, news = names.take(count + holding.stock_blocks(count, spare_blocks, names.block_tokens))
+        arena = self.arena
+        spare_blocks = (arena.blocks.free - count - self.kept_free_blocks) // len(self.holdings)
+        taken, news = arena.take(count + holding.stock_blocks(count, spare_blocks, arena.block_tokens))
         holding.table += tuple(taken)
         return news
 
@@ -125,13 +125,13 @@ class Grants:
         False: a worker uses the blocks, and gives them back between two steps.
         """
         coming = sum(held.blocks for held in self.holdings.values() if held.preempting or held.released)
-        if coming + self.names.blocks.available >= missing:
+        if coming + self.arena.blocks.available >= missing:
             return False
         victim = youngest_to_preempt(self.holdings.values(), growing)
         if victim is None:
             return False  # transfers and reads pin all other blocks; their end calls `serve` again
         if victim.user is None:
-            self.names.preempt(victim)
+            self.arena.preempt(victim)
             return True
         victim.preempting = True
         commands.append(ToWorker(victim.user, PreemptRequest(victim.request.id, victim.attempt)))

@@ -23,10 +23,10 @@ def _root(text: bytes) -> bytes:
 
 def block_hash(parent: BlockHash, tokens: Sequence[int]) -> BlockHash:
     """Return the hash of a full block from its parent's hash and its own tokens."""
-    return _named(parent, pack_tokens(tokens))
+    return _chained(parent, pack_tokens(tokens))
 
 
-def _named(parent: BlockHash, packed: bytes) -> BlockHash:
+def _chained(parent: BlockHash, packed: bytes) -> BlockHash:
     return BlockHash(blake2b(parent + packed, digest_size=HASH_BYTES, person=b"baton-block").digest())
 
 
@@ -46,7 +46,7 @@ def block_hashes(
     for start in range(0, len(packed) - block_bytes + 1, block_bytes):
         if len(hashes) == public_blocks > 0:
             parent = BlockHash(_root(parent + cache_salt.encode()))
-        parent = _named(parent, packed[start : start + block_bytes])
+        parent = _chained(parent, packed[start : start + block_bytes])
         hashes.append(parent)
     return tuple(hashes)
 
@@ -66,10 +66,10 @@ def prefix_of(request: Request, *, block_runs: int, block_tokens: int) -> tuple[
 
     Never covers the whole prompt: its last token must be computed, and not into a shared block.
     """
-    return names_of(request.block_hashes, block_runs)[: (request.prompt_tokens - 1) // block_tokens]
+    return hashes_per_block(request.block_hashes, block_runs)[: (request.prompt_tokens - 1) // block_tokens]
 
 
-def names_of(hashes: Sequence[BlockHash], runs: int) -> tuple[BlockHash, ...]:
+def hashes_per_block(hashes: Sequence[BlockHash], runs: int) -> tuple[BlockHash, ...]:
     """Return the block hashes of tokens that are hashed in shorter runs: the hash of the last run of each block.
 
     Hashes are chained, so this one identifies the block. Hosts with different block sizes share the hashes of a common

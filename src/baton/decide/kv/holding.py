@@ -13,7 +13,7 @@ KEPT_FREE_RATIO = 0.5
 """Share of an arena that is kept free of blocks granted beyond a request's need."""
 
 
-def _no_names() -> list[BlockHash]:
+def _no_hashes() -> list[BlockHash]:
     """Return an empty list, several times as fast as `list[BlockHash]()`."""
     return []
 
@@ -31,7 +31,7 @@ class Holding:
     behind: int = 0
     """Leading entries of the table that are not held, because they lie behind the attention window. Their block ids
     have no meaning and are never read."""
-    names: list[BlockHash] = field(default_factory=_no_names)
+    hashes: list[BlockHash] = field(default_factory=_no_hashes)
     """Hashes of the leading sealed blocks."""
     computed_tokens: int = 0
     """Leading tokens whose KV is in the table: sealed blocks, and a tail that a live worker has reported."""
@@ -81,9 +81,9 @@ class Holding:
         return (self.user, self.attempt) == (worker, attempt) and not (self.preempting or self.released)
 
     @property
-    def names_kept(self) -> tuple[BlockHash, ...]:
+    def hashes_kept(self) -> tuple[BlockHash, ...]:
         """Hashes of the leading sealed blocks; empty if a preemption or release is pending."""
-        return () if self.preempting or self.released else tuple(self.names)
+        return () if self.preempting or self.released else tuple(self.hashes)
 
     @property
     def age(self) -> tuple[int, float, RequestId]:

@@ -38,11 +38,11 @@ from baton.core.tier_messages import (
     TierShrunk,
 )
 from baton.core.types import BlockHash, BlockId, HostId, HostView, RequestId, WorkerId
+from baton.decide.kv.arena_blocks import empty_arena
 from baton.decide.kv.blocks import EvictionOrder
 from baton.decide.kv.grants import Grants
-from baton.decide.kv.hashing import names_of, prefix_of, runs_per_block
+from baton.decide.kv.hashing import hashes_per_block, prefix_of, runs_per_block
 from baton.decide.kv.holding import KEPT_FREE_RATIO, Holding, granted
-from baton.decide.kv.named_blocks import empty_blocks
 from baton.decide.kv.read_backs import ReadBacks
 from baton.decide.kv.tier import Tier
 from baton.decide.kv.window import ONE_HASH_A_BLOCK, PromptRules, behind_blocks
@@ -65,16 +65,16 @@ class HostPool:
         self.block_tokens = block_tokens
         self.window = prompts.window
         self.block_runs = runs_per_block(block_tokens, prompts.hash_tokens or block_tokens)
-        self._names = empty_blocks(self, blocks_total, eviction, tiers, prompts.preemption)
-        self._blocks, self.tiers = self._names.blocks, self._names.tiers
+        self._arena = empty_arena(self, blocks_total, eviction, tiers, prompts.preemption)
+        self._blocks, self.tiers = self._arena.blocks, self._arena.tiers
         """`tiers`: the tiers below the arena. None: there are none, and evicted blocks are lost."""
-        self._read_backs = ReadBacks(host, self.block_tokens, self._names, self._settle)
+        self._read_backs = ReadBacks(host, self.block_tokens, self._arena, self._settle)
         self._growth_tokens = prompts.growth_tokens
         self._holdings: dict[RequestId, Holding] = {}
         self._users: dict[WorkerId, int] = {}
         """Number of holdings that each worker may touch. Workers without any are left out."""
         self.grants = Grants(
-            names=self._names,
+            arena=self._arena,
             read_backs=self._read_backs,
             holdings=self._holdings,
             kept_free_blocks=int(blocks_total * KEPT_FREE_RATIO) if self.window is None else blocks_total,
@@ -125,9 +125,9 @@ class HostPool:
         held = self._holdings.get(request_id)
         return (held.table, held.computed_tokens) if held and not held.reading else ((), 0)
 
-    def names(self, request_id: RequestId) -> tuple[BlockHash, ...]:
+    def sealed_hashes(self, request_id: RequestId) -> tuple[BlockHash, ...]:
         """Return the hashes of the request's leading sealed blocks; empty if a preemption or release is pending."""
-        return held.names_kept if (held := self._holdings.get(request_id)) else ()
+        return held.hashes_kept if (held := self._holdings.get(request_id)) else ()
 
     def is_computing(self, request_id: RequestId, attempt: int, worker: WorkerId) -> bool:
         """Return whether this worker uses the request's blocks and will keep them."""
@@ -135,7 +135,7 @@ class HostPool:
 
     def held_tokens(self, hashes: Sequence[BlockHash]) -> int:
         """Return the number of leading prompt tokens whose KV the arena holds, by the prompt's hashes."""
-        return self._names.hit(names_of(hashes, self.block_runs)).count * self.block_tokens
+        return self._arena.hit(hashes_per_block(hashes, self.block_runs)).count * self.block_tokens
 
     def behind(self, computed_tokens: int) -> int:
         """Return the number of leading blocks behind the attention window after `computed_tokens` tokens."""
@@ -147,7 +147,7 @@ class HostPool:
 
     def view(self) -> HostView:
         """Return the number of blocks in each state."""
-        return self._names.view()
+        return self._arena.view()
 
     def blocks_of(self, worker: WorkerId) -> int:
         """Return the number of blocks that the worker's requests hold. A shared block counts once per request."""
@@ -165,7 +165,7 @@ class HostPool:
             assert holding.is_touched or not holding.released, f"{holding.request.id} is over and still holds blocks"
             for block in (*holding.held, *holding.leased):
                 pins[block] += 1
-        self._names.check(pins)
+        self._arena.check(pins)
 
     def _assign(self, event: StartPrefill | StartDecode) -> None:
         holding = self._holdings.get(event.request.id)
@@ -177,7 +177,7 @@ class HostPool:
         if holding.preempting or holding.reading or again:
             # The blocks are useless: a dead worker cannot give them back, an unfinished read may still write into
             # them, and prompt log probabilities require that every prompt token is computed again.
-            self._names.empty(holding)
+            self._arena.empty(holding)
         holding.attempt, holding.released = event.attempt, False
         self._use(holding, event.worker)
         if not holding.landing:
@@ -236,14 +236,14 @@ class HostPool:
         if holding is None:
             return []
         holding.computed_tokens = (event.first + len(event.hashes)) * self.block_tokens
-        return [*self._names.name(holding, event.first, event.hashes)]
+        return [*self._arena.seal(holding, event.first, event.hashes)]
 
     def _drop(self, event: RequestDropped) -> None:
         holding = self._current(event)
         if holding is None:
             return
         if event.preempted:
-            self._names.preempt(holding)
+            self._arena.preempt(holding)
         else:
             holding.computed_tokens = max(holding.computed_tokens, event.computed_tokens)
             self._leave(holding)
@@ -260,7 +260,7 @@ class HostPool:
         """Note that no worker touches the holding any more. Its next worker does not wait for a read under way."""
         self._use(holding, None)
         if holding.reading:
-            self._names.empty(holding)
+            self._arena.empty(holding)
         if not holding.landing:
             holding.wanted = 0
         self._settle(holding)
@@ -272,7 +272,7 @@ class HostPool:
         if holding.released:
             self._free(holding)
         elif holding.preempting:
-            self._names.preempt(holding)
+            self._arena.preempt(holding)
 
     # ---- KV from and to other hosts
 
@@ -287,7 +287,7 @@ class HostPool:
             case LeaseEnded(request_id=request_id):
                 holding = self._holdings.get(request_id)
                 if holding is not None and holding.leases:
-                    self._names.end_lease(holding)
+                    self._arena.end_lease(holding)
                     self._settle(holding)
             case _:
                 assert_never(event)
@@ -301,7 +301,7 @@ class HostPool:
         if holding is None:
             holding = self._holdings[event.request.id] = Holding(event.request, event.attempt, None)
         if holding.user is None and not holding.landing and len(holding.table) < event.first_block:
-            self._names.empty(holding)  # its blocks here lie before those that will land
+            self._arena.empty(holding)  # its blocks here lie before those that will land
             holding.behind = event.first_block
         self._use(holding, event.worker)
         holding.attempt, holding.landing, holding.released = event.attempt, True, False
@@ -328,10 +328,10 @@ class HostPool:
         holding.landing = False
         holding.computed_tokens = event.computed_tokens
         holding.wanted = 0
-        told = self._names.name(holding, 0, event.hashes)
+        told = self._arena.seal(holding, 0, event.hashes)
         if holding.behind > self.behind(event.computed_tokens):
             # Fewer blocks have landed than were wanted: the attention window begins before the first of them.
-            self._names.empty(holding)
+            self._arena.empty(holding)
         self._settle(holding)
         return [*told]
 
@@ -339,11 +339,11 @@ class HostPool:
         holding = self._holdings.get(event.request.id)
         if holding is None:
             holding = self._holdings[event.request.id] = Holding(event.request, 0, None)
-        hit = self._names.hit(event.prefix)
+        hit = self._arena.hit(event.prefix)
         if not holding.is_touched and hit.count * self.block_tokens > holding.computed_tokens:
-            self._names.empty(holding)
-            self._names.adopt(holding, hit, event.prefix)
-        self._names.lease(holding)
+            self._arena.empty(holding)
+            self._arena.adopt(holding, hit, event.prefix)
+        self._arena.lease(holding)
 
     def _release(self, request_id: RequestId) -> None:
         holding = self._holdings.get(request_id)
@@ -356,5 +356,5 @@ class HostPool:
         self._settle(holding)
 
     def _free(self, holding: Holding) -> None:
-        self._names.empty(holding)
+        self._arena.empty(holding)
         del self._holdings[holding.request.id]

@@ -32,10 +32,10 @@ class PrefixIndex:
         """Record that the host holds these blocks."""
         bit = self._bit(host)
         holders, added = self._holders, 0
-        for name in hashes:
-            held = holders.get(name, 0)
+        for block_hash in hashes:
+            held = holders.get(block_hash, 0)
             if not held & bit:
-                holders[name] = self._shared(held | bit)
+                holders[block_hash] = self._shared(held | bit)
                 added += 1
         self._count(host, added)
 
@@ -45,15 +45,15 @@ class PrefixIndex:
         if bit is None:
             return
         holders, gone = self._holders, 0
-        for name in hashes:
-            held = holders.get(name, 0)
+        for block_hash in hashes:
+            held = holders.get(block_hash, 0)
             if not held & bit:
                 continue
             gone += 1
             if held == bit:
-                del holders[name]
+                del holders[block_hash]
             else:
-                holders[name] = self._shared(held & ~bit)
+                holders[block_hash] = self._shared(held & ~bit)
         self._count(host, -gone)
 
     def forget(self, host: HostId) -> None:
@@ -78,17 +78,17 @@ class PrefixIndex:
         leading = holders.get(hashes[0], 0) if hashes else 0
         if not leading:
             return hits
-        for count, name in enumerate(hashes):
-            held = holders.get(name, 0)
+        for count, block_hash in enumerate(hashes):
+            held = holders.get(block_hash, 0)
             if held == leading:
                 continue
             lost = leading & ~held
             if lost:
-                hits |= dict.fromkeys(self._named(lost), count)
+                hits |= dict.fromkeys(self._hosts_of(lost), count)
                 leading &= held
                 if not leading:
                     return hits
-        return hits | dict.fromkeys(self._named(leading), len(hashes))
+        return hits | dict.fromkeys(self._hosts_of(leading), len(hashes))
 
     def _hits_behind(self, hashes: Sequence[BlockHash], window: Window, block_tokens: int) -> dict[HostId, int]:
         """Compute `longest_hit` for all hosts in one pass."""
@@ -96,8 +96,8 @@ class PrefixIndex:
         begun: dict[int, int] = {}
         """Start of the current run of held blocks, by the bit of the host."""
         before = 0
-        for count, name in enumerate((*hashes, None)):
-            held = self._holders.get(name, 0) if name is not None else 0
+        for count, block_hash in enumerate((*hashes, None)):
+            held = self._holders.get(block_hash, 0) if block_hash is not None else 0
             for bit in _bits(before & ~held):
                 if begun.pop(bit) <= behind_blocks(window, count * block_tokens, block_tokens):
                     hits[self._hosts[bit]] = count
@@ -105,7 +105,7 @@ class PrefixIndex:
             before = held
         return hits
 
-    def _named(self, hosts: int) -> list[HostId]:
+    def _hosts_of(self, hosts: int) -> list[HostId]:
         """Return the hosts of a set in the order of their bits."""
         return [self._hosts[bit] for bit in _bits(hosts)]
 

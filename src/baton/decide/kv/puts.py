@@ -40,9 +40,9 @@ class Puts:
         """Return the queue of blocks to write first. A caller that removes a block must write it or call `settle`."""
         return self._urgent[tier]
 
-    def wait(self, number: int, request_id: RequestId, tier: str, names: Iterable[BlockHash]) -> None:
+    def wait(self, number: int, request_id: RequestId, tier: str, hashes: Iterable[BlockHash]) -> None:
         """Add a put. It ends once the tier has stored or given up each of these urgent blocks."""
-        self._waiting[number] = _Put(request_id, tier, set(names))
+        self._waiting[number] = _Put(request_id, tier, set(hashes))
 
     def trim(self, tier: str) -> int:
         """Give up the oldest urgent blocks beyond `blocks_max`. Return their number."""
@@ -56,22 +56,22 @@ class Puts:
         self.settle(tier, self._urgent[tier])
         self._urgent[tier].clear()
 
-    def settle(self, tier: str, names: Iterable[BlockHash]) -> None:
+    def settle(self, tier: str, hashes: Iterable[BlockHash]) -> None:
         """Remove these blocks from the puts that wait for them: the tier has stored them or given them up."""
-        settled = set(names)
+        settled = set(hashes)
         for put in self._of(tier):
             put.left -= settled
 
-    def fail(self, tier: str, names: Iterable[BlockHash]) -> None:
+    def fail(self, tier: str, hashes: Iterable[BlockHash]) -> None:
         """Give up every put that waits for one of these blocks, because the tier has kept none of them.
 
         The other blocks of such a put are no longer urgent, so no other put waits for those either.
         """
-        failed, urgent = set(names), self._urgent[tier]
+        failed, urgent = set(hashes), self._urgent[tier]
         given_up: set[BlockHash] = set()
         for put in self._of(tier):
             if not put.left.isdisjoint(failed):
-                given_up |= {name for name in put.left if urgent.pop(name, None) is not None}
+                given_up |= {block_hash for block_hash in put.left if urgent.pop(block_hash, None) is not None}
                 put.left.clear()
         self.settle(tier, given_up | failed)
 

@@ -9,8 +9,8 @@ from itertools import takewhile
 from baton.core.messages import PoolCommand
 from baton.core.tier_messages import LoadEnded, LoadWanted, ReadBack, ReadBackWanted
 from baton.core.types import BlockHash, HostId
+from baton.decide.kv.arena_blocks import ArenaBlocks
 from baton.decide.kv.holding import Holding, granted
-from baton.decide.kv.named_blocks import NamedBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class ReadBacks:
 
     host: HostId
     block_tokens: int
-    names: NamedBlocks
+    arena: ArenaBlocks
     settle: Callable[[Holding], None]
     """Frees the blocks of a holding whose release waited for the end of its lease."""
     _under_way: dict[int, _Read] = field(default_factory=dict[int, _Read])
@@ -40,11 +40,11 @@ class ReadBacks:
 
         `holdings`: all holdings of the host.
         """
-        held, hashes = len(holding.names), holding.prefix[: len(holding.table)]
-        if holding.user is None or self.names.tiers is None or not self.names.tiers.find(hashes[held : held + 1]):
+        held, hashes = len(holding.hashes), holding.prefix[: len(holding.table)]
+        if holding.user is None or self.arena.tiers is None or not self.arena.tiers.find(hashes[held : held + 1]):
             return None
         holding.reading = True
-        self.names.lease(holding)
+        self.arena.lease(holding)
         beside = sum(held.user == holding.user and bool(held.table) for held in holdings) - 1
         return ReadBackWanted(holding.request.id, self.host, holding.user, hashes, beside)
 
@@ -54,22 +54,22 @@ class ReadBacks:
         `holding`: the holding of the event's request.
         """
         told: list[PoolCommand] = []
-        if isinstance(event, LoadEnded) and self.names.tiers is not None:
-            told += self.names.tiers.handle(event)
+        if isinstance(event, LoadEnded) and self.arena.tiers is not None:
+            told += self.arena.tiers.handle(event)
         if holding is None:
             return told
         return told + (self._begin(holding, event) if isinstance(event, ReadBack) else self._end(holding, event))
 
     def _begin(self, holding: Holding, event: ReadBack) -> list[PoolCommand]:
         """Begin the read that was decided. If nothing is to be read, grant the blocks at once."""
-        first, end = len(holding.names), event.tokens // self.block_tokens
+        first, end = len(holding.hashes), event.tokens // self.block_tokens
         assert holding.reading, f"{event.request_id} does not wait for a decision to read it back"
-        if end <= first or self.names.tiers is None:
+        if end <= first or self.arena.tiers is None:
             return [self._go_on(holding)]
         hashes = holding.prefix[first:end]
         self._under_way[event.number] = _Read(holding.attempt, first, hashes)
         wanted = LoadWanted(event.request_id, event.number, hashes, tuple(holding.table[first:end]), back=True)
-        return [*self.names.tiers.handle(wanted)]
+        return [*self.arena.tiers.handle(wanted)]
 
     def _end(self, holding: Holding, event: LoadEnded) -> list[PoolCommand]:
         """Seal the blocks that were read, and grant the table: the worker computes the rest."""
@@ -78,15 +78,15 @@ class ReadBacks:
             return []
         if not holding.reading or holding.attempt != read.attempt or holding.released:
             # The request has continued without this read, or has ended.
-            self.names.end_lease(holding)
+            self.arena.end_lease(holding)
             self.settle(holding)
             return []
         there = read.first + sum(takewhile(bool, event.whole))
         holding.computed_tokens = there * self.block_tokens
-        told = self.names.name(holding, read.first, read.hashes[: there - read.first])
+        told = self.arena.seal(holding, read.first, read.hashes[: there - read.first])
         return [*told, self._go_on(holding)]
 
     def _go_on(self, holding: Holding) -> PoolCommand:
         holding.reading = False
-        self.names.end_lease(holding)
-        return granted(holding, self.host, self.block_tokens, cached_blocks=len(holding.names))
+        self.arena.end_lease(holding)
+        return granted(holding, self.host, self.block_tokens, cached_blocks=len(holding.hashes))

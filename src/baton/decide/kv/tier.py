@@ -146,13 +146,13 @@ class Tier:
         """Number of blocks in current writes."""
         return len(self._writing)
 
-    def has(self, name: BlockHash) -> bool:
+    def has(self, block_hash: BlockHash) -> bool:
         """Return whether the block can be read."""
-        return name not in self._writing and self.places.find(name) is not None
+        return block_hash not in self._writing and self.places.find(block_hash) is not None
 
-    def knows(self, name: BlockHash) -> bool:
+    def knows(self, block_hash: BlockHash) -> bool:
         """Return whether the block can be read or is being written."""
-        return self.places.find(name) is not None
+        return self.places.find(block_hash) is not None
 
     @property
     def readable_blocks(self) -> int:
@@ -163,10 +163,10 @@ class Tier:
         block_s = self.speed.block_s
         return int(left_s / block_s) if block_s * self.rules.blocks_max > left_s else self.rules.blocks_max
 
-    def touch(self, name: BlockHash) -> None:
+    def touch(self, block_hash: BlockHash) -> None:
         """Record a use of the block, for eviction."""
-        place = self.places.find(name)
-        if place is not None and name not in self._writing:
+        place = self.places.find(block_hash)
+        if place is not None and block_hash not in self._writing:
             self.places.pin((place,))
             self.places.unpin((place,))
 
@@ -176,12 +176,12 @@ class Tier:
             return None
         (place,), gone = self.places.take(1)
         self.places.seal(place, replace(facts, is_backed=False))
-        self._writing.add(facts.name)
+        self._writing.add(facts.block_hash)
         return place, gone
 
-    def end_write(self, names: Sequence[BlockHash], places: Sequence[BlockId], kept: Sequence[bool]) -> None:
+    def end_write(self, hashes: Sequence[BlockHash], places: Sequence[BlockId], kept: Sequence[bool]) -> None:
         """End a write. `kept`: whether the store has kept each block."""
-        self._writing.difference_update(names)
+        self._writing.difference_update(hashes)
         for place, is_kept in zip(places, kept, strict=True):
             if not is_kept:
                 self.places.forget(place)
@@ -189,9 +189,9 @@ class Tier:
         self.refused += len(kept) - sum(kept)
         self.places.unpin(places)
 
-    def begin_load(self, names: Iterable[BlockHash]) -> list[BlockId]:
+    def begin_load(self, hashes: Iterable[BlockHash]) -> list[BlockId]:
         """Pin blocks of the tier for a read. Return their places."""
-        places = [place for name in names if (place := self.places.find(name)) is not None]
+        places = [place for block_hash in hashes if (place := self.places.find(block_hash)) is not None]
         self.places.pin(places)
         self.loading += len(places)
         return places
@@ -200,25 +200,25 @@ class Tier:
         """End a read. Return the hashes of blocks that were missing or damaged; they are removed from the tier."""
         self.loading -= len(places)
         missed = [place for place, is_whole in zip(places, whole, strict=True) if not is_whole]
-        lost = [name for place in missed if (name := self.places.forget(place)) is not None]
+        lost = [block_hash for place in missed if (block_hash := self.places.forget(place)) is not None]
         self.loaded += len(places) - len(missed)
         self.missed += len(missed)
         self.places.unpin(places)
         return lost
 
-    def fill(self, names: Iterable[BlockHash]) -> list[BlockHash]:
+    def fill(self, hashes: Iterable[BlockHash]) -> list[BlockHash]:
         """Record blocks that the store already has, oldest first. Return the hashes that do not fit."""
         gone: list[BlockHash] = []
-        for name in names:
-            if self.knows(name):
+        for block_hash in hashes:
+            if self.knows(block_hash):
                 continue
-            begun = self.begin_write(BlockFacts(name))
+            begun = self.begin_write(BlockFacts(block_hash))
             if begun is None:
-                gone.append(name)
+                gone.append(block_hash)
                 continue
             place, evicted = begun
             gone += evicted
-            self._writing.discard(name)
+            self._writing.discard(block_hash)
             self.places.unpin((place,))
         return gone
 
@@ -234,8 +234,8 @@ class Tier:
     def view(self) -> TierView:
         return TierView(
             tier=self.name,
-            blocks_total=self.blocks_max if self.rules.is_sized else self.places.named,
-            blocks_cached=self.places.named - self.writing,
+            blocks_total=self.blocks_max if self.rules.is_sized else self.places.hashed,
+            blocks_cached=self.places.hashed - self.writing,
             blocks_writing=self.writing,
             stored_blocks=self.stored,
             refused_blocks=self.refused,

@@ -63,7 +63,7 @@ class BackedBlocksFirst:
 @dataclass(frozen=True, slots=True)
 class _Write:
     tier: Tier
-    names: tuple[BlockHash, ...]
+    hashes: tuple[BlockHash, ...]
     blocks: tuple[BlockId, ...]
     places: tuple[BlockId, ...]
     """Places in the tier."""
@@ -151,15 +151,15 @@ class Tiers:
         """The fastest tier that is not resting."""
         return next((tier for tier in self.tiers if tier.name not in self.resting), None)
 
-    def has(self, name: BlockHash) -> bool:
+    def has(self, block_hash: BlockHash) -> bool:
         """Return whether a tier can serve the block."""
-        return any(tier.has(name) for tier in self.tiers)
+        return any(tier.has(block_hash) for tier in self.tiers)
 
     def find(self, hashes: Iterable[BlockHash]) -> list[Tier]:
         """Return the fastest tier that can serve each block, for the longest leading run that tiers can serve."""
         found: list[Tier] = []
-        for name in hashes:
-            tier = next((tier for tier in self.tiers if tier.name not in self.resting and tier.has(name)), None)
+        for block_hash in hashes:
+            tier = next((tier for tier in self.tiers if tier.name not in self.resting and tier.has(block_hash)), None)
             if tier is None:
                 break
             found.append(tier)
@@ -206,7 +206,7 @@ class Tiers:
         for block in fresh:
             facts = self.arena.facts(block)
             if facts is not None:
-                self._note(block, facts.name)
+                self._note(block, facts.block_hash)
         commands = [command for tier in self.tiers for command in self._write_to(tier)]
         return [*commands, *self._puts.ended()]
 
@@ -219,7 +219,7 @@ class Tiers:
     def abandon(self) -> None:
         """End all reads and writes of a host that has left. Its unfinished writes to shared tiers count as failed."""
         for write in self._writes.values():
-            write.tier.end_write(write.names, write.places, [False] * len(write.places))
+            write.tier.end_write(write.hashes, write.places, [False] * len(write.places))
         for part in [part for parts in self._loads.values() for part in parts]:
             part.tier.end_load(part.places, [True] * len(part.places))
         self._writes.clear()
@@ -230,30 +230,30 @@ class Tiers:
         """Queue urgent writes, except for blocks that are already being written to the tier."""
         tier = tier_named(self.tiers, event.tier)
         assert tier is not None, f"blocks are to be put into {event.tier}, which {self.host} does not have"
-        writing = {name for write in self._writes.values() if write.tier is tier for name in write.names}
+        writing = {block_hash for write in self._writes.values() if write.tier is tier for block_hash in write.hashes}
         left: set[BlockHash] = set()
-        for name in event.hashes:
-            block = self.arena.find(name)
-            if tier.knows(name):
-                tier.touch(name)
+        for block_hash in event.hashes:
+            block = self.arena.find(block_hash)
+            if tier.knows(block_hash):
+                tier.touch(block_hash)
             elif block is not None:
-                self._waiting[tier.name].pop(name, None)
-                self._puts.urgent(tier.name)[name] = block
+                self._waiting[tier.name].pop(block_hash, None)
+                self._puts.urgent(tier.name)[block_hash] = block
                 self._puts.run_blocks[tier.name] = max(1, event.run_blocks)
-                left.add(name)
-            if name in writing:
-                left.add(name)
+                left.add(block_hash)
+            if block_hash in writing:
+                left.add(block_hash)
         if event.number is not None:
             self._puts.wait(event.number, event.request_id, tier.name, left)
         tier.skipped += self._puts.trim(tier.name)
 
-    def _note(self, block: BlockId, name: BlockHash) -> None:
+    def _note(self, block: BlockId, block_hash: BlockHash) -> None:
         for tier in self.tiers:
-            if tier.knows(name):
-                tier.touch(name)
+            if tier.knows(block_hash):
+                tier.touch(block_hash)
                 continue
             waiting = self._waiting[tier.name]
-            waiting[name] = block
+            waiting[block_hash] = block
             if len(waiting) > tier.rules.waiting_blocks_max:
                 waiting.popitem(last=False)
                 tier.skipped += 1
@@ -277,10 +277,10 @@ class Tiers:
 
     def _writing_to(self, tier: Tier) -> int:
         """Return the number of blocks that this host is writing to a tier. Writes of other hosts are not known here."""
-        return sum(len(write.names) for write in self._writes.values() if write.tier is tier)
+        return sum(len(write.hashes) for write in self._writes.values() if write.tier is tier)
 
     def _begin_write(self, tier: Tier, wanted: Sequence[tuple[BlockHash, BlockId]]) -> list[TierCommand]:
-        names: list[BlockHash] = []
+        hashes: list[BlockHash] = []
         blocks: list[BlockId] = []
         places: list[BlockId] = []
         gone: list[BlockHash] = []
@@ -289,25 +289,25 @@ class Tiers:
             if begun is None:
                 tier.skipped += 1
                 continue
-            names.append(facts.name)
+            hashes.append(facts.block_hash)
             blocks.append(block)
             places.append(begun[0])
             gone += begun[1]
-        self._puts.settle(tier.name, {name for name, _ in wanted}.difference(names))
+        self._puts.settle(tier.name, {block_hash for block_hash, _ in wanted}.difference(hashes))
         commands = self._drop(tier, gone)
-        if not names:
+        if not hashes:
             return commands
         self.arena.pin(blocks, uses=0)
         self._begun += 1
-        self._writes[self._begun] = _Write(tier, tuple(names), tuple(blocks), tuple(places))
-        return [*commands, StoreBlocks(self._begun, self.host, tier.name, tuple(names), tuple(blocks))]
+        self._writes[self._begun] = _Write(tier, tuple(hashes), tuple(blocks), tuple(places))
+        return [*commands, StoreBlocks(self._begun, self.host, tier.name, tuple(hashes), tuple(blocks))]
 
     def _in_order(self, tier: Tier, wanted: Sequence[tuple[BlockHash, BlockId]]) -> list[tuple[BlockId, BlockFacts]]:
         """Sort blocks by depth, the fronts of prompts first, without evicted blocks and blocks the tier has by now."""
         found: list[tuple[BlockId, BlockFacts]] = []
-        for name, block in wanted:
+        for block_hash, block in wanted:
             facts = self.arena.facts(block)
-            if facts is not None and facts.name == name and not tier.knows(name):
+            if facts is not None and facts.block_hash == block_hash and not tier.knows(block_hash):
                 found.append((block, facts))
         return sorted(found, key=lambda pair: pair[1].start_tokens)
 
@@ -315,26 +315,26 @@ class Tiers:
         """Record that a tier has lost blocks."""
         if not gone:
             return []
-        for name in gone:
-            self._unback(name)
+        for block_hash in gone:
+            self._unback(block_hash)
         return [DropBlocks(self.host, tier.name, tuple(gone))]
 
-    def _unback(self, name: BlockHash) -> None:
+    def _unback(self, block_hash: BlockHash) -> None:
         """Update the arena's metadata of a block that a tier has lost."""
-        block = self.arena.find(name)
+        block = self.arena.find(block_hash)
         facts = self.arena.facts(block) if block is not None else None
         if facts is not None:
-            facts.is_backed = self.has(name)
+            facts.is_backed = self.has(block_hash)
 
     def _end_write(self, event: BlocksKept) -> None:
         write = self._writes.pop(event.number, None)
         if write is None:
             return
-        write.tier.end_write(write.names, write.places, event.kept)
+        write.tier.end_write(write.hashes, write.places, event.kept)
         if any(event.kept):
-            self._puts.settle(write.tier.name, write.names)
+            self._puts.settle(write.tier.name, write.hashes)
         else:
-            self._puts.fail(write.tier.name, write.names)
+            self._puts.fail(write.tier.name, write.hashes)
         for block, kept in zip(write.blocks, event.kept, strict=True):
             facts = self.arena.facts(block)
             if facts is not None and kept:

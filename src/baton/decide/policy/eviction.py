@@ -30,7 +30,7 @@ class ChainEnds:
     """A heap of chain ends with lazy deletion. Every call takes amortized O(log n)."""
 
     _entries: dict[BlockId, _Entry] = field(default_factory=dict[BlockId, _Entry])
-    _by_name: dict[BlockHash, BlockId] = field(default_factory=dict[BlockHash, BlockId])
+    _by_hash: dict[BlockHash, BlockId] = field(default_factory=dict[BlockHash, BlockId])
     _children: dict[BlockHash, int] = field(default_factory=dict[BlockHash, int])
     """Number of cached blocks that directly follow a block. Blocks without a successor are left out."""
     _heap: list[tuple[float, int, BlockId]] = field(default_factory=list[tuple[float, int, BlockId]])
@@ -43,7 +43,7 @@ class ChainEnds:
         """Add a block that has become cached. `worth`: its value before aging."""
         self._added += 1
         self._entries[block] = _Entry(facts, self._floor + worth, self._added)
-        self._by_name[facts.name] = block
+        self._by_hash[facts.block_hash] = block
         if facts.parent is not None:
             self._children[facts.parent] = self._children.get(facts.parent, 0) + 1
         self._offer(block)
@@ -51,7 +51,7 @@ class ChainEnds:
     def remove(self, block: BlockId) -> None:
         """Remove a block. Its predecessor may become a chain end."""
         facts = self._entries.pop(block).facts
-        del self._by_name[facts.name]
+        del self._by_hash[facts.block_hash]
         if facts.parent is None:
             return
         left = self._children[facts.parent] - 1
@@ -59,7 +59,7 @@ class ChainEnds:
             self._children[facts.parent] = left
             return
         del self._children[facts.parent]
-        before = self._by_name.get(facts.parent)
+        before = self._by_hash.get(facts.parent)
         if before is not None:
             self._offer(before)
 
@@ -68,7 +68,7 @@ class ChainEnds:
         while True:
             worth, number, block = heappop(self._heap)
             entry = self._entries.get(block)
-            if entry is not None and entry.number == number and entry.facts.name not in self._children:
+            if entry is not None and entry.number == number and entry.facts.block_hash not in self._children:
                 self._floor = max(self._floor, worth)
                 self.remove(block)
                 return block, entry.facts
@@ -78,13 +78,13 @@ class ChainEnds:
 
     def _offer(self, block: BlockId) -> None:
         entry = self._entries[block]
-        if entry.facts.name in self._children:
+        if entry.facts.block_hash in self._children:
             return
         if len(self._heap) > 2 * len(self._entries) + _SLACK:
             self._heap = [
                 (held.worth, held.number, cached)
                 for cached, held in self._entries.items()
-                if held.facts.name not in self._children
+                if held.facts.block_hash not in self._children
             ]
             heapify(self._heap)
             return
@@ -101,11 +101,11 @@ class PastUses:
 
     def total(self, facts: BlockFacts) -> int:
         """Return the number of requests that have used a block, before and after earlier evictions."""
-        return facts.uses + self._uses.get(facts.name, 0)
+        return facts.uses + self._uses.get(facts.block_hash, 0)
 
     def note(self, facts: BlockFacts) -> None:
         """Record the use count of a block that is evicted."""
-        self._uses[facts.name] = self._uses.pop(facts.name, 0) + facts.uses
+        self._uses[facts.block_hash] = self._uses.pop(facts.block_hash, 0) + facts.uses
         if len(self._uses) > self.names_max:
             self._uses.popitem(last=False)
 

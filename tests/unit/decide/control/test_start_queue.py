@@ -17,9 +17,10 @@ from baton.core.messages import (
 )
 from baton.core.ticking import QueuedTooLong
 from baton.core.types import HostId, Request, RequestId, Slo, WorkerId, WorkerView
-from baton.decide.control.cluster import Cluster, PoolRules
+from baton.decide.control.cluster import Cluster
 from baton.decide.control.cluster_messages import HostAdded, WorkerSaid
 from baton.decide.control.coordinator import Coordinator, Policies
+from baton.decide.control.host_pools import PoolRules
 from baton.decide.control.start_queue import STARTS_MAX, StartQueue
 from baton.decide.cost.linear import LinearCost
 from baton.decide.kv.layout import KVLayout

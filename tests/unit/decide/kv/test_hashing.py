@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.decide.kv.hashing import HASH_BYTES, block_hashes, names_of, runs_per_block
+from baton.decide.kv.hashing import HASH_BYTES, block_hashes, hashes_per_block, runs_per_block
 
 
 def test_the_name_of_a_known_block_never_changes() -> None:
@@ -35,25 +35,25 @@ def test_a_tail_has_no_name_yet() -> None:
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=60), st.integers(1, 5), st.integers(1, 4))
 def test_larger_blocks_are_named_by_the_last_of_their_runs(tokens: list[int], hash_tokens: int, runs: int) -> None:
     """Two prompts have the same name for a block if and only if all their tokens up to its end are the same."""
-    names = names_of(block_hashes(tokens, block_tokens=hash_tokens), runs)
+    names = hashes_per_block(block_hashes(tokens, block_tokens=hash_tokens), runs)
     size = hash_tokens * runs
     assert len(names) == len(tokens) // size
     for index, name in enumerate(names):
         end = (index + 1) * size
-        assert names_of(block_hashes(tokens[:end], block_tokens=hash_tokens), runs)[-1] == name
+        assert hashes_per_block(block_hashes(tokens[:end], block_tokens=hash_tokens), runs)[-1] == name
         for changed in (0, end - 1):
             other = [*tokens[:changed], tokens[changed] ^ 1, *tokens[changed + 1 :]]
-            assert names_of(block_hashes(other, block_tokens=hash_tokens), runs)[index] != name
+            assert hashes_per_block(block_hashes(other, block_tokens=hash_tokens), runs)[index] != name
 
 
 def test_blocks_of_one_run_have_the_names_that_they_always_had() -> None:
     hashes = block_hashes(range(64), block_tokens=16)
-    assert names_of(hashes, runs_per_block(16, 16)) == hashes
+    assert hashes_per_block(hashes, runs_per_block(16, 16)) == hashes
 
 
 def test_hosts_of_several_block_sizes_share_names_where_their_blocks_end_together() -> None:
     hashes = block_hashes(range(97), block_tokens=8)
-    small, large = names_of(hashes, runs_per_block(16, 8)), names_of(hashes, runs_per_block(48, 8))
+    small, large = hashes_per_block(hashes, runs_per_block(16, 8)), hashes_per_block(hashes, runs_per_block(48, 8))
     assert large == small[2::3]
     assert len(large) == 2
 

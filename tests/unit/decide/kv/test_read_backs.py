@@ -109,7 +109,7 @@ def test_its_sealed_blocks_are_written_when_it_gives_way_and_read_when_it_comes_
     (grant,) = granted(host.tell(LoadEnded(YOUNG, 7, (True, True, True))), YOUNG)
     assert grant.cached_blocks == 3
     assert grant.block_table[:3] == load.write
-    assert host.pool.names(YOUNG) == NAMES
+    assert host.pool.sealed_hashes(YOUNG) == NAMES
 
 
 def test_what_could_not_be_read_is_computed() -> None:

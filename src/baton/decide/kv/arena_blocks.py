@@ -18,7 +18,7 @@ from baton.decide.kv.window import Window, behind_blocks
 
 
 @dataclass(frozen=True, slots=True)
-class NamedBlocks:
+class ArenaBlocks:
     """Seals, pins and releases the blocks of requests in one arena."""
 
     host: HostId
@@ -39,7 +39,7 @@ class NamedBlocks:
         """Pin the blocks of a hit for an empty holding."""
         self.blocks.pin(hit.blocks)
         holding.table, holding.behind = (BlockId(0),) * hit.behind + tuple(hit.blocks), hit.behind
-        holding.names, holding.preempted = list(prefix[: hit.count]), False
+        holding.hashes, holding.preempted = list(prefix[: hit.count]), False
         holding.computed_tokens = hit.count * self.block_tokens if hit.blocks else 0
 
     def _slide(self, holding: Holding) -> None:
@@ -72,8 +72,8 @@ class NamedBlocks:
         if tiers is not None and tiers.preemption == "recompute":
             self.blocks.fresh = None
         elif tiers is not None and tiers.fastest is not None:
-            names = tuple(holding.names)
-            tiers.handle(PutWanted(holding.request.id, None, tiers.fastest.name, names, len(names)))
+            hashes = tuple(holding.hashes)
+            tiers.handle(PutWanted(holding.request.id, None, tiers.fastest.name, hashes, len(hashes)))
         self.empty(holding)
         self.blocks.fresh = fresh
         holding.preempted = True
@@ -81,19 +81,19 @@ class NamedBlocks:
     def empty(self, holding: Holding) -> None:
         """Unpin all blocks of a holding. Sealed ones stay cached."""
         self.blocks.unpin(holding.held)
-        holding.table, holding.names = (), []
+        holding.table, holding.hashes = (), []
         holding.behind = holding.computed_tokens = holding.wanted = 0
         holding.preempting = holding.reading = False
 
-    def name(self, holding: Holding, first: int, hashes: Sequence[BlockHash]) -> list[BlocksStored]:
+    def seal(self, holding: Holding, first: int, hashes: Sequence[BlockHash]) -> list[BlocksStored]:
         """Seal the blocks of a request from index `first` on, and unpin those that have left the window."""
-        if first <= len(holding.names):
-            holding.names[first:] = hashes
-        events = self._seal(holding, first, hashes)
+        if first <= len(holding.hashes):
+            holding.hashes[first:] = hashes
+        events = self._seal_held(holding, first, hashes)
         self._slide(holding)
         return events
 
-    def _seal(self, holding: Holding, first: int, hashes: Sequence[BlockHash]) -> list[BlocksStored]:
+    def _seal_held(self, holding: Holding, first: int, hashes: Sequence[BlockHash]) -> list[BlocksStored]:
         """Seal the blocks of a request from index `first` on, as far as it holds them.
 
         Return an event for hashes that are new in this arena.
@@ -102,14 +102,14 @@ class NamedBlocks:
         if first < behind:
             first, hashes = behind, hashes[behind - first :]
         before = self.blocks.facts(table[first - 1]) if behind < first <= len(table) else None
-        parent = before.name if before is not None else None
+        parent = before.block_hash if before is not None else None
         stored: list[BlockHash] = []
-        for depth, (block, name) in enumerate(zip(table[first:], hashes, strict=False), first):
-            is_backed = self.tiers is not None and self.tiers.has(name)
-            facts = BlockFacts(name, parent, depth * self.block_tokens, tenant, is_backed=is_backed)
+        for depth, (block, block_hash) in enumerate(zip(table[first:], hashes, strict=False), first):
+            is_backed = self.tiers is not None and self.tiers.has(block_hash)
+            facts = BlockFacts(block_hash, parent, depth * self.block_tokens, tenant, is_backed=is_backed)
             if self.blocks.seal(block, facts):
-                stored.append(name)
-            parent = name
+                stored.append(block_hash)
+            parent = block_hash
         return [BlocksStored(self.host, tuple(stored), self.block_runs)] if stored else []
 
     def take(self, count: int) -> tuple[list[BlockId], list[BlocksRemoved]]:
@@ -142,13 +142,13 @@ class _Host(Protocol):
     window: Window | None
 
 
-def empty_blocks(
+def empty_arena(
     pool: _Host,
     blocks_total: int,
     eviction: Callable[[], EvictionOrder],
     tiers: Sequence[Tier],
     preemption: Preemption,
-) -> NamedBlocks:
+) -> ArenaBlocks:
     """Return the blocks of an empty arena, with these tiers below it."""
     blocks = Blocks(blocks_total, BackedBlocksFirst(eviction) if tiers else eviction())
     below: Tiers | None = None
@@ -161,4 +161,4 @@ def empty_blocks(
             window=pool.window,
             preemption=preemption,
         )
-    return NamedBlocks(pool.host, pool.block_tokens, pool.block_runs, blocks, below, pool.window)
+    return ArenaBlocks(pool.host, pool.block_tokens, pool.block_runs, blocks, below, pool.window)
