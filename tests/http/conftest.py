@@ -19,6 +19,7 @@ from baton.compute.models.tokenizer import load_tokenizer
 from baton.compute.sandbox.template import load_chat_template
 from baton.core.config import SandboxConfig
 from baton.core.limits import LimitsConfig
+from baton.move.ipc.tls import ServerTls
 from baton.serve.http.app import build_app
 from baton.serve.http.connections import Connections
 from baton.serve.http.grammar_checks import GrammarChecker
@@ -71,14 +72,14 @@ def build_house(
 class Server:
     """Serves a house on a free loopback port, in a thread, as `baton serve` does: uvicorn, httptools, uvloop."""
 
-    def __init__(self, house: House) -> None:
+    def __init__(self, house: House, *, tls: ServerTls | None = None) -> None:
         self.house = house
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._socket.bind(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         connections = Connections(house.limits)
-        self._uvicorn = uvicorn.Server(HttpServerConfig(house.app, connections, close_s=3.0))
+        self._uvicorn = uvicorn.Server(HttpServerConfig(house.app, connections, close_s=3.0, tls=tls))
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> Server:

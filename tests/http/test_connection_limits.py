@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from baton.core.limits import LimitsConfig
-from baton.serve.http.connections import LOG_S, Connections, RefusalLog, client_address
+from baton.serve.http.connections import LOG_S, REFUSED_MAX, Connections, RefusalLog, client_address
 from tests.http.conftest import Server, build_house
 
 LIMITS = LimitsConfig(
@@ -247,6 +247,22 @@ def test_connections_are_counted_by_address_and_in_all_and_a_proxy_only_in_all()
         assert "limits.connections_max" in str(full)
         connections.remove(first)
         assert len(connections) == 4
+
+    asyncio.run(story())
+
+
+def test_refused_connections_of_one_address_do_not_fill_the_server() -> None:
+    """They stay open while they wait for their error response."""
+
+    async def story() -> None:
+        connections = Connections(LimitsConfig(address_connections_max=1, connections_max=4))
+        flood = [Peer("10.0.0.1") for _ in range(1 + REFUSED_MAX + 1)]
+        errors = [connections.add(peer) for peer in flood]
+        assert errors[0] is None
+        assert all(error is not None and error.status == 429 for error in errors[1:])
+        assert connections.may_answer(flood[0])
+        assert not connections.may_answer(flood[-1])
+        assert connections.add(Peer("10.0.0.2")) is None
 
     asyncio.run(story())
 

@@ -22,7 +22,7 @@ LOG_S = 60.0
 SWEEP_S_MAX = 1.0
 """Longest interval between two searches for overdue connections."""
 REFUSED_MAX = 64
-"""Connections beyond the maximum that may wait for their error response. Further ones are closed without one."""
+"""Connections beyond a maximum that may wait for their error response. Further ones are closed without one."""
 RETRY_AFTER_S = 1.0
 TRIM_CONNECTIONS = 64
 """Once three quarters of so many connections have closed, free memory is returned to the system."""
@@ -48,6 +48,8 @@ class Connections:
         self.limits = limits
         self.proxies = frozenset(proxies)
         self._open: set[Connection] = set()
+        self._refused: set[Connection] = set()
+        """Open connections beyond a maximum. They are not counted by `connections_max`: one address could fill it."""
         self._by_address: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
         times_s = (limits.header_s, limits.body_s, limits.idle_s, limits.send_s)
@@ -65,10 +67,17 @@ class Connections:
         self._by_address[connection.address] += 1
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._sweep_s, self._sweep)
+        error = self._excess(connection)
+        if error is not None:
+            self._refused.add(connection)
+        return error
+
+    def _excess(self, connection: Connection) -> RequestError | None:
+        """Return the error of a connection that exceeds a limit."""
         count, count_max = self._by_address[connection.address], self.limits.address_connections_max
         if count > count_max and connection.address not in self.proxies:
             return _too_many(f"this address has {count} connections", count_max, "address_connections_max", status=429)
-        count, count_max = len(self._open), self.limits.connections_max
+        count, count_max = len(self._open) - len(self._refused), self.limits.connections_max
         if count > count_max:
             return _too_many(f"the server has {count} connections", count_max, "connections_max", status=503)
         return None
@@ -76,14 +85,14 @@ class Connections:
     def remove(self, connection: Connection) -> None:
         """Remove a closed connection."""
         self._open.discard(connection)
+        self._refused.discard(connection)
         self._by_address[connection.address] -= 1
         if not self._by_address[connection.address]:
             del self._by_address[connection.address]
 
-    @property
-    def may_answer(self) -> bool:
-        """Return whether a connection beyond the maximum may wait for its error response."""
-        return len(self._open) <= self.limits.connections_max + REFUSED_MAX
+    def may_answer(self, connection: Connection) -> bool:
+        """Return whether a connection may wait for its error response: not if too many beyond a maximum wait."""
+        return connection not in self._refused or len(self._refused) <= REFUSED_MAX
 
     def note_refused(self, address: str, error: RequestError) -> None:
         """Log a refused connection or request, unless one of its kind was logged recently."""
