@@ -1,11 +1,13 @@
-"""Read user-written files (TOML, YAML, JSON), with the file's name in every error message."""
+"""Read user-written files (TOML, YAML, JSON), with the file's name in every error message, and write private files."""
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, BinaryIO, Literal, cast
 
 import msgspec
 
@@ -66,3 +68,24 @@ def output_problems(outputs: Mapping[str, Path | None]) -> list[str]:
         for flag, path in outputs.items()
         if path is not None and (path.is_dir() or not path.parent.is_dir())
     ]
+
+
+def make_private_folder(folder: Path) -> None:
+    """Create a folder, and its missing parents, in mode 0700. The mode of an existing folder stays."""
+    for path in (*reversed(folder.parents), folder):
+        if path == folder or not path.exists():
+            path.mkdir(mode=0o700, exist_ok=True)
+
+
+def open_private(path: Path, mode: Literal["ab", "wb"], buffering: int = -1) -> BinaryIO:
+    """Open a file for writing in mode 0600, whatever its mode was before."""
+    return open(path, mode, buffering, opener=open_private_fd)
+
+
+def open_private_fd(path: str | Path, flags: int) -> int:
+    """Return the descriptor of a file in mode 0600. A device, a pipe and the file of another user keep their mode."""
+    fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        with suppress(OSError):
+            os.fchmod(fd, 0o600)
+    return fd

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
 from baton.core.errors import StoreError
+from baton.core.files import make_private_folder, open_private, open_private_fd
 from baton.core.types import BlockHash
 from baton.move.store.checksum import CHECKSUM_BYTES, checksum
 
 FORMAT = 1
 _LOCK, _DESCRIPTION, _INDEX = "lock", "store.json", "index"
+_MARKER, _MARK = "baton-store", b"A KV store of Baton. It may replace every file here.\n"
+_UNUSED_NAMES = frozenset((_LOCK, f"{_DESCRIPTION}.new", f"{_MARKER}.new", "lost+found"))
+"""Files of a store that has never been opened, and the folder that a new file system has."""
+_OWN_NAME = re.compile(rf"(?:{_DESCRIPTION}|{_INDEX})(?:\.new)?|{_MARKER}|segment-\d{{4,}}\.kv")
 
 
 class Description(Struct, frozen=True, kw_only=True):
@@ -43,8 +49,9 @@ def lock_folder(folder: Path) -> int:
     Raises StoreError if the folder cannot be used, or is locked by another process.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        make_private_folder(folder)
+        _claim(folder)
+        fd = open_private_fd(folder / _LOCK, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         why = str(error)
         if isinstance(error, FileExistsError | NotADirectoryError):
@@ -63,6 +70,26 @@ def lock_folder(folder: Path) -> int:
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd
+
+
+def _claim(folder: Path) -> None:
+    """Mark a folder as a store's own before anything else is written. Raises StoreError if it has foreign files.
+
+    A store that an older version wrote has no marker; its description and the names of its files identify it.
+    """
+    marker = folder / _MARKER
+    names = {path.name for path in folder.iterdir()}
+    if _MARKER in names and marker.read_bytes() == _MARK:
+        return
+    foreign = sorted(name for name in names - _UNUSED_NAMES if not _OWN_NAME.fullmatch(name))
+    if not foreign and names - _UNUSED_NAMES and _DESCRIPTION not in names:
+        foreign = sorted(names - _UNUSED_NAMES)
+    if foreign:
+        raise StoreError(
+            f"{folder} is no KV store and is not empty: it has {', '.join(foreign[:3])}"
+            f"{', ...' if len(foreign) > 3 else ''}; give the store an empty folder of its own"
+        )
+    write_whole(marker, _MARK)
 
 
 def check_description(folder: Path, ours: Description) -> None:
@@ -93,7 +120,7 @@ def check_description(folder: Path, ours: Description) -> None:
 def write_whole(path: Path, data: bytes) -> None:
     """Replace a small file atomically: after a crash there is the old or the new content."""
     new = path.with_name(path.name + ".new")
-    with new.open("wb") as file:
+    with open_private(new, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -37,6 +37,53 @@ def test_a_folder_has_one_owner(tmp_path: Path) -> None:
     _open(tmp_path, 4).close()
 
 
+@pytest.mark.parametrize("foreign", ["passwd", "index", "segment-0000.kv", "baton-store"])
+def test_a_foreign_folder_is_refused_and_left_as_it_was(tmp_path: Path, foreign: str) -> None:
+    """A name that a store uses too makes no store of a folder that has no description."""
+    (tmp_path / foreign).write_text("precious")
+    with pytest.raises(StoreError, match=f"{tmp_path} is no KV store and is not empty: it has {foreign}; give"):
+        _open(tmp_path, 4)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(foreign, "precious")]
+
+
+def test_a_store_with_foreign_files_beside_it_is_refused_without_a_marker(tmp_path: Path) -> None:
+    _open(tmp_path, 4).close()
+    (tmp_path / "baton-store").unlink()
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(StoreError, match=r"it has notes\.txt; give the store an empty folder of its own"):
+        _open(tmp_path, 4)
+
+
+def test_a_store_of_an_older_version_gets_a_marker(tmp_path: Path) -> None:
+    store = _open(tmp_path, 4)
+    assert all(put(store, names(3), BLOCK_BYTES))
+    store.close()
+    (tmp_path / "baton-store").unlink()
+    store = _open(tmp_path, 4)
+    assert sorted(store.held()) == sorted(names(3))
+    assert (tmp_path / "baton-store").is_file()
+    store.close()
+
+
+def test_a_new_file_system_is_empty(tmp_path: Path) -> None:
+    (tmp_path / "lost+found").mkdir()
+    _open(tmp_path, 4).close()
+
+
+def test_the_marker_is_written_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start that fails or is killed after it leaves a folder that the next start takes."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("baton.move.store.folder.open_private_fd", fail)
+        with pytest.raises(StoreError, match="Input/output error"):
+            _open(tmp_path, 4)
+    assert [path.name for path in tmp_path.iterdir()] == ["baton-store"]
+    _open(tmp_path, 4).close()
+
+
 @pytest.mark.parametrize("below", ["", "kv/below"])
 def test_a_file_is_no_folder(tmp_path: Path, below: str) -> None:
     """Nor a folder inside a file. The system's message, "exists", would mislead."""
