@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from baton.core.errors import BatonError, ConfigError
+from baton.core.files import open_private
 from baton.serve.http.wire.errors import ErrorBody
 
 URL = "http://127.0.0.1:8000"
@@ -41,7 +42,7 @@ def ask(url: str, path: str, api_key: str | None) -> bytes:
 def fetch(url: str, path: str, api_key: str | None, into: Path) -> http.client.HTTPMessage:
     """Write the body of a response to a file, and return the headers. Raises BatonError if it is incomplete."""
     with _answer(url, path, api_key) as answer:
-        with into.open("wb") as file:
+        with open_private(into, "wb") as file:
             shutil.copyfileobj(answer, file)
         announced, received_bytes = answer.headers.get("content-length"), into.stat().st_size
         if announced is not None and received_bytes < int(announced):

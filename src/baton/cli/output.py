@@ -10,6 +10,7 @@ import msgspec
 from rich.console import Console
 
 from baton.core.errors import ConfigError
+from baton.core.files import open_private
 
 WIDTH = 120
 """Width of tables in characters if the output is not a terminal."""
@@ -25,9 +26,10 @@ def warn(remarks: Iterable[str]) -> None:
 
 
 def write_file(path: Path, content: bytes, *, otherwise: str = "choose another file") -> None:
-    """Write a file. Raises ConfigError, which ends with the advice `otherwise`, if it cannot be written."""
+    """Write a file in mode 0600. Raises ConfigError, which ends with the advice `otherwise`, if it cannot."""
     try:
-        path.write_bytes(content)
+        with open_private(path, "wb") as file:
+            file.write(content)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}; {otherwise}") from error
 

@@ -21,6 +21,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from baton.core.files import make_private_folder, open_private
+
 log = logging.getLogger(__name__)
 
 COMPILERS = ("g++", "clang++")
@@ -90,6 +92,7 @@ class NativeSources:
                 [compiler, "-shared", "-pthread", *extra, *objects, "-o", str(built)], capture_output=True, check=False
             )
             _check(linked.returncode, linked.stderr)
+            built.chmod(0o600)  # the linker has followed the umask
             built.replace(path)
 
     def _cached(self) -> Path | None:
@@ -98,7 +101,7 @@ class NativeSources:
         return next((path for path in paths if path.is_file()), None)
 
     def _compiled(self, compiler: str, path: Path) -> Path:
-        with path.with_suffix(".lock").open("w") as lock:
+        with open_private(path.with_suffix(".lock"), "wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # of several processes that start together, only one compiles
             if not path.exists():
                 self.compile(compiler, path)
@@ -156,7 +159,7 @@ def _cache_folders() -> list[Path]:
 
 def _make_private(folder: Path) -> None:
     """Create a folder that this user alone can access. Raises OSError if another user owns it or can write to it."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private_folder(folder)
     if problem := _refusal(folder):
         raise PermissionError(problem)
     folder.chmod(0o700)

@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from baton.core.files import open_private_fd
 from baton.move.store.slot_header import ALIGNMENT_BYTES
 
 IoMode = Literal["direct", "buffered"]
@@ -22,13 +23,13 @@ def open_segment(path: Path, mode: IoMode) -> tuple[int, IoMode]:
 
     On a file system without direct I/O (tmpfs of an older kernel), the mode is "buffered".
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    flags = os.O_RDWR | os.O_CREAT
     if mode == "direct" and hasattr(os, "O_DIRECT"):
         try:
-            return os.open(path, flags | os.O_DIRECT, 0o600), "direct"
+            return open_private_fd(path, flags | os.O_DIRECT), "direct"
         except OSError:
             pass  # direct I/O is not supported; the next call raises any other error
-    return os.open(path, flags, 0o600), "buffered"
+    return open_private_fd(path, flags), "buffered"
 
 
 class Scratch:

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 from fcntl import LOCK_EX, LOCK_NB, flock
 from io import SEEK_CUR
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 from msgspec import Struct
 
 from baton.core.errors import ConfigError
+from baton.core.files import open_private
 from baton.decide.control.decision_log import LOG_VERSION, Decision, LogEntry, LogHeader, SimHeader
 from baton.move.ipc.frames import HEAD_BYTES, FrameReader, frame
 
@@ -32,7 +32,7 @@ class LogWriter:
         self._encoder = msgspec.msgpack.Encoder()
         self._left_bytes = bytes_max
         try:
-            self._file: BinaryIO = path.open("ab", buffering=0)
+            self._file = open_private(path, "ab", 0)
             flock(self._file, LOCK_EX | LOCK_NB)
             if path.is_file():
                 self._file.truncate(0)

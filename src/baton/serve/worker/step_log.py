@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from baton.core.errors import ConfigError
+from baton.core.files import make_private_folder, open_private
 from baton.core.types import StepShape, WorkerId
 from baton.decide.cost.fitted import LoggedStep
 
@@ -21,8 +22,8 @@ class StepLogWriter:
         """Start a new log. Raises ConfigError if the file cannot be written."""
         path = folder / f"{worker}.jsonl"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("wb", buffering=_BUFFER_BYTES)
+            make_private_folder(folder)
+            self._file = open_private(path, "wb", _BUFFER_BYTES)
         except OSError as error:
             raise ConfigError(f"cannot write the step log {path}: {error.strerror}; choose another folder") from error
         self._left_bytes = bytes_max
