@@ -69,7 +69,7 @@ def _answer(url: str, path: str, api_key: str | None) -> Iterator[http.client.HT
 
 
 def _refusal(url: str, error: urllib.error.HTTPError) -> str:
-    """Return the error message of a response: the server's own if it is a Baton server."""
+    """Return the error message of a response: that in its body if it is Baton's."""
     if error.code == 401:
         return f"{url} answers 401; give a key with --api-key-file if the server asks for one"
     try:

@@ -66,7 +66,7 @@ _SERVER = (
     ("--url", "U", "the server, such as http://127.0.0.1:8000 (a path such as /v3 is kept, else /v1 is added)"),
     ("--model", "NAME", "model to ask for (default: the first one that the server lists)"),
     ("--api-key", "K", "sent as a bearer token"),
-    ("--api-key-file", "FILE", f"file with it (default: {API_KEY})"),
+    ("--api-key-file", "FILE", f"file with the key (default: {API_KEY})"),
     ("--endpoint", "NAME", "completions (default) or chat"),
     ("--prompt-format", "FORMAT", "ids or text (default: ids if the server accepts them)"),
     ("--vocab-tokens", "N", f"prompts of token ids use ids below N (default {VOCAB_TOKENS})"),
@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _stoppable(options: BenchOptions, watcher: RunListener) -> BenchReport:
-    """Run until the end or Ctrl-C."""
+    """Run the benchmark until its end. Ctrl-C stops it, with the results so far."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, stop.set)

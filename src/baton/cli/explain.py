@@ -34,7 +34,7 @@ WORDS: dict[Subject, str] = {
     "move": "which worker goes on with it?",
 }
 INDENT = 17
-"""Characters before the words of a moment."""
+"""Width of the column with the times, in characters."""
 DECODING: tuple[Subject, ...] = ("decode", "move")
 
 DESCRIPTION = """Explain one request of a running server, or of a decision log: its events, and for each decision the
@@ -76,7 +76,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Explain. Raises BatonError where the log, the server or the request cannot be found."""
+    """Print explanations of the requests with the given id. Raises BatonError for an unknown log, server or request."""
     with _log(args) as log:
         header, decisions = open_log(log.path, log.name)
         warn(changed_policies(header))
@@ -105,14 +105,14 @@ class _Log:
 
     path: Path
     name: str
-    """What its reader calls it."""
+    """The file or the URL, for error messages."""
     is_full: bool = False
-    """Its server has gone on without writing into it."""
+    """The log reached its size limit, so that later requests are missing."""
 
 
 @contextlib.contextmanager
 def _log(args: argparse.Namespace) -> Iterator[_Log]:
-    """The file that was named, or what a server sends, which is kept as long as it is read."""
+    """Yield the log of `--log`, or a temporary copy of the server's log."""
     if args.log is not None:
         if args.api_key is not None:
             raise ConfigError("--api-key is for a server, and --log names a file: leave one of them out")
@@ -135,7 +135,7 @@ def _unknown_request(request_id: str, found: Found, log: _Log) -> str:
 
 
 def show(explanation: Explanation, console: Console) -> None:
-    """Print the whole story."""
+    """Print the history of a request, with a table for each question to a policy."""
     facts = Table(title=f"request {explanation.request_id}", title_justify="left", show_header=False, box=None)
     for name, value in _facts(explanation):
         facts.add_row(name, value)
@@ -155,7 +155,7 @@ def show(explanation: Explanation, console: Console) -> None:
 
 
 def _say(console: Console, head: str, text: str) -> None:
-    """Print a text of any length behind its head, every line of it from the same column on."""
+    """Print a head and a text, which is wrapped and indented by `INDENT`."""
     lines = textwrap.wrap(text, width=max(console.width - INDENT, INDENT), break_long_words=False) or [""]
     console.print(head + f"\n{' ' * INDENT}".join(lines), markup=False, highlight=False, soft_wrap=True)
 

@@ -56,16 +56,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
         "--listen",
         default="",
         metavar="ADDR",
-        help="address from which other hosts pull KV blocks (default: the one that reaches the server)",
+        help="address from which other hosts pull KV blocks (default: the address that reaches the server)",
     )
-    add("--advertise", default="", metavar="ADDR", help="address of --listen as other hosts see it (default: the same)")
+    add("--advertise", default="", metavar="ADDR", help="address at which others reach --listen (default: the same)")
     add_client_key(parser, f"{JOIN_KEY} or {API_KEY}")
     add(
         "--join-wait-s",
         type=float,
         default=300.0,
         metavar="T",
-        help="seconds to retry while the server is not there or accepts no host (default: %(default)g)",
+        help="seconds to retry while the server is unreachable or accepts no host (default: %(default)g)",
     )
 
 

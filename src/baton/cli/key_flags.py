@@ -15,13 +15,13 @@ API_KEY, ADMIN_KEY, JOIN_KEY = "BATON_API_KEY", "BATON_ADMIN_KEY", "BATON_JOIN_K
 
 
 def add_client_key(parser: argparse.ArgumentParser, variables: str = API_KEY) -> None:
-    """Add the flags with which a command finds its key for a server."""
+    """Add the flags that give a command its key for a server."""
     parser.add_argument("--api-key", metavar="K", help="sent as a bearer token")
-    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help=f"file with it (default: {variables})")
+    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help=f"file with the key (default: {variables})")
 
 
 def client_key(args: argparse.Namespace, *variables: str) -> str | None:
-    """Return the key that a command sends: of a flag, a file or an environment variable. None: there is none."""
+    """Return the key that a command sends: from a flag, a file or an environment variable. None: no key is given."""
     if args.api_key is not None and args.api_key_file is not None:
         raise ConfigError("--api-key and --api-key-file are two keys: leave one of them out")
     if args.api_key_file is not None:
@@ -32,7 +32,7 @@ def client_key(args: argparse.Namespace, *variables: str) -> str | None:
 
 
 def key_lines(path: Path) -> list[str]:
-    """Return the keys of a file that has one a line. Raise ConfigError if it has none, or if others can read it."""
+    """Return the keys of a file, one per line. Raise ConfigError if it has none, or if other users can read it."""
     with in_file(path, "the API keys"):
         lines = [line.strip() for line in read_secret(path).splitlines()]
         keys = [line for line in lines if line and not line.startswith("#")]

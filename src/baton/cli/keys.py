@@ -23,8 +23,8 @@ from baton.core.keys import SCOPES, KeyEntry, KeyFile, KeyLimits, digest_of, rea
 _KEY_BYTES = 32
 _LIMITS = (
     ("--requests-per-minute", "limit of the new key"),
-    ("--tokens-per-minute", "the same, prompt and output"),
-    ("--streams-max", "requests at once"),
+    ("--tokens-per-minute", "limit of prompt and output tokens"),
+    ("--streams-max", "limit of requests at once"),
     ("--priority-min", "most urgent priority (default: 0)"),
     ("--kv-blocks-max", "cached KV blocks per host that its tenant keeps"),
 )
@@ -113,7 +113,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, file: KeyFile) -> None:
-    """Replace the file as a whole, in mode 0600: a reader sees the old or the new one."""
+    """Replace the file atomically, in mode 0600: a reader sees the old or the new content."""
     text = msgspec.json.format(msgspec.json.encode(file), indent=2)
     try:
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # in mode 0600

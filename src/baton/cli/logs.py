@@ -1,4 +1,4 @@
-"""Decision logs for commands: open one, and build the coordinator that wrote it again."""
+"""Decision logs for commands: open a log, and rebuild the coordinator that wrote it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ Header = LogHeader | SimHeader
 
 
 def open_log(path: Path, name: str = "") -> tuple[Header, Iterator[Decision]]:
-    """Open a log. `name`: how messages call it. Raises ConfigError for a file that is no log, here or while reading."""
+    """Open a log. `name`: for error messages. Raises ConfigError for a file that is no log, here or while reading."""
     return read_log(path, name)
 
 
 def changed_policies(header: Header) -> list[str]:
-    """Say which policies of the user's own are not what they were when the log was written."""
+    """Return a warning for each user-defined policy whose file has changed since the log was written."""
     now = source_digests(header.sources)
     return [
         f"the policy {use} is not the one that decided: its file has changed since the log was written"
@@ -46,9 +46,9 @@ def changed_policies(header: Header) -> list[str]:
 
 
 def build_cluster(header: Header, notes: Notes | None = None) -> Cluster:
-    """Build the cluster that wrote a log again, before any event.
+    """Rebuild the cluster that wrote a log, in its state before the first event.
 
-    `notes`: where its policies write their questions. Raises ConfigError where a policy does not exist any more.
+    `notes`: records the questions to the policies. Raises ConfigError if a policy does not exist any more.
     """
     if isinstance(header, SimHeader):
         spec = spec_of(header)

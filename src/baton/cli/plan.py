@@ -52,7 +52,7 @@ def add_parser(subparsers: Subparsers[argparse.ArgumentParser], purpose: str) ->
     add("--ttft-slo-s", type=float, metavar="X", help="target of TTFT, in seconds")
     add("--tpot-slo-s", type=float, metavar="Y", help="target of TPOT, in seconds")
     add("--attainment", type=float, metavar="P", help="share of requests that must meet both targets (default 0.9)")
-    add("--objective", choices=OBJECTIVES, help="what to maximize (default goodput-per-dollar)")
+    add("--objective", choices=OBJECTIVES, help="quantity to maximize (default goodput-per-dollar)")
     add("--engine", metavar="NAME", help="engine profile (default vllm-v1)")
     add("--weights", metavar="LIST", help="weight formats to try: bf16,fp8,int8,int4 (default bf16)")
     add("--kv", metavar="LIST", help="KV formats to try: bf16,fp8 (default bf16)")

@@ -12,7 +12,7 @@ HELP = "a set of docs/policies.md, or FILE.toml with the section [policy]"
 
 
 def policy_of(asked: str) -> PolicyConfig:
-    """Return the policies of a set or of a `.toml` file. Raises ConfigError if there is none."""
+    """Return the policies of a set or of a `.toml` file. Raises ConfigError if neither exists."""
     if not asked.endswith(".toml"):
         return policy_set(asked)
     with in_file(asked, "the policies"):

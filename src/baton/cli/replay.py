@@ -61,7 +61,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what was asked and return the exit code. Every part reads the log again: it may be larger than memory."""
+    """Run the requested outputs and return the exit code. Each reads the log again, which may not fit into memory."""
     _check(args)
     if args.html is not None or args.perfetto is not None:
         _write_pictures(args)
@@ -141,20 +141,20 @@ def _write_pictures(args: argparse.Namespace) -> None:
 
 
 OFF_RATIO_MAX = 0.25
-"""Above this error of the log's own simulation, other simulations of it are not reliable."""
+"""If the simulation with the log's own policies has a larger error, other simulations of the log are not reliable."""
 
 
 class Baseline(Struct, frozen=True, kw_only=True):
-    """A mean of the log, and what the simulation of the log as it was makes of it."""
+    """A mean latency in the log and in the simulation of its arrivals with the same policies and cluster."""
 
     log_s: float
     simulated_s: float
     off_ratio: float
-    """0.25: a quarter too long."""
+    """Relative error of the simulation. 0.25: the simulated mean is a quarter too long."""
 
 
 class Simulated(Struct, frozen=True, kw_only=True):
-    """The outcomes of a log, beside those that simulations of its arrivals have."""
+    """The metrics of a log, and those of simulations of its arrivals."""
 
     log: Outcomes
     as_logged: Outcomes
@@ -162,15 +162,15 @@ class Simulated(Struct, frozen=True, kw_only=True):
     other: Outcomes | None
     """Simulated with the requested policies or cluster. None: none were requested."""
     baseline: dict[str, Baseline]
-    """Of TTFT and TPOT: how far `as_logged` is from `log`."""
+    """The error of `as_logged` in mean TTFT and TPOT."""
     notes: tuple[str, ...]
-    """What the comparison does not know."""
+    """Information that the log lacks for the comparison."""
     warnings: tuple[str, ...]
-    """Why it is not to be believed."""
+    """Reasons why the comparison is not reliable."""
 
 
 def simulate_log(args: argparse.Namespace) -> Simulated:
-    """Play the log's arrivals as they were decided, and as `args` ask. Raises ConfigError for what cannot be played."""
+    """Simulate a log's arrivals with its policies, and with those of `args`. Raises ConfigError for an empty log."""
     header, decisions = open_log(args.log)
     run = run_of_log(decisions)
     trace = trace_of_log(open_log(args.log)[1], block_tokens=block_tokens(header))
@@ -199,7 +199,7 @@ def simulate_log(args: argparse.Namespace) -> Simulated:
 
 
 def show_simulated(found: Simulated, other: str, console: Console) -> None:
-    """Print the outcomes side by side. `other`: what the last column is called."""
+    """Print the metrics side by side. `other`: title of the last column."""
     columns = {"the log": found.log, "simulated as it was": found.as_logged}
     if found.other is not None:
         columns[f"simulated, {other}"] = found.other
@@ -236,7 +236,7 @@ def _milliseconds(values: Distribution) -> str:
 
 
 def _baseline(log: Outcomes, as_logged: Outcomes) -> dict[str, Baseline]:
-    """Compare the log with its own simulation, as far as both have the figures."""
+    """Return the error of the log's own simulation for each latency that both have."""
     means = {
         "ttft": (log.ttft_s.mean, as_logged.ttft_s.mean),
         "tpot": (log.tpot_s.mean, as_logged.tpot_s.mean),

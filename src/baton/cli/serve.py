@@ -82,20 +82,22 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
 
 
 def add_access(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say which clients may do what."""
+    """Add the flags for API keys, the admin port and other access of clients."""
     parser.add_argument(
         "--api-key", action="append", metavar="K", help="require this bearer key (repeatable); docs/security.md"
     )
     parser.add_argument(
-        "--api-key-file", type=Path, metavar="FILE", help=f"file with such keys, one a line (default: {API_KEY})"
+        "--api-key-file", type=Path, metavar="FILE", help=f"file with keys, one per line (default: {API_KEY})"
     )
     parser.add_argument("--keys", metavar="FILE", help="key file of `baton keys`")
     parser.add_argument("--admin-key", metavar="K", help=f"key with the scopes admin and join (default: {ADMIN_KEY})")
     parser.add_argument("--admin-port", type=int, metavar="P", help="port of its own for admin and join routes")
-    parser.add_argument("--admin-host", metavar="H", help="address of that port (default: 127.0.0.1)")
+    parser.add_argument("--admin-host", metavar="H", help="address of --admin-port (default: 127.0.0.1)")
     parser.add_argument("--tls-cert", metavar="FILE", help="certificate chain for HTTPS (PEM)")
-    parser.add_argument("--tls-key", metavar="FILE", help="its private key (PEM)")
-    parser.add_argument("--insecure", action="store_true", default=None, help="need no key beyond loopback")
+    parser.add_argument("--tls-key", metavar="FILE", help="private key of --tls-cert (PEM)")
+    parser.add_argument(
+        "--insecure", action="store_true", default=None, help="allow an address beyond loopback without keys"
+    )
     parser.add_argument(
         "--allowed-host", action="append", metavar="NAME", help="further name of this server (repeatable)"
     )
@@ -174,7 +176,7 @@ def configuration(args: argparse.Namespace) -> Config:
 
 
 def _http(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings of the edge that flags, key files and the environment give. None: not given."""
+    """Return the settings of HTTP from flags, key files and the environment. None: not given."""
     keys = [*(args.api_key or []), *(key_lines(args.api_key_file) if args.api_key_file is not None else [])]
     in_environment = {name: take_variable(name) for name in (API_KEY, ADMIN_KEY, JOIN_KEY)}
     if not keys and in_environment[API_KEY]:

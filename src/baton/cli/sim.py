@@ -69,9 +69,9 @@ def add_parser(subparsers: Subparsers, purpose: str) -> None:
     add("--policy", default="baton", metavar="NAME", help=f"{POLICY_HELP} (default baton)")
     add("--rate-scale", type=float, default=1.0, metavar="K", help="run the trace K times as fast")
     add("--rate", type=float, metavar="R", help="requests per second instead of the trace's own times")
-    add("--arrivals", metavar="KIND", help="new arrival times, as of `baton bench`")
+    add("--arrivals", metavar="KIND", help="new arrival times, as for `baton bench`")
     add("--limit", type=int, metavar="N", help="take at most the first N requests")
-    add("--seed", type=int, default=0, metavar="S", help="of prompts, delays and arrivals (default 0)")
+    add("--seed", type=int, default=0, metavar="S", help="seed of prompts, delays and arrivals (default 0)")
     add("--ttft-slo-s", type=float, metavar="X", help="target of TTFT, in seconds")
     add("--tpot-slo-s", type=float, metavar="Y", help="target of TPOT, in seconds")
     add(
@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
 def _play(
     args: argparse.Namespace, spec: ClusterSpec, trace: Trace, faults: tuple[TimedFault, ...], watching: Watching
 ) -> list[RequestRecord]:
-    """Simulate every cell: in parallel, or one after the other if the run is recorded. The results are the same."""
+    """Simulate every cell: in parallel, or one after the other if decisions are recorded. The results are the same."""
     slo, policy = _slo(args), policy_of(args.policy)
     processes = min(spec.cells, args.processes or usable_cores())
     jobs = cell_jobs(spec, trace, policy, seed=args.seed, slo=slo, faults=faults)

@@ -1,4 +1,4 @@
-"""What `baton sim` writes of a run beside its results: the decisions of each cell, in logs and as timelines."""
+"""Write the decisions of each simulated cell to logs and timelines, for `baton sim`."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class Watching:
     """Plays cells, and writes their decisions to logs and timelines as requested."""
 
     def __init__(self, *, log: Path | None, cells: int, drawn: bool) -> None:
-        """`drawn`: the timeline will be looked at."""
+        """`drawn`: record timelines too."""
         self.wanted = drawn or log is not None
         self._log, self._cells = log, cells
         self._timelines = [Timeline() for _ in range(cells if drawn else 0)]
         self.records: list[list[RequestRecord]] = []
-        """Of the cells that were played."""
+        """Request records of each cell played so far."""
 
     @property
     def timeline(self) -> Timeline:
-        """Of everything that was played."""
+        """The timeline of all cells played so far."""
         return self._timelines[0] if self._cells == 1 else join_timelines(self._timelines)
 
     def play(self, job: CellJob) -> None:
-        """Play the next cell. Raises ConfigError where its log cannot be written, or has not all of it."""
+        """Play the next cell. Raises ConfigError if its log cannot be written, or not completely."""
         number = len(self.records)
         log = None if self._log is None else self._open_log(self._log, number, job)
         self.records.append(play_cell(job, self._tap(number, log)))
@@ -50,7 +50,7 @@ class Watching:
         return LogWriter(log_path(path, number, self._cells), header, LOG_BYTES_MAX // self._cells)
 
     def _tap(self, number: int, log: LogWriter | None) -> Callable[[Decision], None] | None:
-        """Return where decisions go. None: nowhere, and the run need not record them."""
+        """Return the receiver of decisions. None: the run need not record them."""
         takers: list[Callable[[Decision], None]] = [] if log is None else [log.append]
         if self._timelines:
             takers.append(self._timelines[number].take)
@@ -65,7 +65,7 @@ class Watching:
 
 
 def log_path(path: Path, number: int, cells: int) -> Path:
-    """The file of a cell's log: the one that was named, or, of several cells, `run.c2.log` beside `run.log`."""
+    """Return the path of a cell's log: the given path, or of several cells, `run.c2.log` beside `run.log`."""
     return path if cells == 1 else path.with_name(f"{path.stem}.c{number}{path.suffix}")
 
 

@@ -27,7 +27,7 @@ class ConstrainedEngine:
         self._inner.warm_up()
 
     def execute(self, step: Step) -> StepResult:
-        """Compute a step. A slice whose grammar cannot be followed fails alone; one with late masks gets no token."""
+        """Compute a step. A slice with an invalid grammar fails alone; a slice whose masks are late gets no token."""
         constrained = [
             index for index, part in enumerate(step.slices) if part.sample and part.sampling.grammar is not None
         ]

@@ -21,7 +21,7 @@ _WORKSPACES = 2
 
 
 def batch_bucket(requests: int) -> int | None:
-    """Return the batch size of the graph that computes so many requests. None: there is no such graph."""
+    """Return the batch size of the smallest graph that fits this many requests. None: no graph does."""
     return next((bucket for bucket in BATCH_BUCKETS if bucket >= requests), None)
 
 

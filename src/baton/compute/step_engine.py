@@ -37,12 +37,12 @@ class Progress:
 class StepEngine(Protocol):
     """Computes steps. It owns weights and scratch memory; the KV blocks belong to the host's arena.
 
-    An engine keeps no state about requests: a step contains or names everything that it needs.
+    An engine keeps no state of requests: a step contains everything that the engine needs.
     """
 
     layout: KVLayout
     progress: Progress
-    """The layers that the current step has finished. Set it to 0 before a step in order to observe that step."""
+    """The layers that the current step has finished. Reset its count to 0 before a step to observe that step."""
 
     def execute(self, step: Step) -> StepResult:
         """Compute every slice: write the KV of its new tokens into its blocks, and sample the next token if asked.

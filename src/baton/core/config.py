@@ -202,13 +202,13 @@ class SandboxConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     cpu_s: Annotated[float, Range(least=0.05, most=3600)] = 2.0
     """CPU time of compiling a grammar, of one token mask, or of rendering a conversation."""
     wall_s: Annotated[float, Range(least=0.1, most=3600)] = 10.0
-    """Time of the same on a busy machine."""
+    """Wall time of the same work."""
     memory_bytes: Annotated[int, Range(least=2**24, most=2**40)] = 512 * 1024 * 1024
-    """Memory beyond libraries and vocabulary."""
+    """Memory of a sandbox beyond libraries and vocabulary."""
     processes: Annotated[int, Range(least=1, most=256)] = 2
     """Sandboxes for grammars, for chat templates, and for the token masks of each worker."""
     waiting_max: Annotated[int, Range(least=1, most=2**16)] = 64
-    """Grammars that may wait for a sandbox. A client may have a quarter of them."""
+    """Maximum grammars that wait for a sandbox. One client may have a quarter."""
 
 
 class HostsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -114,7 +114,7 @@ class CopyBlocks(Struct, frozen=True, tag=True):
 
     @property
     def whole_tokens(self) -> int:
-        """Return the number of tokens with all layers that have as many bytes as this copy, for time estimates."""
+        """Return the number of tokens whose KV in all layers has as many bytes as this copy, for time estimates."""
         span = self.layers
         return self.tokens if span is None else -(-self.tokens * (span.end - span.first) // span.total)
 

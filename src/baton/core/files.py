@@ -62,7 +62,7 @@ def _kind(raw: object) -> str:
 
 
 def output_problems(outputs: Mapping[str, Path | None]) -> list[str]:
-    """Return why the files that flags name cannot be written, before a run whose results would be lost."""
+    """Return an error for each output file that cannot be written, so that no run starts whose results are lost."""
     return [
         f"{flag} {path}: {path.parent} must be a folder that exists, and {path.name or path} a file in it"
         for flag, path in outputs.items()

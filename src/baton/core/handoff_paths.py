@@ -18,7 +18,7 @@ class LinkView(Struct, frozen=True, kw_only=True):
     """Measured state of one link of a path."""
 
     expected_s: float
-    """Predicted time for this KV, including the wait for KV that is under way on the link."""
+    """Predicted time to send this KV, including the wait for KV that is under way on the link."""
     is_measured: bool
     """False: the prediction uses the configuration only."""
     failed_ago_s: float = math.inf
@@ -32,7 +32,7 @@ class HandoffView(Struct, frozen=True, kw_only=True):
     tokens: int
     """Tokens whose KV the target lacks."""
     pooled_tokens: int
-    """Leading tokens of these whose KV the remote pool already has."""
+    """Leading part of `tokens` whose KV the remote pool already has."""
     direct: LinkView
     put: LinkView
     """From the source into the pool, for the KV that the pool lacks. 0 seconds if it lacks none."""

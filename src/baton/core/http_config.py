@@ -19,15 +19,15 @@ class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     port: Port = 8000
     """0: any free port; the log shows which."""
     api_keys: tuple[str, ...] = ()
-    """Accepted bearer keys. One alone may do everything; several are tenants (docs/security.md)."""
+    """Accepted bearer keys. A single key has every scope; each of several is a tenant (docs/security.md)."""
     admin_key: str = ""
-    """Key with the scopes `admin` and `join`. Better in BATON_ADMIN_KEY."""
+    """Key with the scopes `admin` and `join`. Prefer BATON_ADMIN_KEY."""
     admin_host: str = "127.0.0.1"
     """Address for `admin_port`."""
     admin_port: Port = 0
-    """Port for the routes of `admin` and `join`, which `port` then refuses. 0: `port`."""
+    """Separate port for the routes of `admin` and `join`. 0: `port` has them."""
     join_key: str = ""
-    """Key with the scope `join`. Better in BATON_JOIN_KEY."""
+    """Key with the scope `join`. Prefer BATON_JOIN_KEY."""
     key_file: str = ""
     """File of `baton keys`, read again on SIGHUP."""
     public_prefixes: tuple[str, ...] = ()
@@ -35,9 +35,9 @@ class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tls_cert: str = ""
     """Certificate chain for HTTPS and the port of hosts (PEM), read again on SIGHUP."""
     tls_key: str = ""
-    """Its private key (PEM)."""
+    """Private key of `tls_cert` (PEM)."""
     insecure: bool = False
-    """Need no key beyond loopback."""
+    """Allow an address beyond loopback without keys."""
     allowed_hosts: tuple[str, ...] = ()
     """Further names of the server, which requests may have as Host. `*`: all."""
     cors_origins: tuple[str, ...] = ()

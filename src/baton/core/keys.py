@@ -25,7 +25,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 SECRET_BYTES_MIN = 32
 NAME_RULE = "must have 1 to 64 letters, digits, dots, - and _"
 _OTHERS = stat.S_IWGRP | stat.S_IRWXO
-"""Permissions that a file with secrets must not give: writing by its group, and anything to all others."""
+"""Permissions that a file with secrets must not have: write for its group, and any for other users."""
 Limit = Annotated[int, Range(least=1, most=2**31)]
 
 
@@ -40,7 +40,7 @@ class KeyLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     priority_min: Annotated[int, Range(least=-(2**31), most=2**31 - 1)] | None = None
     """Most urgent `priority` of a request: lower values are served earlier. None: 0."""
     kv_blocks_max: Limit | None = None
-    """KV blocks of the tenant that stay cached under pressure, on each host; the keys of a tenant share them."""
+    """Cache quota of the tenant on each host, in KV blocks; its keys share the quota."""
 
 
 class KeyEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -82,7 +82,7 @@ class KeyFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 def digest_of(key: bytes) -> str:
     """Return the digest under which a key is stored.
 
-    One round of SHA-256 is enough for keys of 256 random bits: nothing can be guessed, so a slow hash protects nothing.
+    One round of SHA-256 is enough: keys of 256 random bits cannot be guessed, so a slow hash would add nothing.
     """
     return sha256(key).hexdigest()
 
@@ -106,7 +106,7 @@ def read_keys(path: Path) -> KeyFile:
 
 
 def read_shared_secret(path: Path) -> bytes:
-    """Read the secret that the machines of a cluster share. Raise ConfigError for one that could be guessed."""
+    """Read the secret that the machines of a cluster share. Raise ConfigError for a secret that could be guessed."""
     with in_file(path, "the secret"):
         secret = read_secret(path).strip().encode()
         if len(secret) < SECRET_BYTES_MIN:
@@ -120,7 +120,7 @@ def read_shared_secret(path: Path) -> bytes:
 def read_secret(path: Path) -> str:
     """Return the text of a file with secrets.
 
-    Raise OSError if it cannot be read, ConfigError if users other than its owner could read or change it.
+    Raise OSError if the file cannot be read, ConfigError if users other than its owner could read or change it.
     """
     with path.open("rb") as file:
         status = os.fstat(file.fileno())

@@ -40,6 +40,6 @@ class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     client_requests_max: Annotated[int, Range(least=1, most=2**20)] = 512
     """Maximum requests of one client at once, streams included."""
     client_requests_per_minute: Rate = 0
-    """0: no limit."""
+    """Maximum requests of one client per minute. 0: no limit."""
     client_tokens_per_minute: Rate = 0
-    """Prompt and output tokens, counted when a request ends. 0: no limit."""
+    """Maximum prompt and output tokens, counted when a request ends. 0: no limit."""

@@ -44,7 +44,7 @@ class RequestArrived(Struct, frozen=True, tag=True, gc=False):
 
 
 class RequestCancelled(Struct, frozen=True, tag=True):
-    """The client has disconnected, or needs no further text (a stop string was found)."""
+    """The client has disconnected, or a stop string has ended its text."""
 
     request_id: RequestId
 
@@ -54,7 +54,7 @@ class WorkerJoined(Struct, frozen=True, tag=True):
 
 
 class WorkerLost(Struct, frozen=True, tag=True):
-    """A worker is dead, or a requested worker will not start: it touches no block. Its pool gets the event too."""
+    """A worker is dead or will not start, so it touches no block any more. Its host's pool gets the event too."""
 
     worker: WorkerId
     reason: str
@@ -179,7 +179,7 @@ class StopRequest(Struct, frozen=True, tag=True):
 
 
 class ReleaseBlocks(Struct, frozen=True, tag=True, gc=False):
-    """The request needs its blocks on this host no more: the pool frees them once no worker can touch them."""
+    """The request no longer needs its blocks on this host: the pool frees them once no worker can touch them."""
 
     request_id: RequestId
 
@@ -253,7 +253,7 @@ class BlocksGranted(Struct, frozen=True, tag=True, gc=False):
 
 
 class BlocksSealed(Struct, frozen=True, tag=True, gc=False):
-    """The blocks of the table from index `first` on are full and immutable now. `hashes`: theirs, in order."""
+    """The blocks of the table from index `first` on are full and immutable now. `hashes`: of these blocks, in order."""
 
     request_id: RequestId
     attempt: int

@@ -12,7 +12,7 @@ from baton.core.types import BlockHash, BlockId, HostId, RequestId, WorkerId
 
 
 class StoreBlocks(Struct, frozen=True, tag=True):
-    """Write blocks of the arena into a tier. They stay where they are until BlocksKept answers."""
+    """Write blocks of the arena into a tier. They stay in the arena until BlocksKept answers."""
 
     number: int
     """Unique among the writes of the host's pool."""
@@ -24,7 +24,7 @@ class StoreBlocks(Struct, frozen=True, tag=True):
 
 
 class BlocksKept(Struct, frozen=True, tag=True):
-    """A write has ended: no thread reads its blocks any more."""
+    """Answer to StoreBlocks: the write has ended, and no thread reads its blocks any more."""
 
     number: int
     kept: tuple[bool, ...]
@@ -67,7 +67,7 @@ class LoadBlocks(Struct, frozen=True, tag=True):
 
 
 class LoadEnded(Struct, frozen=True, tag=True):
-    """A read has ended: no thread writes into its blocks any more."""
+    """Answer to LoadBlocks: the read has ended, and no thread writes into its blocks any more."""
 
     request_id: RequestId
     number: int

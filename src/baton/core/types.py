@@ -36,7 +36,7 @@ def unpack_tokens(data: bytes) -> array[int]:
 
 
 class Slo(Struct, frozen=True, kw_only=True, gc=False):
-    """Latency targets of one request. A request is in its SLO when it meets both."""
+    """Latency targets of one request. A request meets its SLO if it meets both."""
 
     ttft_s: float
     tpot_s: float
@@ -105,7 +105,7 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     cache_salt: str = ""
     """Requests share cached blocks only if their salts are equal."""
     may_wait: bool = False
-    """It has no deadline in the queue. Set for all but the first request of a client's call with several."""
+    """The request has no deadline in the queue. Set for all but the first choice of an HTTP request."""
     shares_blocks: bool = True
     """False: its blocks are not hashed, so it neither uses nor leaves cached blocks."""
 

@@ -23,7 +23,7 @@ def usable_cores() -> int:
 
 
 def cpu_quota(groups: Path = _GROUPS, own: Path = _OWN) -> float:
-    """Return the CPU quota of this process in cores: the smallest of its control group and the enclosing ones.
+    """Return the CPU quota of this process in cores: the smallest quota of its control group and the enclosing ones.
 
     It is infinite without a limit. Both versions of control groups are read, because a machine may have either or
     both. Source: Linux, Documentation/admin-guide/cgroup-v2.rst (`cpu.max`) and Documentation/scheduler/sched-bwc.rst

@@ -366,7 +366,7 @@ class _HttpServer(uvicorn.Server):
 def _connections_max(tell: Tell) -> int:
     """Raise the limit of open files as far as possible. Return the number of HTTP connections that fit below it.
 
-    Warn if the limit stays low. The other half of a low limit is for workers, hosts, stores and logs.
+    Warn if the limit stays low. Half of a low limit is left for workers, hosts, stores and logs.
     """
     files_max = raise_files_max()
     connections_max = max(files_max // 2, files_max - _FILES_ENOUGH)

@@ -168,7 +168,7 @@ def gguf_shapes(file: GGUFFile, config: ModelConfig) -> tuple[dict[str, tuple[in
 
 
 def _shape(file: GGUFFile, name: GGUFName) -> tuple[int, ...] | None:
-    """Return the shape of a tensor after it is read, or None if the file does not have it."""
+    """Return the shape that `GGUFWeights.read` gives a tensor, or None if the file does not have it."""
     tensor = file.tensors.get(name.tensor)
     if tensor is None:
         keys, values = (file.tensors.get(part) for part in split_kv_b(name))

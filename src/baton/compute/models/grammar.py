@@ -27,7 +27,7 @@ _BEFORE = "\x02"
 
 
 class GrammarProblem(msgspec.Struct, frozen=True):
-    """The reason why a grammar cannot be followed."""
+    """The reason why a grammar is rejected."""
 
     index: int
     """The first invalid one of the checked grammars."""
@@ -53,7 +53,7 @@ def grammar_source(grammar: Grammar) -> str:
 
 
 def first_problem(grammars: Sequence[Grammar], trie: LLTokenizer) -> GrammarProblem | None:
-    """Compile grammars and their first token masks. Return the first problem, or None if all can be followed."""
+    """Compile grammars and their first token masks. Return the first problem, or None if all are valid."""
     for index, grammar in enumerate(grammars):
         reason = grammar_problem(grammar, trie)
         if reason:

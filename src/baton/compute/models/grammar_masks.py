@@ -44,7 +44,7 @@ class MaskAnswer(Struct, frozen=True, array_like=True):
     rows: list[bytes] = []
     """One mask (one bit per token) for the next token, and one more for each allowed draft."""
     problem: str = ""
-    """The reason why the grammar cannot be followed."""
+    """The reason why the grammar is rejected."""
     is_unknown: bool = False
     """The parser has not read the skipped tokens: the job has to be sent again with all of them."""
 
@@ -67,7 +67,7 @@ class GrammarMasks:
         self._parsers: OrderedDict[RequestId, _RequestParser] = OrderedDict()
 
     def answer(self, job: MaskJob) -> MaskAnswer:
-        """Return the masks of a job, or the reason why its grammar cannot be followed."""
+        """Return the masks of a job, or the reason why its grammar is rejected."""
         parser = self._parsers.pop(job.request_id, None)
         if job.skipped and (parser is None or parser.grammar != job.grammar or parser.consumed != job.skipped):
             return MaskAnswer(is_unknown=True)

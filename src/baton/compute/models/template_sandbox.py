@@ -1,6 +1,6 @@
 """Jinja's sandbox for chat templates, with bounds on its loops and on the growth of its strings.
 
-jinja2's sandbox keeps a template from Python, but not from running forever or from filling the memory. Here, every
+jinja2's sandbox bars a template from Python, but bounds neither its time nor its memory. Here, every
 pass of a loop and every call of a macro counts a step, and operations that join or repeat strings check the length
 first. Other operations (filters on strings that are already long) take at most quadratic time in those lengths.
 """

@@ -46,7 +46,7 @@ class RankArena:
 
     @classmethod
     def of(cls, memory: memoryview | DeviceArray, layout: KVLayout, rank: int) -> RankArena:
-        """Return the arena of a rank: the worker's, shared by all ranks on a CPU; one of its own on a GPU."""
+        """Return the arena of a rank: on a CPU the worker's, shared by all ranks; on a GPU one of its own."""
         if isinstance(memory, DeviceArray):
             return cls.alone(memory, layout, rank)
         return cls(memory, BlockPart(layout.shards[rank].offset_bytes, layout.block_bytes))
@@ -69,7 +69,7 @@ def load_rank(
     """Load this rank's part of the weights and bind it to its part of the arena's blocks.
 
     layout: of the worker, not of the rank. threads: CPU threads of this rank.
-    Raises ModelError where that number of ranks cannot compute the model.
+    Raises ModelError if the worker's number of ranks cannot compute the model.
     """
     check_layout(card, layout)
     problems = rank_problems(card, layout)

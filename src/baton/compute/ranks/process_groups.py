@@ -42,7 +42,7 @@ class GroupCollectives:
     """Implements `Collectives` over two process groups."""
 
     def __init__(self, place: RankPlace, stage: ProcessGroup, column: ProcessGroup) -> None:
-        """stage: the ranks of this rank's stage, by column. column: the ranks of its column, by stage."""
+        """stage: group of this rank's stage, ordered by column. column: group of its column, ordered by stage."""
         self.place = place
         self._stage = stage
         self._column = column

@@ -1,4 +1,4 @@
-"""The process that forks sandboxes. It has loaded the libraries and the vocabulary, so a new sandbox starts in 2 ms.
+"""The process that forks sandboxes. It has loaded the libraries and the vocabulary, so a fork takes 2 ms.
 
 Commands arrive on a Unix socket: `FORK` is answered by the pid and the socket of a new sandbox, `WAIT` by the exit
 status of a dead one. The fork server itself never touches input of a client, so such input cannot end it.
@@ -26,13 +26,13 @@ COMMAND = struct.Struct("<ci")
 STATUS = struct.Struct("<i")
 FORK, WAIT = b"F", b"W"
 DONE, FAILED = b"\0", b"\1"
-"""The first byte of an answer: the work's answer follows, or the reason why it failed."""
+"""The first byte of an answer. `DONE`: the result follows. `FAILED`: the reason of the failure follows."""
 
 
 def run_fork_server(descriptor: int) -> int:
     """Fork sandboxes on command until the parent hangs up. Return the exit code."""
     control = socket.socket(fileno=descriptor)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides the end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; only the parent ends this process
     setup = msgspec.msgpack.decode(receive(control), type=SandboxSetup)
     work = open_work(setup.task)
     _limit(resource.RLIMIT_STACK, STACK_BYTES)
@@ -76,7 +76,7 @@ def _fork(control: socket.socket, work: SandboxWork, limits: SandboxConfig) -> N
 def _run_sandbox(sock: socket.socket, work: SandboxWork, limits: SandboxConfig) -> None:
     """Answer jobs until the peer hangs up or a limit ends this process. Never returns."""
     die_with_parent()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # native libraries write about hostile input as often as it is sent
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # native libraries print a message for each hostile input
     _limit(resource.RLIMIT_DATA, _data_bytes() + limits.memory_bytes)
     _limit(resource.RLIMIT_FSIZE, 0)
     try:

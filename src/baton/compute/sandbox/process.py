@@ -31,7 +31,7 @@ class SandboxError(BatonError):
     """A job failed: it broke a limit and ended its sandbox, or its code raised an error. The message is the reason."""
 
     def __init__(self, message: str, *, is_lasting: bool = True) -> None:
-        """`is_lasting`: the same job fails again. False: the machine was busy, or the sandbox was lost."""
+        """`is_lasting`: the same job would fail again. False: the machine was busy, or the sandbox was lost."""
         super().__init__(message)
         self.is_lasting = is_lasting
 
@@ -54,9 +54,9 @@ class Sandbox:
         self._flush()
 
     def answers(self, wait_s: float) -> list[bytes | SandboxError]:
-        """Wait up to `wait_s` until something happens. Return the answers that have arrived, perhaps none.
+        """Wait up to `wait_s` for an answer or the process's end. Return the answers that have arrived, perhaps none.
 
-        An error in the list answers a job whose code raised it. Raises EOFError if the process has ended.
+        A SandboxError in the list is the answer of a job that failed. Raises EOFError if the process has ended.
         """
         self._poll.register(self._sock, select.POLLIN | (select.POLLOUT if self._unsent else 0))
         if not self._poll.poll(wait_s * 1000):
@@ -83,7 +83,7 @@ class Sandbox:
         self._sock.close()
 
     def _flush(self) -> None:
-        with suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):  # the end shows when it is read
+        with suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):  # the next read reports the end
             while self._unsent:
                 del self._unsent[: self._sock.send(self._unsent)]
 
@@ -104,7 +104,7 @@ class ForkServer:
             try:
                 return self._fork()
             except OSError:
-                self._end()  # the fork server was killed: start another one
+                self._end()  # the fork server was killed: start a new one
             try:
                 return self._fork()
             except OSError as error:

@@ -1,4 +1,4 @@
-"""Render the chat template of a model in a sandbox, because a template can take any time and memory."""
+"""Render the chat template of a model in a sandbox, because its time and memory are not bounded."""
 
 from __future__ import annotations
 

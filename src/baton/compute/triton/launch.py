@@ -120,7 +120,7 @@ def tile_of(head_rows: int, dim: int, products: torch.dtype) -> tuple[int, int]:
 
 
 def _padded(size: int) -> int:
-    """Return the next size that a matrix instruction takes: a power of two, at least 16."""
+    """Return the size rounded up to one that a matrix instruction takes: a power of two, at least 16."""
     return max(DOT_MIN, triton.next_power_of_2(size))
 
 

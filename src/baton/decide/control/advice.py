@@ -1,4 +1,4 @@
-"""Calls of the policies, which may be user-defined: an exception in one fails a single request, never the cluster."""
+"""Calls of the policies, which may be user-defined: an exception in a policy fails one request, not the cluster."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Policies:
     def layer_groups(self, request: Request, worker: WorkerView) -> int:
         """Return the number of layer groups in which the last chunk is sent ahead; 1 if the policy fails."""
         step_tokens = worker.step_tokens_max or request.prompt_tokens
-        chunk_tokens = (request.prompt_tokens - 1) % step_tokens + 1  # if the worker has no other prompt
+        chunk_tokens = (request.prompt_tokens - 1) % step_tokens + 1  # if no other prompt shares the steps
         try:
             return max(1, int(self.streaming.layer_groups(request, chunk_tokens, self.cost.on(worker.kind))))
         except Exception:  # noqa: BLE001  see `admit`
@@ -151,7 +151,7 @@ class Policies:
 
 
 def asked(policy: object, ask: Callable[[], Answer]) -> Answer | PolicyFailure:
-    """Call a policy for the fleet. An exception becomes a PolicyFailure, after which the fleet stays as it is."""
+    """Call a policy of the fleet. An exception becomes a PolicyFailure, and the fleet stays unchanged."""
     try:
         return ask()
     except Exception as error:  # noqa: BLE001  see `Policies.admit`

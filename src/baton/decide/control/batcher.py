@@ -209,7 +209,7 @@ class Batcher:
         run.asks_after = asks_after(run.lanes)
 
     def widen(self, run: DecodeRun, granted: BlocksGranted) -> bool:
-        """Apply a grant of blocks to a run of which no step is committed. Return False if it is for another lane."""
+        """Apply a grant of blocks to a run without a committed step. Return False if the grant is for another lane."""
         lane = self._find(granted.request_id, granted.attempt)
         if lane is None or lane not in run.lanes:
             return False
@@ -329,7 +329,7 @@ class Batcher:
     def _book(self, lane: Lane, part: Slice, outcome: SliceResult) -> None:
         """Record a slice: its computed tokens, the sampled token, and one more token per accepted draft."""
         is_late = part.sample and outcome.token is None
-        count = part.count - part.drafts - is_late  # without its token, the slice ends with the same token again
+        count = part.count - part.drafts - is_late  # the masks were late: compute the last token again
         self._report.is_load_new |= count > 1
         lane.computed_tokens += count
         lane.prompt_logprobs += outcome.prompt_logprobs

@@ -184,7 +184,7 @@ class Cluster:
             case LandingGranted() | LandingRefused() | ReadBackWanted() | PutEnded():
                 following = self.transfers.handle(command, now_s)
             case PathChosen():
-                pass  # only for the log: it explains the commands after it
+                pass  # PathChosen is only for the log, where it explains the commands after it
             case HostLost():
                 return self._coordinate(command, now_s)
             case _:

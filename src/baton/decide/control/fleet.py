@@ -26,7 +26,7 @@ class _Load:
     context_tokens: int = 0
 
     def known(self, newest: RequestId | None) -> None:
-        """Remove requests that a report includes: the newest one that it names, and all that were assigned before."""
+        """Remove `newest`, the last request that a report counts, and all requests that were assigned before it."""
         if newest not in self.unreported:
             return
         for request_id in list(self.unreported):

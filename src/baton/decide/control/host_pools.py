@@ -146,8 +146,8 @@ class HostPools:
     def shared_tier(self, source: HostId, target: HostId) -> Tier | None:
         """Return a tier that both hosts share, for one block size.
 
-        None if the model has an attention window: the source then holds only the end of a long prompt, but reads from
-        a pool begin at the first block.
+        None if the model has an attention window: the source then holds only the end of a long prompt, but reads of
+        a remote pool begin at the first block.
         """
         giver, taker = self.pools.get(source), self.pools.get(target)
         if source == target or giver is None or taker is None or giver.tiers is None or taker.tiers is None:

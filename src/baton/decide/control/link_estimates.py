@@ -31,7 +31,7 @@ def tier_link(tier: str) -> str:
 
 
 def tier_s(tier: Tier, block_tokens: int) -> Callable[[int], float]:
-    """Return a function that predicts the seconds to write or read a number of tokens."""
+    """Return a function from a number of tokens to the predicted seconds to write or read them."""
     return lambda tokens: tier.rules.move_s(-(-tokens // block_tokens))
 
 

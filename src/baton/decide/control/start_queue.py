@@ -1,7 +1,7 @@
 """The queue of requests that were sent to a worker and have no KV blocks yet, and the rate at which it drains.
 
-A request with an SLO is not part of it, because admission predicts its TTFT. Nor is one that may wait, nor a later
-attempt, because its client may have text already.
+A request with an SLO does not enter the queue, because admission predicts its TTFT. Neither does a request
+that may wait, nor a later attempt, because its client may have text already.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from baton.core.types import Request, RequestId
 ADMIT_RATIO = 0.5
 """Share of the deadline up to which a predicted wait is accepted: admitted requests rarely meet their deadline."""
 OVERLOAD_RATIO = 0.25
-"""Share of the deadline that the oldest request must have waited before any is refused: a burst is no overload."""
+"""No request is refused until the oldest has waited for this share of the deadline: a burst is no overload."""
 STARTS_MIN = 4
-"""Starts since the queue was last empty that make a rate."""
+"""Minimum starts since the queue was last empty from which a rate is computed."""
 STARTS_MAX = 64
-"""Latest starts that the rate is computed from."""
+"""Maximum number of starts, the latest ones, from which the rate is computed."""
 _ROUNDING_S = 1e-6
 """Float tolerance, so that the deadline timer sees the oldest request as overdue."""
 

@@ -200,7 +200,7 @@ class Streams:
             yield from self._end(stream, landed=landed)
 
     def _send_more(self, stream: Stream) -> Steps[None]:
-        """Copy the newly sealed blocks if they are enough for a copy, or the chunk that is being computed."""
+        """Begin the next copy: the chunk under computation if possible, else new sealed blocks that fill a run."""
         request, source, target = stream.request, self.hosts.pools[stream.source], self.hosts.pools[stream.target]
         if stream.worker is not None and self._can_land(stream, stream.worker):
             stream.sent_tokens = request.prompt_tokens
@@ -253,7 +253,7 @@ class Streams:
     # ---- chunks: the conditions, and events of workers
 
     def groups(self, host: HostId, wanted: int) -> int:
-        """Return the number of layer groups after which a worker of this host reports progress. 1: no reports."""
+        """Limit the `wanted` number of layer groups to those that this host's workers can report. 1: no reports."""
         layout = self.hosts.layouts.get(host)
         return min(wanted, layout.layers) if layout is not None and layout.ranks == 1 else 1
 

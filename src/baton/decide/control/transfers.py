@@ -105,7 +105,7 @@ class Transfers:
             case LandingGranted():
                 yield from self._granted(event)
             case LandingRefused(host=host, request_id=request_id):
-                refused = self.table.refuse(request_id, host)  # it is sent or read ahead, and ends without free blocks
+                refused = self.table.refuse(request_id, host)  # KV sent or read ahead: no free blocks end it
                 yield from self._continue_ahead(refused, landed=False)
             case CopyEnded():
                 yield from self._copy_ended(event)
@@ -230,7 +230,7 @@ class Transfers:
             yield from self._streams.begin(command, target)
 
     def _stop(self, command: StopRequest) -> Steps[None]:
-        """Stop a request on its worker, or end the transfer that it waits for."""
+        """Stop a request on its worker. If it waits for a transfer, end the transfer instead."""
         request_id, held = command.request_id, self._held.get(command.request_id)
         waiting = self._by_pool.start_of(request_id) or (held[0] if held is not None else None)
         transfer = self.table.awaited(request_id)

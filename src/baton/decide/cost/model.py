@@ -129,7 +129,7 @@ class ModelShape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self._params(self.experts.experts if self.experts else 0)
 
     def read_params(self, tokens: float) -> float:
-        """Return the weights that a step of this many tokens reads, including only experts that a token chooses."""
+        """Return the weights that a step of this many tokens reads. Experts that no token chooses are not read."""
         experts = self.experts
         unread = self.expert_layers * experts.experts * experts.idle_ratio(tokens) if experts else 0.0
         return self.params - unread * self.expert_params

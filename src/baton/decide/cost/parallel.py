@@ -93,7 +93,7 @@ class MemorySplit(Struct, frozen=True, kw_only=True):
 def split_memory(
     model: ModelShape, hardware: Hardware, parallel: Parallel, precision: Precision, draft: ModelShape | None = None
 ) -> MemorySplit:
-    """Divide a worker's memory into weights, activations and KV, including those of a draft model."""
+    """Divide a worker's memory into weights, activations and KV, draft model included."""
     weights_bytes = _weights_bytes(model, parallel, precision)
     activations_bytes = 2 * ACTIVATION_TOKENS * (4 * model.d + 2 * model.ffn / parallel.tp)
     kv_bytes = kv_token_gpu_bytes(model, parallel, precision.kv)

@@ -63,7 +63,7 @@ class ArenaBlocks:
             holding.leased = ()
 
     def preempt(self, holding: Holding) -> None:
-        """Take the blocks of a preempted request, which will need them again.
+        """Take the blocks of a preempted request. The request will need their KV again.
 
         Blocks that the fastest tier lacks are written first. With preemption `recompute` none is written now; they are
         written like any others after the request has ended.

@@ -23,7 +23,7 @@ class Grants:
     holdings: Mapping[RequestId, Holding]
     """All holdings of the host."""
     kept_free_blocks: int
-    """Free blocks that are never part of a stock; see `Holding.stock_blocks`. The arena's size: there are no stocks."""
+    """Free blocks that are never granted in advance; see `Holding.stock_blocks`. The arena's size: no such grants."""
     ahead_blocks: int | None
     """Blocks beyond the computed ones that a request may hold; see `Holding.goal`. None: unlimited."""
     _wanting: dict[RequestId, None] = field(default_factory=dict[RequestId, None])

@@ -36,7 +36,7 @@ class ReadBacks:
     _under_way: dict[int, _Read] = field(default_factory=dict[int, _Read])
 
     def wish(self, holding: Holding, holdings: Iterable[Holding]) -> ReadBackWanted | None:
-        """Return the question whether to read KV for a request that has blocks again. None: no tier has any.
+        """Return the event that asks how much KV to read for a request with new blocks. None: no tier has any of it.
 
         `holdings`: all holdings of the host.
         """
@@ -77,7 +77,7 @@ class ReadBacks:
         if read is None:
             return []
         if not holding.reading or holding.attempt != read.attempt or holding.released:
-            # The request has continued without this read, or has ended.
+            # the request has continued without this read, or has ended
             self.arena.end_lease(holding)
             self.settle(holding)
             return []

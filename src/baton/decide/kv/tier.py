@@ -227,7 +227,7 @@ class Tier:
         count = min(self.blocks_max - max(0, blocks_max), self.places.available)
         if count <= 0:
             return []
-        _, gone = self.places.take(count)  # these places stay pinned for good
+        _, gone = self.places.take(count)  # pinned for ever, so that they are not used again
         self.blocks_max -= count
         return gone
 

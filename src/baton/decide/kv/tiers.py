@@ -320,7 +320,7 @@ class Tiers:
         return [DropBlocks(self.host, tier.name, tuple(gone))]
 
     def _unback(self, block_hash: BlockHash) -> None:
-        """Update the arena's metadata of a block that a tier has lost."""
+        """Clear `is_backed` of a block that a tier has lost, unless another tier has it."""
         block = self.arena.find(block_hash)
         facts = self.arena.facts(block) if block is not None else None
         if facts is not None:
@@ -339,7 +339,7 @@ class Tiers:
             facts = self.arena.facts(block)
             if facts is not None and kept:
                 facts.is_backed = True
-        # The blocks just written are not fresh again: a store that keeps nothing would be asked forever.
+        # Do not queue the blocks just written again: writes to a store that keeps nothing would never end.
         fresh = list(self.arena.fresh or [])
         self.arena.unpin(write.blocks)
         self.arena.fresh = fresh

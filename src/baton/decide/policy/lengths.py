@@ -22,7 +22,7 @@ class LengthsPolicy(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class RecentMean:
-    """Mean of recent answers of the same tenant and prompt size, or of all requests while that group is small.
+    """Mean of recent answers of the same tenant and prompt size, or of all requests while that group has too few.
 
     Prompts have the same size if their lengths lie between the same two powers of two.
     """

@@ -76,7 +76,7 @@ class _Plan(Struct, frozen=True, gc=False):
 
 @dataclass(slots=True, kw_only=True)
 class SloHeadroom:
-    """Admission, routing and placement in one object, so that each decision accounts for the others."""
+    """Admission, routing and placement by predicted time / SLO. One object, because the decisions share state."""
 
     ttft_slack: float = 0.95
     """Admit while predicted TTFT <= slack * SLO."""

@@ -27,7 +27,7 @@ class Reply:
     index: int
     record: RequestRecord
     reason: str
-    """Why it did not finish; empty if it did."""
+    """Reason why the request did not finish; empty if it did."""
     counted_by: CountedBy
     """Source of the number of output tokens."""
     asked_tokens: int
@@ -39,7 +39,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailure:
-    """Why there is no complete answer."""
+    """Reason why there is no complete answer."""
 
     outcome: Literal["rejected", "failed"]
     reason: str

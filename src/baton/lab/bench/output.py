@@ -84,7 +84,7 @@ def facts(report: BenchReport) -> Iterator[tuple[str, str]]:
 
 
 def remarks(report: BenchReport) -> Iterator[str]:
-    """Yield what limits the results."""
+    """Yield remarks on conditions that limit the validity of the results."""
     if report.interrupted:
         yield "stopped early: the results leave out requests that were open"
     for reason, count in report.failures[:REASONS_MAX]:

@@ -82,7 +82,7 @@ def _suggested(search: Search, least: Targets, found: Targets) -> str:
 
 
 def _tightened(search: Search, least: Targets, found: Targets, place: int) -> Targets:
-    """Return the targets with the one at index `place` moved as near to its minimum as a fleet allows."""
+    """Return the targets, with the target at index `place` as close to its minimum as a fleet can meet."""
     low, high = least[place], found[place]
     for _ in range(TIGHTENINGS if high > low else 0):
         middle = (low + high) / 2

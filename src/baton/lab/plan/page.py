@@ -1,4 +1,4 @@
-"""HTML page of a plan: the fleet, the reasons for it, and the frontier."""
+"""HTML page of a plan: the fleet, the reasons for it, and the Pareto frontier."""
 
 from __future__ import annotations
 

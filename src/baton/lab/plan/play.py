@@ -162,7 +162,7 @@ def _played(
 
 
 def _behind(records: Sequence[RequestRecord], by_s: float) -> Sequence[RequestRecord]:
-    """Return the records shifted `by_s` seconds later."""
+    """Return the records with all times `by_s` seconds later."""
     if not by_s:
         return records
     return [

@@ -61,7 +61,7 @@ class Solution:
 
 
 def solve(problem: Problem) -> Solution | None:
-    """Return the cheapest worker counts that carry the wanted rate, or the best rate for the price if none is wanted.
+    """Return the cheapest worker counts that carry the wanted rate, or, if none is wanted, the best rate for the price.
 
     If the hardware cannot carry the wanted rate, the result has the largest rate that it can. None: no pool carries any
     load. Raises ConfigError if SciPy is not installed.
@@ -181,6 +181,6 @@ def _carried(index: int, pool: Pool, flows: list[tuple[int, int]], mixed: list[i
 
 
 def link_bytes_per_s(option: WorkerOption) -> float:
-    """Return the network bandwidth of one worker: its configured wire, or that of all its GPUs."""
+    """Return the network bandwidth of one worker: that of its configured link, or of all its GPUs together."""
     cost = option.cost
     return cost.wire.bytes_per_s if cost.wire else cost.hardware.inter_node_bytes_per_s * cost.parallel.gpus

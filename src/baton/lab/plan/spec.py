@@ -47,7 +47,7 @@ class HardwareSpec(CustomHardware, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def own(self) -> CustomHardware | None:
-        """Custom description of the hardware. None: the catalogue's entry applies, with at most another price."""
+        """Custom description of the hardware. None: the catalogue's entry applies, except for a given price."""
         if not self.like and self.said.keys() <= {"usd_per_hour"}:
             return None
         return CustomHardware(name=self.name, like=self.like, **self.said)
@@ -68,7 +68,7 @@ class WorkloadSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     input_tokens: Number = 0
     output_tokens: Number = 0
     rate_rps: Rate | None = None
-    """Request rate. None: the trace's rate, or as much as the hardware gives."""
+    """Request rate. None: the trace's rate, or without a trace the highest that the hardware serves."""
     cached_ratio: float = 0.0
     """Expected share of prompt tokens in the prefix cache."""
 

@@ -26,13 +26,13 @@ class VerifiedFleet:
     derate: float
     """Factor on the screened capacity for which this fleet was found."""
     played: FleetResults | None
-    """Simulation results. None: this fleet was not simulated, because a fleet that holds is worth more.
+    """Simulation results. None: not simulated, because a fleet that meets the SLO is worth more.
     Or its simulation stopped early, because too many requests missed the SLO."""
     holds: bool
     """The simulated share of requests within the SLO reached the wanted share."""
 
     def worth(self, search: Search) -> tuple[bool, float, float]:
-        """Return a sort key: fleets that hold come above the others, then the key of `worth`."""
+        """Return a sort key: first whether the fleet meets the SLO in simulation, then the key of `worth`."""
         return self.holds, *worth(self.fleet, search)
 
 
@@ -44,7 +44,7 @@ def worth(fleet: PlannedFleet, search: Search) -> Worth:
 def verify(search: Search, shape: Shape, plays: FleetSimulator, *, beat: Worth | None = None) -> VerifiedFleet | None:
     """Return the fleet with the largest derating factor that meets the SLO in simulation.
 
-    With `beat`, only a fleet that is worth more is searched for. If no factor holds, the result is the fleet of
+    With `beat`, only fleets that are worth more are simulated. If no factor meets the SLO, return the fleet of
     the smallest factor, with `holds` false. None: the screening finds no fleet.
     """
     wanted, last = search.demand.attainment_ratio, len(TRUSTS) - 1

@@ -13,7 +13,7 @@ from baton.core.types import ClusterView, FlightView, HostId, Request, RequestId
 from baton.decide.policy.routing import Route
 
 UNTOLD_KV_TOKENS = 1_000_000
-"""Assumed arena size of a worker that does not report it. Being large, it leaves the order to the used tokens."""
+"""Assumed arena size of a worker that does not report it. It is so large that only the used tokens affect the order."""
 
 
 def freeness(worker: WorkerView) -> float:

@@ -75,7 +75,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     queue_s: float | None
     """Time until a worker starts on it. Positive only if it waited in the coordinator's queue."""
     prefill_s: float | None
-    """Time from there to the first token, including the wait on the worker. None: no first token."""
+    """Time from the end of `queue_s` to the first token, including the wait on the worker. None: no first token."""
     ttft_s: float | None
     """Time from arrival to the first token, as observed by the coordinator."""
     predicted_ttft_s: float | None

@@ -98,7 +98,7 @@ def _roles(line: WorkerLine, frame: Frame, start_s: float, end_s: float, floor: 
 
 
 def _hill(values: Values, borders: Values, frame: Frame, place: tuple[int, float], kind: str) -> str:
-    """Return a filled area in a worker's row. `place`: pixel of its floor, and the value at its full height."""
+    """Return a curve over a filled area. `place`: y of the row's lower edge in pixels, and the value at full height."""
     floor, most = place
     room = _ROW - _ROLE - 6
     points: list[str] = []

@@ -103,7 +103,7 @@ class Question(Struct, frozen=True, kw_only=True):
     fetch: HostId | None = None
     """For prefill: host from which a longer prefix is copied first."""
     until: Until | None = None
-    """For prefill: point up to which the chosen worker computes, by the route."""
+    """For prefill: how far the chosen worker computes the request, according to the route."""
 
     @property
     def best(self) -> Option | None:
@@ -131,7 +131,7 @@ class _Answer:
     source: HostId | None = None
     """Host that holds the KV of the request to decode."""
     order: tuple[WorkerId, ...] = ()
-    """Leading ranks of the policy."""
+    """Workers of the policy's first ranks, best first."""
     fetch: HostId | None = None
     until: Until | None = None
 

@@ -80,7 +80,7 @@ class SimCluster:
     inbound_max: int = 0
     """Highest number of commands that were on the link to one worker, or in its inbox, at the same time."""
     can_start: bool = True
-    """Workers that scaling requests can start. A `StartsFail` fault sets it to False."""
+    """New workers of the scaling policy start successfully. A `StartsFail` fault sets it to False."""
     _processes: dict[WorkerId, _Process] = field(default_factory=dict[WorkerId, _Process])
     _starting: dict[WorkerId, WorkerView] = field(default_factory=dict[WorkerId, WorkerView])
     """Workers that scaling requested and that have neither joined nor been given up."""
@@ -275,7 +275,7 @@ class SimCluster:
         self.loop.at(process.outbound.drained_at_s, partial(self._end_retired, process.view, engine))
 
     def _end_retired(self, view: WorkerView, engine: SimEngine) -> None:
-        if self.engines.get(view.host) is engine:  # otherwise its host went down meanwhile, and took it along
+        if self.engines.get(view.host) is engine:  # otherwise its host went down meanwhile, and the worker with it
             self.server.lose(view.id, "retired")
 
     # ---- copies between hosts

@@ -128,7 +128,7 @@ class _Replay:
             self._reach(cluster, request, index, prompt)
 
     def _reach(self, cluster: SimCluster, request: TraceRequest, index: int, prompt: array[int]) -> None:
-        """Submit a request that the HTTP edge has processed to the coordinator."""
+        """Submit a request to the coordinator, after its delay in the HTTP edge."""
         request_id = RequestId(f"request-{index}")
         if self.linked.is_followed(index):
             self.index_of[request_id] = index
@@ -151,7 +151,7 @@ class _Replay:
         return block_hashes(prompt, block_tokens=self.spec.kv.block_tokens) if self.shares_blocks else ()
 
     def _give_up(self, index: int, now_s: float, outcome: Outcome) -> None:
-        """Record the later turns of a failed or rejected request as lost, so that a policy is charged for them too."""
+        """Record the later turns of a failed or rejected request as lost, so that they count against the policy too."""
         for turn in self.linked.take_rest(index):
             self._note_lost(turn.request, now_s, outcome)
 

@@ -77,7 +77,7 @@ class SimWire(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     (layers - 1) / layers if KV is sent by layer, 0 if it is sent after the prefill."""
     residue_s: Seconds = 0.005
-    """Minimum time of such a copy that the prefill does not hide."""
+    """Minimum part of a copy's time that does not overlap its prefill."""
 
 
 class SimTier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -237,7 +237,7 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return structs.replace(self.kv, blocks=tokens // self.kv.block_tokens) if tokens else self.kv
 
     def _room_tokens(self, name: str) -> int:
-        """Return the tokens of KV that fit beside one worker's weights. 0: the cost model does not know, or no kind."""
+        """Return the tokens of KV that fit beside one worker's weights. 0: unknown, or no kind."""
         kind = self.kinds.get(name)
         return 0 if kind is None else self._load(kind).kinds[""].kv_tokens_max
 

@@ -61,11 +61,11 @@ class _Running:
     ended: Mapping[RequestId, int]
     """Requests that the last step ends, each with its final token."""
     begun: list[MessageBatch]
-    """Messages to the server, for steps that are not booked yet."""
+    """Messages to the server, for steps that are not recorded yet."""
     begun_steps: int = 0
     """Steps whose messages are in `begun` or delivered."""
     done: int = 0
-    """Booked steps: the batcher has their tokens."""
+    """Recorded steps: the batcher has their tokens."""
     is_cut: bool = False
     """The run was shortened, for example because a command waits."""
 
@@ -134,7 +134,7 @@ class SimWorker:
         self.slowdown = factor
 
     def catch_up(self) -> None:
-        """Book the steps of a run that have ended by now, so that the state is the same as without closed form."""
+        """Record the steps of a run that have ended by now, so that the state is as if each had been played."""
         running = self._running
         if running is not None:
             self._cut(running)
@@ -292,11 +292,11 @@ class SimWorker:
         self._turn()
 
     def _book(self, running: _Running, steps: int) -> None:
-        """Book steps that have ended and report them to the server.
+        """Record ended steps in the batcher, and report them to the server.
 
-        Steps whose messages have arrived by now are delivered at once, the others at their arrival times. If blocks
-        are sealed, each of these pieces is booked separately, because it has a report. Otherwise all steps are booked
-        together, because only the last step has more to report than tokens.
+        A report whose arrival time has passed is delivered at once, a later one at its arrival time. If steps name
+        sealed blocks, each report needs the batcher's state after its last step, so the steps are recorded report by
+        report. Otherwise all steps are recorded at once, because only the last one has more to report than tokens.
         """
         if steps <= 0:
             return

@@ -1,4 +1,4 @@
-"""Child processes: the socket to the parent, and the tie to the parent's life."""
+"""Child processes: the socket to the parent, and the end of the child when its parent dies."""
 
 from __future__ import annotations
 

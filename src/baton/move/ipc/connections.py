@@ -28,7 +28,7 @@ class ConnectionServer:
         *,
         full: Callable[[socket.socket], None],
     ) -> None:
-        """`serve` handles one connection until it returns or raises OSError. `full` refuses one beyond the limit."""
+        """`serve` handles one connection until it returns or raises OSError. `full` handles one beyond the limit."""
         self._listening = listening
         self._serve = serve
         self._connections_max = connections_max
@@ -106,7 +106,7 @@ def hang_up(connection: socket.socket) -> None:
 
 
 def limit_waits(connection: socket.socket, *, receive_s: float, send_s: float) -> None:
-    """Make calls without progress fail after a time, enforced by the kernel: Python's timeouts cost extra polls."""
+    """Make calls fail after a time without progress. The kernel enforces it: Python's timeouts cost extra polls."""
     for option, limit_s in ((socket.SO_RCVTIMEO, receive_s), (socket.SO_SNDTIMEO, send_s)):
         connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(limit_s), int(limit_s % 1 * 1e6)))
 

@@ -50,7 +50,7 @@ class FramedStream(asyncio.Protocol, Generic[In]):
         return str(self._transport.get_extra_info("peername")[0]) if self._transport is not None else ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's class is not a subclass
 
     def data_received(self, data: bytes) -> None:
         self.is_quiet = False

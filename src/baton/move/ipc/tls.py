@@ -30,7 +30,7 @@ class ServerTls:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             context.load_cert_chain(self.cert, self.key)
-        except OSError as error:  # also for files that are no certificate: SSLError is one
+        except OSError as error:  # includes SSLError, for files that are no certificate
             raise ConfigError(
                 f"--tls-cert {self.cert} and --tls-key {self.key} cannot be used: {error.strerror or error}; "
                 "give a certificate chain and its private key as PEM files"

@@ -31,7 +31,7 @@ CONNECTIONS_MAX = 256
 SLOTS_MAX = 1 << 24
 """Bound of the slots: each one needs bookkeeping beside its bytes, and the first client chooses the block size."""
 IDLE_S = 600.0
-"""The node closes a connection without a request for so long. A client that is still there connects again."""
+"""The node closes a connection that sends no request for this time. A client that is still there connects again."""
 
 
 class StoreNode:
@@ -92,7 +92,7 @@ class StoreNode:
             self._answer(connection, verb, wire.receive_names(connection, count))
 
     def _greet(self, connection: socket.socket) -> bool:
-        """Exchange greetings, and lend the memory to a client of this machine. Return whether it may stay."""
+        """Exchange greetings, and lend the memory to a client of this machine. Return whether it is accepted."""
         magic, digest, block_bytes = wire.HELLO.unpack(wire.receive(connection, wire.HELLO.size))
         if magic != wire.MAGIC or (_is_near(connection) and not is_same_user(connection)):
             return False
@@ -186,7 +186,7 @@ class StoreNode:
 
 
 def _is_near(connection: socket.socket) -> bool:
-    """Return whether the client runs on this machine: it has mapped our memory and copies blocks itself."""
+    """Return whether the client runs on this machine: it has mapped the node's memory and copies blocks itself."""
     return connection.family == socket.AF_UNIX
 
 
@@ -201,4 +201,4 @@ def _flags(names: Sequence[BlockHash], chosen: dict[BlockHash, int] | set[BlockH
 
 
 def _hang_up(_connection: socket.socket) -> None:
-    """Say nothing to a client beyond the limit: the listener closes the connection, and its blocks are misses."""
+    """Send nothing to a client beyond the limit: the listener closes the connection, and the client's reads miss."""

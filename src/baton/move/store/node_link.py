@@ -35,7 +35,7 @@ class NodeLink(Protocol):
     connection: socket.socket
 
     def put(self, blocks: Sequence[Block]) -> tuple[bytes, bytes]:
-        """Send the blocks that the node lacks. Return two flags per block: the node wanted it, the node keeps it."""
+        """Send the blocks that the node lacks. Return per block whether the node requested and whether it keeps it."""
         ...
 
     def get(self, blocks: Sequence[Block]) -> list[bool | None]:
@@ -119,7 +119,7 @@ class SharedMemoryLink:
 
 
 def _ask(connection: socket.socket, verb: bytes, blocks: Sequence[Block]) -> bytes:
-    """Send the names of blocks. Return the node's flag for each."""
+    """Send a request (`verb`) for blocks, which lists their hashes. Return the node's flag for each block."""
     send_views(connection, [wire.REQUEST.pack(verb, len(blocks)), *(name for name, _ in blocks)])
     return wire.receive(connection, len(blocks))
 
@@ -157,7 +157,7 @@ class NodeDialer:
     ) -> None:
         """`shares`: how many threads divide the copies of one call. 0 connects over TCP always.
 
-        `secret`: the node must ask for it and know it. Empty: there is none.
+        `secret`: both ends must prove that they know it. Empty: the node must not ask for one.
         """
         self._where = "pool://{}:{}".format(*address)
         self._address = address

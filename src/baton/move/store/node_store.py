@@ -37,7 +37,7 @@ class NodeStore:
         shares_memory: bool = True,
         secret: bytes = b"",
     ) -> None:
-        """Connect. `shares_memory=False` uses TCP even if the node would lend its memory. `secret`: the node's.
+        """Connect. `shares_memory=False` uses TCP even if the node would lend its memory. `secret`: that of the node.
 
         Raises StoreError if the node does not answer, or keeps blocks of another layout.
         """

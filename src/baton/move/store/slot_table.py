@@ -75,7 +75,7 @@ class SlotTable:
         return sorted(taken), forgotten
 
     def keep(self, name: BlockHash, slot: int) -> bool:
-        """Name a reserved slot that was written. Return False if the block exists already: the slot is free again."""
+        """Assign a written slot to its block. Return False if the block exists already: then the slot is free again."""
         if name in self._slots:
             heapq.heappush(self._free, slot)
             return False
@@ -83,7 +83,7 @@ class SlotTable:
         return True
 
     def forget(self, name: BlockHash, *, slot: int | None = None) -> bool:
-        """Remove a block; with `slot`, only if it lies there. Return whether it was removed."""
+        """Remove a block; with `slot`, only if it is in that slot. Return whether it was removed."""
         found = self._slots.get(name)
         if found is None or slot not in (None, found):
             return False

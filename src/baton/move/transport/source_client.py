@@ -58,7 +58,7 @@ class SourceClient:
         return payload
 
     def hang_up(self) -> None:
-        """Ask nothing more, and interrupt a thread that waits for an answer."""
+        """Interrupt a thread that waits for an answer, and refuse all further questions."""
         self._closed = True
         connection = self._connection
         if connection is not None:
@@ -113,7 +113,7 @@ class SourceClient:
 
 
 class Peer(Protocol):
-    """A source, with everything that a transport keeps about it."""
+    """A source, with the state that a transport keeps about it."""
 
     client: SourceClient
 
@@ -134,7 +134,7 @@ class Peers(Generic[AnyPeer]):
         self._closed = False
 
     def at(self, address: str) -> AnyPeer:
-        """Return the source at an address. Raises TransferError if there can be none, or after `hang_up`."""
+        """Return the source at an address. Raises TransferError if `make` fails, or after `hang_up`."""
         with self._lock:
             if self._closed:
                 raise TransferError(CLOSED)
@@ -145,7 +145,7 @@ class Peers(Generic[AnyPeer]):
             return self._peers[address]
 
     def hang_up(self) -> None:
-        """Ask nothing more, and interrupt threads that wait for an answer."""
+        """Interrupt threads that wait for an answer, and refuse all further questions."""
         with self._lock:
             self._closed = True
         for peer in self._peers.values():

@@ -34,7 +34,7 @@ class TcpTransport:
     ) -> None:
         """Listen on `host:port`; port 0 takes a free one. Any client with a ticket can read its offer.
 
-        `secret`: known to all hosts of the cluster; connections without it are closed. Empty: there is none.
+        `secret`: that of the cluster; connections that do not know it are closed. Empty: no connection is checked.
 
         `advertise` is the address in tickets, if consumers reach this host by another one. Raises TransferError if
         `listen` is not available.

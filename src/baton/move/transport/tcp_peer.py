@@ -40,13 +40,13 @@ class TcpLimits(Struct, frozen=True, kw_only=True):
     """Size of a request, and of a retry after a broken connection."""
     connect_s: float = 5.0
     stall_s: float = 15.0
-    """A connection without a byte for so long counts as broken."""
+    """A connection without a byte for this time counts as broken."""
     breaks_max: int = 4
     """Connections that may break during one piece. One more fails its pull."""
     pause_s: float = 0.05
     """First pause of the back-off before a broken connection is made again."""
     idle_s: float = 30.0
-    """A connection without work for so long is closed."""
+    """A connection without work for this time is closed."""
     connections_max: int = 512
     """Bound of the connections of consumers to this host."""
 
@@ -60,7 +60,7 @@ class TcpPeer:
     """Queue of pieces from one source, and its connections. They are made on demand and closed when idle."""
 
     def __init__(self, address: tuple[str, int], limits: TcpLimits, secret: bytes) -> None:
-        """`secret`: the cluster's. Empty: sources ask for none."""
+        """`secret`: that of the cluster. Empty: sources ask for none."""
         self.address = address
         self.limits = limits
         self.secret = secret

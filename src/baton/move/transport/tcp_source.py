@@ -40,7 +40,7 @@ _SUMMED_BYTES = 256 * 1024
 def serve_reads(offers: Offers, connection: socket.socket, secret: bytes) -> None:
     """Answer one consumer until it hangs up. Raises OSError if it breaks off, stalls or sends an invalid request.
 
-    A consumer that does not know the secret of the cluster is disconnected. Empty: there is none.
+    A consumer that does not know the secret of the cluster is disconnected. Empty: no consumer is checked.
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     fit_buffers(connection)

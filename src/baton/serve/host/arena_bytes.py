@@ -1,4 +1,4 @@
-"""Copy KV blocks out of an arena and into it, in host or device memory: what reads and writes of tiers need."""
+"""Copy KV blocks out of and into an arena, in host or device memory, for writes and reads of tiers."""
 
 from __future__ import annotations
 

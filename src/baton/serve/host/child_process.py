@@ -61,7 +61,7 @@ class ChildProcess(asyncio.Protocol):
             raise
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's class is not a subclass
 
     def data_received(self, data: bytes) -> None:
         for payload in self._reader.feed(data):
@@ -77,14 +77,14 @@ class ChildProcess(asyncio.Protocol):
             self._transport.write(frame(payload))
 
     def kill(self) -> None:
-        """Kill the process. `wait` returns then, as after any other end."""
+        """Kill the process. `wait` then returns, as for any other end."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
     async def wait(self) -> str:
         """Wait until the process is dead and its messages are delivered. Return a description of its end, in one line.
 
-        Its output is not part of it: every line of that was passed on already.
+        The description excludes the output, whose lines were passed on already.
         """
         if self._process is None:
             raise WorkerError(f"{self._name} was never started")

@@ -60,16 +60,16 @@ _WELCOME_S = 10.0
 
 
 class OpaqueReport(msgspec.Struct, frozen=True, tag=StepReport.__name__):
-    """A `StepReport` whose fields the agent does not decode: it is forwarded to the server as it came."""
+    """A `StepReport` whose fields the agent does not decode: it is forwarded to the server unchanged."""
 
 
 class OpaqueLayers(msgspec.Struct, frozen=True, tag=LayersDone.__name__):
-    """A `LayersDone` that is forwarded to the server as it came."""
+    """A `LayersDone` that is forwarded to the server unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostAddress:
-    """A host's name, its way to the server, and the address of its mover."""
+    """A host's name, the address of the server, and the addresses of the host's mover."""
 
     host: HostId
     server: str
@@ -187,7 +187,7 @@ class Membership:
             )
 
     async def _first(self, wanted: asyncio.Future[Any], limit_s: float) -> bool:
-        """Wait for a result. Return whether it came in time. Raises JoinFailedError if the connection ends first."""
+        """Return whether a result comes within `limit_s`. Raises JoinFailedError if the connection ends first."""
         await asyncio.wait([wanted, self._over], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         if not wanted.done() and self._over.done():
             raise JoinFailedError(f"could not join: {self._over.result()}")

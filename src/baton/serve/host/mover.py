@@ -182,7 +182,7 @@ class Mover:
         pull.then(lambda: self._on_pulled(order.number))
 
     def _on_pulled(self, number: int) -> None:
-        """Finish a pull whose bytes are here. A conversion runs in a thread of its own, not in one of the transport."""
+        """Finish a pull whose bytes have arrived. A conversion runs in the mover's threads, not in the transport's."""
         if self._pulls[number].target.is_direct:
             self._finish(number)
         else:
@@ -250,7 +250,7 @@ class Outbox:
 
 def run_mover(descriptor: int) -> int:
     """Serve on an inherited Unix socket until the parent hangs up. Return the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides when we end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; only the parent ends this process
     die_with_parent()
     parent = ParentSocket(socket.socket(fileno=descriptor))
     outbox = Outbox(parent)

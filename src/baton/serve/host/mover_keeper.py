@@ -48,7 +48,7 @@ class MoverListener(Protocol):
 
 
 class MoverKeeper:
-    """Run one mover process after the other, and pass orders to the generation that they are for."""
+    """Run one mover process after the other. Each is a generation, and an order is for one generation only."""
 
     def __init__(
         self, setup: MoverSetup, arena_fd: int, listener: MoverListener, *, silent_s: float, tell: Callable[[str], None]
@@ -70,7 +70,7 @@ class MoverKeeper:
 
     @property
     def pid(self) -> int:
-        """Process id of the running mover. 0: none runs."""
+        """Process id of the running mover. 0: no mover runs."""
         return self._process.pid if self._process is not None else 0
 
     def start(self) -> None:
@@ -78,7 +78,7 @@ class MoverKeeper:
         self._tasks = [spawn(work, self._tell) for work in (self._keep(), self._watch())]
 
     def send(self, generation: int, order: MoverOrder) -> None:
-        """Send an order. It is dropped if its generation is gone: the loss of the mover has ended its transfer."""
+        """Send an order. One of an earlier generation is dropped: the loss of that mover has ended its transfer."""
         if self._process is not None and generation == self.generation:
             self._process.send_payload(self._encoder.encode(order))
 

@@ -35,7 +35,7 @@ _STAGING_BYTES_MAX = 1 << 30
 
 
 def plan_of(spec: CopySpec) -> CopyPlan | None:
-    """Plan a copy between two layouts. Return None if both sides have the same one: blocks go as they are."""
+    """Plan a copy between two layouts. Return None if the layouts are equal: no conversion is needed."""
     source, target = spec.source, spec.target
     if source == target:
         return None
@@ -155,7 +155,7 @@ class PullTarget:
 
 
 def _into_shadow(spec: CopySpec) -> CopySpec:
-    """Return the same copy with the shadow's blocks as its target."""
+    """Return the copy with the shadow's blocks as its target instead of the arena's."""
     return msgspec.structs.replace(spec, write=tuple(BlockId(place) for place in range(len(spec.write))))
 
 

@@ -81,7 +81,7 @@ def blocks_total(config: Config, card: ModelCard, layout: KVLayout, budget: Memo
 
 
 def _default_arena_bytes(card: ModelCard, layout: KVLayout, budget: MemoryBudget) -> int:
-    """Return the default size: as the budget wants, at least one full context and at most 64, and within its limit."""
+    """Return the budget's default size, but at least one full context, at most 64, and within the budget's limit."""
     context_bytes = -(-card.context_tokens // layout.block_tokens) * layout.block_bytes
     wanted_bytes = min(max(budget.wanted_bytes, context_bytes), _CONTEXTS_MAX * context_bytes)
     return min(wanted_bytes, budget.most_bytes)
@@ -94,7 +94,7 @@ def memory_free_bytes() -> int:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration, ValueError):
-        pass  # not Linux: the number of free pages has to do
+        pass  # not Linux: use the number of free pages
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
             free = min(free, int(Path(path).read_text(encoding="ascii")))

@@ -38,9 +38,9 @@ class _Slot:
     """The process reported that it cannot load the model: a second one would fail too."""
     given_up: bool = False
     is_added: bool = False
-    """The scaling policy has asked for it. If it is given up it is forgotten, and scaling asks for a new name."""
+    """Started by the scaling policy. If it is given up, its name is removed, and scaling asks for a new one."""
     retiring: bool = False
-    """The scaling policy has ended it: its end is no failure, and it is not restarted."""
+    """Ended by the scaling policy: its end is no failure, and it is not restarted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +191,7 @@ class Supervisor:
                 f"{slot.setup.view.id} died {recent} times within {survival.restart_window_s:.0f} s: given up"
             )
             slot.given_up = True
-            if not slot.is_added:  # of an added worker scaling is told, and asks for another one on any host
+            if not slot.is_added:  # scaling learns of the loss of an added worker, and asks for another one on any host
                 self._notify(reason)
             return False
         await asyncio.sleep(_BACKOFF.pause_s(recent))

@@ -19,7 +19,7 @@ from baton.move.store.port import Store
 from baton.move.store.store_url import open_store, parse_store_url
 
 _PLACES_DEFAULT = 1_000_000
-"""Bound of the block names that are remembered of a store whose capacity is not known."""
+"""Bound of the block hashes that are remembered for a store whose capacity is not known."""
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ def open_tiers(configs: Sequence[TierConfig], *, layout: KVLayout, fingerprint: 
 def open_usable_tiers(
     configs: Sequence[TierConfig], *, layout: KVLayout, fingerprint: str
 ) -> list[OpenTier | UnopenedTier]:
-    """Open the stores that are available, and return the others with their problem. Names do not depend on that.
+    """Open the available stores, and return the others with their problem. Tier names do not depend on either.
 
     Raises ConfigError with the problems of every URL; no store is open then.
     """
@@ -117,7 +117,7 @@ class _TierOpener:
         return OpenTier(self.rules(store), store, config.list_s if is_shared(config.url) else 0.0)
 
     def rules(self, store: Store | None = None) -> TierRules:
-        """Return the tier's rules. Without an open store: a local one has a known size, a shared one has not."""
+        """Return the tier's rules. Without `store`, the capacity of a shared store is unknown."""
         config, shares = self.config, is_shared(self.config.url)
         capacity_blocks = store.capacity_blocks if store is not None else None
         return TierRules(

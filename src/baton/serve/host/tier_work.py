@@ -46,9 +46,9 @@ PIECE_BYTES = 32 << 20
 READERS = 3
 """Threads that read from one store. One more thread writes and drops, in the order of the commands."""
 LIST_PIECE = 1000
-"""Block names in one message: the pool's event loop handles a message without interruption."""
+"""Block hashes in one message: the pool's event loop handles a message without interruption."""
 LISTED_MAX = 1_000_000
-"""Bound of the names in a listing, the youngest ones. Each takes about 80 bytes of memory."""
+"""Bound of the hashes in a listing, which has the youngest ones. Each takes about 80 bytes of memory."""
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class _Work:
     """Tiers that have not answered yet."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     took_s: dict[str, float] = field(default_factory=dict[str, float])
-    """Duration by tier, of those that have answered."""
+    """Duration by tier, for the tiers that have answered."""
     closed: bool = False
 
 
@@ -154,7 +154,7 @@ class TierWork:
         threading.Thread(target=listing, name=f"{name}-lists", daemon=True).start()
 
     def close(self) -> list[str]:
-        """Finish the writes under way, drop the others, and close stores and arena.
+        """Finish the current writes, drop the queued ones, and close stores and arena.
 
         Return the tiers whose stores did not end in time. No thread uses the arena after this.
         """
@@ -206,7 +206,7 @@ class TierWork:
                 self._answer(work)
 
     def _end(self, work: _Work, tier: str) -> None:
-        """Note that a tier is done with its part. The last tier answers the command."""
+        """Note that a tier has finished its part of a command. The last tier answers the command."""
         with work.lock:
             if work.closed:
                 return
@@ -264,7 +264,7 @@ class TierWork:
         return True
 
     def _report_capacity(self, tier: str) -> None:
-        """Tell the pool if the store has less room than it knows of."""
+        """Report the store's capacity to the pool if it has shrunk since the last report."""
         served = self._tiers[tier]
         blocks_max = served.store.capacity_blocks
         if blocks_max is not None and blocks_max < served.blocks_max:
@@ -304,7 +304,7 @@ class TierWork:
             log.warning("tier %s: %s; blocks that should be dropped stay there", tier, error)
 
     def _list(self, tier: str, list_s: float) -> None:
-        """Report the blocks of a store, and every `list_s` seconds those that are new."""
+        """Report the blocks of a store, and every `list_s` seconds its new blocks."""
         told: set[BlockHash] = set()
         pause_s = 0.0
         while not self._closed.wait(pause_s):
@@ -324,7 +324,7 @@ class TierWork:
             pause_s = max(list_s, 20 * (now_s() - began_s))
 
     def _ask(self, tier: str, ask: Callable[[], list[bool]], blocks: int) -> list[bool]:
-        """Call a store, and feed the outcome to its circuit breaker. A call that raises has done nothing."""
+        """Call a store, and pass the outcome to its circuit breaker. After an error, return False for every block."""
         served = self._tiers[tier]
         try:
             answered = ask()

@@ -80,7 +80,7 @@ def _on_disconnect(request: Request, error: Exception) -> Response:
 def _on_bug(request: Request, error: Exception) -> Response:
     """Respond to a bug of Baton. Starlette raises the error again, so that the server logs it.
 
-    The server then closes the connection, so the response announces it: a client that reused it would meet a reset.
+    The server then closes the connection, so the response says `Connection: close`: a client must not reuse it.
     """
     message = "the server failed on this request; its log has the traceback"
     return _respond(RequestError(message, status=500, code="internal_error"), {"connection": "close"})

@@ -25,7 +25,7 @@ class RateLimit:
         self._at_s = now_s
 
     def wait_s(self, now_s: float) -> float:
-        """Return the time until something may be taken. 0: now."""
+        """Return the time until the bucket holds at least 1. 0: it does."""
         self._refill(now_s)
         return max(0.0, (1.0 - self._amount) * _MINUTE_S / self.per_minute)
 
@@ -49,7 +49,7 @@ class _Client:
         self.token_rate: RateLimit | None = None
 
     def set_rates(self, requests_per_minute: int, tokens_per_minute: int, now_s: float) -> None:
-        """Set the rates. 0: no limit. A rate that does not change keeps its amount."""
+        """Set the rates. 0: no limit. The bucket of an unchanged rate keeps its amount."""
         self.request_rate = _rate(self.request_rate, requests_per_minute, now_s)
         self.token_rate = _rate(self.token_rate, tokens_per_minute, now_s)
 
@@ -64,9 +64,9 @@ class Budgets:
         """Bytes of request bodies in memory, of all clients."""
 
     def begin(self, name: str, limits: KeyLimits, *, is_counted: bool, now_s: float) -> RequestBudget:
-        """Return the budget of a new request. Raises ClusterError (429) if its client has too many, or too often.
+        """Return the budget of a new request. Raises ClusterError (429) if its client exceeds a limit.
 
-        `limits`: those of the client's key. `is_counted`: it counts as a request, not by its body only.
+        `limits`: those of the client's key. `is_counted`: limits of requests apply, not only those of bodies.
         """
         client = self._client(name)
         if is_counted:
@@ -74,7 +74,7 @@ class Budgets:
         return RequestBudget(self, client, is_counted=is_counted)
 
     def _admit(self, client: _Client, own: KeyLimits, now_s: float) -> None:
-        """Count a request. Raises ClusterError (429)."""
+        """Count a request in progress. Raises ClusterError (429) if the client has too many, or sent too many."""
         common = self._limits
         per_minute = own.requests_per_minute or common.client_requests_per_minute
         tokens_per_minute = own.tokens_per_minute or common.client_tokens_per_minute
@@ -93,7 +93,7 @@ class Budgets:
         client.requests += 1
 
     def take_bytes(self, client: _Client, size: int) -> None:
-        """Reserve memory for a part of a body. Raises ClusterError (429, 503) if there is none."""
+        """Reserve memory for a part of a body. Raises ClusterError: 429 for the client's limit, 503 for that of all."""
         own_max, all_max = self._limits.client_body_bytes_max, self._limits.body_bytes_max
         if client.body_bytes + size > own_max:
             why = (

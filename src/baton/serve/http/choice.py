@@ -72,7 +72,7 @@ class ChoiceText:
     finish_reason: FinishReason | None = None
     output_tokens: int = 0
     is_cut_short: bool = False
-    """The choice has ended, by a stop string or the last wanted call, before the worker reported its end."""
+    """The choice ended before the worker reported it: by a stop string, or by the last call that the client allows."""
     _unsent_tokens: int = 0
     _echo: Echo | None = field(init=False)
     """The echo of the prompt until it is taken."""
@@ -92,7 +92,7 @@ class ChoiceText:
         self._scanner = StopScanner(self.rules.stop_strings)
 
     def take(self, update: Update) -> ChoiceDelta:
-        """Return what the client may see of an update. Raises RequestError if the request failed.
+        """Return the parts of an update that can be sent to the client now. Raises RequestError if the request failed.
 
         Sets `finish_reason` when the choice ends. A stop string ends it before the worker does.
         """

@@ -18,14 +18,14 @@ from baton.move.clock import now_s
 from baton.serve.http.wire.errors import ClusterError
 
 LOG_S = 60.0
-"""Interval between two log lines about refused connections of one kind."""
+"""Minimum interval between two log lines about the same kind of refusal."""
 SWEEP_S_MAX = 1.0
 """Longest interval between two searches for overdue connections."""
 REFUSED_MAX = 64
 """Connections beyond a maximum that may wait for their error response. Further ones are closed without one."""
 RETRY_AFTER_S = 1.0
 TRIM_CONNECTIONS = 64
-"""Once three quarters of so many connections have closed, free memory is returned to the system."""
+"""After a peak of this many connections, free memory is returned to the system once three quarters have closed."""
 
 log = logging.getLogger("baton.server")
 
@@ -91,7 +91,7 @@ class Connections:
             del self._by_address[connection.address]
 
     def may_answer(self, connection: Connection) -> bool:
-        """Return whether a connection may wait for its error response: not if too many beyond a maximum wait."""
+        """Return whether a connection may wait for its error response. False if `REFUSED_MAX` refused ones wait."""
         return connection not in self._refused or len(self._refused) <= REFUSED_MAX
 
     def note_refused(self, address: str, error: RequestError) -> None:

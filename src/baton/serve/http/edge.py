@@ -25,7 +25,7 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _STATE_KEY = "baton.context"
 _CSP = b"content-security-policy"
 _SAFE_HEADERS = ((b"x-content-type-options", b"nosniff"), (b"cross-origin-resource-policy", b"same-origin"))
-"""Sent with every response: a foreign page can neither embed it nor have it read as another type."""
+"""Sent with every response: a foreign page can neither embed it nor make a browser guess another type."""
 _CLOSED_CSP = (_CSP, b"default-src 'none'; frame-ancestors 'none'")
 """Content-Security-Policy of every response that has none of its own."""
 Result = TypeVar("Result")
@@ -87,7 +87,7 @@ class Edge:
             budget.end()
 
     def _begin(self, scope: Scope, identity: Identity, now_s: float) -> RequestBudget:
-        """Return the budget of a request. Raises ClusterError (429) if its client has too many, or too often."""
+        """Return the budget of a request. Raises ClusterError (429) if its client exceeds a limit."""
         peer = scope.get("client")
         client = identity.key or client_address(peer[0] if peer else "")
         is_counted = scope["method"] == "POST" and scope["path"].startswith("/v1/")
@@ -153,9 +153,9 @@ async def read_body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:
 
 
 def check_content_type(headers: Mapping[bytes, bytes]) -> None:
-    """Raise RequestError (415) for a body that is not said to be plain JSON.
+    """Raise RequestError (415) for a body whose Content-Type is not plain JSON.
 
-    A foreign page can send other types, and bodies without one, without the server's consent.
+    A foreign page can send bodies of other types, or of none, without a CORS preflight.
     """
     kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
     if kind != b"application/json":

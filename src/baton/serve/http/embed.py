@@ -93,7 +93,7 @@ class _EmbeddingWork:
             try:
                 return await self._vector(live)
             finally:
-                self._gateway.cancel(live)  # does nothing if it has ended
+                self._gateway.cancel(live)  # no effect on a request that has ended
 
     async def _vector(self, live: LiveRequest) -> _Vector:
         values = b""

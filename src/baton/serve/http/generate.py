@@ -205,12 +205,12 @@ class TextResponse:
 
     def _cancel_all(self) -> None:
         for choice in self._choices:
-            self._gateway.cancel(choice.live)  # does nothing for one that has ended
+            self._gateway.cancel(choice.live)  # no effect on a choice that has ended
 
     async def _next(self, choice: ChoiceText) -> ChoiceDelta:
-        """Wait for new tokens of a choice, and return what the client may see of them."""
+        """Wait for new tokens of a choice, and return the parts that can be sent to the client now."""
         delta = choice.take(await choice.live.next())
-        if choice.is_cut_short:  # by a stop string or the last wanted call: the worker would go on
+        if choice.is_cut_short:  # the text ended it (stop string, last allowed call): the worker would go on
             self._gateway.finish(choice.live)
         return delta
 

@@ -20,13 +20,13 @@ from baton.serve.http.wire.errors import ClusterError
 KNOWN_MAX = 1024
 """The maximum number of remembered results. The least recently used one is dropped first."""
 CLIENT_SHARE = 4
-"""One client may fill this part of the queue: a quarter."""
+"""One client may fill the n-th part of the queue: a quarter."""
 RETRY_AFTER_S = 1.0
 _Waiting = tuple[bytes, bytes, "asyncio.Future[GrammarProblem | None]"]
 
 
 class GrammarChecker:
-    """Checks each grammar once, in turn of the clients. Runs in one event loop."""
+    """Checks grammars for all clients, who take turns, and remembers the results. Runs in one event loop."""
 
     def __init__(self, card: ModelCard, limits: SandboxConfig) -> None:
         """Starts nothing: the sandboxes start with the first grammar, or with `warm_up`."""

@@ -26,7 +26,7 @@ class Identity:
     priority_min: int | None = None
     """Most urgent priority that its requests may have. None: any."""
     cache_namespace: str = ""
-    """Requests share cached blocks only within a namespace. Empty: the namespace of a server with one tenant."""
+    """Requests share cached blocks only within a namespace. Empty: the namespace of a server with a single tenant."""
 
     def cache_salt(self, asked: str | None) -> str:
         """Return the salt of the block hashes of a request, from the salt that the client sent.
@@ -56,10 +56,10 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeySources:
-    """Where a server's keys come from."""
+    """The keys of a server: from its configuration and its key file."""
 
     api_keys: Sequence[str] = ()
-    """One alone has every scope. Otherwise each is a tenant of its own that may generate."""
+    """A single key has every scope. Of several, each is a tenant of its own with the scope `generate`."""
     admin_key: str = ""
     """May change the cluster and join hosts to it. Empty: none."""
     join_key: str = ""
@@ -144,7 +144,7 @@ def _identity_of(entry: KeyEntry) -> Identity:
 
 
 def _anonymous_identity(sources: KeySources) -> Identity | None:
-    """Return the identity of clients without a key: it has the scopes for which the server has no key."""
+    """Return the identity of clients without a key: it has every scope that no key of the server has."""
     if sources.api_keys or sources.file is not None:
         return None
     taken: set[Scope] = set()
@@ -171,7 +171,7 @@ def needed_scope(method: str, path: str) -> Scope | None:
 
 
 def check_port(method: str, path: str, port: int, admin_port: int) -> None:
-    """Raise RequestError (403) for a route of the scopes `admin` and `join` at another port than theirs."""
+    """Raise RequestError (403) for a route of the scopes `admin` and `join` at a port other than `admin_port`."""
     if port != admin_port and needed_scope(method, path) in _ADMIN:
         message = f"{path[:80]} is at the port {admin_port} of this server only (--admin-port)"
         raise RequestError(message, status=403, code="admin_port")

@@ -124,7 +124,7 @@ class Pages:
         return _json(self._services.gateway.cluster())
 
     async def _log(self, request: Request) -> Response:
-        """Send the decision log as far as it is written."""
+        """Send the part of the decision log that is written so far."""
         log = self._services.gateway.decision_log
         if log is None:
             message = "this server keeps no decision log; start it with --log FILE"

@@ -57,7 +57,7 @@ class PublicPrefixes:
             self._prefixes.append(tokenizer.encode(chat, add_special=False))
 
     def shared_tokens(self, prompt: Sequence[int]) -> int:
-        """Return the number of leading tokens of a prompt that a public prefix begins with as well."""
+        """Return the length of the longest common beginning of a prompt and a public prefix, in tokens."""
         return max((_equal_tokens(prefix, prompt) for prefix in self._prefixes), default=0)
 
 
@@ -74,7 +74,7 @@ class PromptLimits:
     block_tokens: int
     cache_salt: str
     public: PublicPrefixes | None
-    """Prefixes whose blocks all salts share. None: none."""
+    """Prefixes whose blocks are shared by requests with any salt. None: there are no such prefixes."""
     param: str
     """The field with the prompt, for error messages."""
 

@@ -28,9 +28,9 @@ from baton.serve.http.connections import Connections, client_address
 from baton.serve.http.wire.errors import error_body, error_headers
 
 LINGER_S = 2.0
-"""Time for a client to read an error response and to close, before the connection is aborted."""
+"""Time for a client to read an error response and to close the connection. Then the server aborts it."""
 LINGER_BYTES_MAX = 1 << 20
-"""Bytes that are read and dropped in this time."""
+"""Maximum bytes that the server reads and drops during `LINGER_S`."""
 _LINGER_NOT = struct.pack("ii", 1, 0)
 """Value of SO_LINGER with which the kernel drops unsent data at the close."""
 PIPELINED_MAX = 8
@@ -108,7 +108,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.flow.write_paused and self._send_deadline_s == math.inf:
             self._send_deadline_s = now_s + self._limits.send_s
         if self._phase == "body" and self.flow.read_paused:
-            self._deadline_s = now_s + self._limits.body_s  # not the client stopped sending, but the server reading
+            self._deadline_s = now_s + self._limits.body_s  # the server has stopped reading, so the client is not late
         if self.transport.is_closing() and self._phase != "closing":
             self._phase, self._deadline_s = "closing", now_s + self._limits.send_s  # the rest is being sent
         if now_s >= self._send_deadline_s:
@@ -148,7 +148,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             try:
                 parser.feed_data(piece)
             except httptools.HttpParserUpgrade:
-                return  # answered as a plain HTTP request
+                return  # the request is answered without the upgrade
             except httptools.HttpParserError as error:
                 cause = error.__context__
                 self._refuse(cause if isinstance(cause, RequestError) else _malformed(error))
@@ -216,7 +216,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             cycle.message_event.set()
 
     def _close(self) -> None:
-        """Send what is written, and give the client time to read it: an early close could discard it on its way."""
+        """Send the written data, and give the client time to read it: an early close could discard data under way."""
         self._phase, self._deadline_s = "closing", now_s() + LINGER_S
         self.flow.resume_reading()
         if self.transport.can_write_eof():
@@ -225,7 +225,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _reset(self) -> None:
-        """Drop the connection with all data that the client has not read, in the kernel too."""
+        """Abort the connection and drop all unsent data, that in the kernel too."""
         connection = self.transport.get_extra_info("socket")
         if connection is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)

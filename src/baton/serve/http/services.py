@@ -66,14 +66,14 @@ class Services:
     settings: HttpSettings
     keyring: Keyring
     public_prefixes: PublicPrefixes | None = None
-    """Prefixes whose cached blocks all tenants share. None: none."""
+    """Prefixes whose cached blocks all tenants share. None: there are no such prefixes."""
     hooks: Hooks
     render_metrics: Callable[[], bytes]
     seeds: random.Random = field(init=False)
     """Draws the seeds of requests that have none."""
     started_unix_s: int = field(default_factory=unix_s)
     large_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
-    """Held while a large body is tokenized."""
+    """Lets one large body at a time be tokenized."""
     serials: itertools.count[int] = field(default_factory=itertools.count)
     """Makes request ids unique, even if two clients send the same X-Request-Id."""
 
@@ -88,7 +88,7 @@ class Services:
             self.template.close()
 
     def check_model(self, asked: str | None) -> None:
-        """Raise RequestError (404) if the client asks for another model than the served one. None means that one."""
+        """Raise RequestError (404) if the client asks for a model that is not served. None: it named no model."""
         served = self.gateway.card.name
         if asked is not None and asked != served:
             message = f"the model {asked[:200]!r} is not served here; this server has {served!r}"

@@ -37,7 +37,7 @@ class StopScanner:
         return whole[:safe]
 
     def flush(self) -> str:
-        """End the text. Return the text that was held back, since it did not become a stop string."""
+        """End the text. Return the text that was held back: it is not part of a stop string."""
         held, self._held = self._held, ""
         return held
 

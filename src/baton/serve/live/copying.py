@@ -1,7 +1,7 @@
 """Copies of KV blocks between two hosts: give orders to both movers until each copy has ended.
 
-A copy has ended when its blocks have landed, or when neither mover can touch them any more: each has confirmed that,
-or is dead. Only then is the cluster told, and pools reuse the blocks (INV-3). After `copy_s`, both movers are ordered
+A copy has ended when its blocks have landed, or when neither mover can touch them any more: both have confirmed it
+or are dead. Only then is the cluster told, and pools reuse the blocks (INV-3). After `copy_s`, both movers are ordered
 to end the copy. A mover that hangs is killed, and a mover with a failed thread ends itself.
 """
 
@@ -107,7 +107,7 @@ class Copying:
         """Pairs of hosts on one machine between which a copy through shared memory has failed."""
 
     def concerns(self, host: HostId) -> bool:
-        """Return whether a copy from or to this host is under way: no host may join under its name yet."""
+        """Return whether a copy from or to this host is under way. No host may join under its name until the end."""
         return any(host in (made.copy.source, made.copy.target) for made in self._copies.values())
 
     # ---- hosts and their movers
@@ -117,7 +117,7 @@ class Copying:
         self._movers[host] = _Mover(orders, layout)
 
     def lose_host(self, host: HostId, reason: str) -> None:
-        """End the copies of a lost host. Its mover may still touch its arena, which no other process uses any more."""
+        """End the copies of a lost host. Its mover may still write to its arena, which no process uses any more."""
         if self._movers.pop(host, None) is not None:
             self._apart = {pair for pair in self._apart if host not in pair}
             self._end_at(host, f"host {host} is lost: {reason}")
@@ -138,7 +138,7 @@ class Copying:
             self._end_at(host, f"the mover of {host} is lost: {reason}")
 
     def _end_at(self, host: HostId, reason: str) -> None:
-        """End every copy that has begun at this host, whose mover cannot touch blocks any more."""
+        """End every copy that has begun at this host. The host's mover cannot touch blocks any more."""
         for copy in list(self._copies.values()):
             is_begun = copy.offered or copy.pulling or host not in self._movers
             if host not in (copy.copy.source, copy.copy.target) or not is_begun:

@@ -326,7 +326,7 @@ class Driver:
             live.stamps.cached_tokens = cached_tokens
 
     def _has_moved(self, live: LiveRequest) -> bool:
-        """Return whether the request leaves a live worker: then a policy has moved it, and it is no failover."""
+        """Return whether the request's old worker is alive: then a policy moved the request, and no failover did."""
         link = self.links.get(live.worker) if live.worker is not None else None
         return link is not None and link.state == "ready"
 

@@ -52,7 +52,7 @@ class LiveGateway:
             self.request_tokens_max = min([self.card.context_tokens, *known])
 
     def submit(self, request: Request, prompt: Sequence[int]) -> LiveRequest:
-        """Start a request whose limits were checked. A rejection is its result, never an exception."""
+        """Start a request whose limits were checked. A rejection becomes the request's result, not an exception."""
         if request.slo is None and self._slo is not None:
             request = msgspec.structs.replace(request, slo=self._slo)
         if self.state == "stopping":

@@ -38,7 +38,7 @@ _TOKENS_MAX = 256
 _BLOCKS_MAX = 1 << 24
 """Maximum KV blocks of a host: bounds the memory of its pool's metadata."""
 _CONNECTIONS_MAX = 4096
-"""Maximum connections on the port, of agents and of strangers."""
+"""Maximum connections on the port for agents, before and after they present a token."""
 PRICE_FACTOR_MAX = 2.0
 """Prices within this factor count as equal: they are estimated from other machines, and err by a third."""
 
@@ -55,7 +55,7 @@ class Hosts:
         tell: Callable[[str], None],
         changed: Callable[[], None],
     ) -> None:
-        """`url`: the server's own, for messages. `tls`: its certificate. None: connections are plain."""
+        """`url`: of this server, for messages. `tls`: its certificate. None: connections are not encrypted."""
         self.driver = parts.driver
         self.copying = parts.driver.copying
         self._parts = parts
@@ -84,7 +84,7 @@ class Hosts:
         return sum(host.is_ready for host in self._joined.values())
 
     def missing(self) -> str:
-        """Name the workers and hosts that are missing until the server is ready. Empty: none that is known."""
+        """Return the names of workers and hosts that the server waits for before it is ready. Empty: none is known."""
         loading = [link.view.id for link in self.driver.links.values() if link.state == "starting"]
         found = [f"{', '.join(loading)} to load the model"] if loading else []
         expected = self._parts.config.hosts.expected
@@ -96,7 +96,7 @@ class Hosts:
     # ---- joining
 
     async def terms(self) -> HostTerms:
-        """Return the port, token and configuration for a host to join. Raises RequestError if none can."""
+        """Return the port, token and configuration for a host to join. Raises RequestError if no host can join."""
         async with self._opening:  # hosts may ask at the same time: one port for all of them
             if self._form is None:
                 identity = await asyncio.to_thread(kv_identity, self._parts.card)
@@ -206,7 +206,7 @@ class Hosts:
         self._changed()
 
     def gone(self, host: JoinedHost, reason: str) -> None:
-        """Handle the end of a connection: of a host, or of a stranger that never joined."""
+        """Handle the end of a connection. `host` may have never joined."""
         self._arrivals.strangers.discard(host)
         if self._joined.get(host.id) is not host:
             self.driver.room.look()
@@ -226,7 +226,7 @@ class Hosts:
         self._changed()
 
     def resize(self, command: StartWorker | RetireWorker) -> bool:
-        """Send a scaling decision to the worker's host, or to the one with the fewest workers. False: there is none."""
+        """Send a scaling decision to the worker's host, or to the host with the fewest workers. False: no host."""
         if isinstance(command, RetireWorker):
             link = self.driver.links.get(command.worker)
             host = self._joined.get(link.view.host) if link is not None else None
@@ -291,7 +291,7 @@ class Hosts:
             self.driver.tiers.heard(host, event)
 
     def _order(self, host: JoinedHost, name: HostId, order: TierOrder) -> bool:
-        """Send a tier order to a host's mover. False: it has none at the moment."""
+        """Send a tier order to a host's mover. False: no mover runs at the moment."""
         generation = self._movers.get(name)
         if generation is None:
             return False

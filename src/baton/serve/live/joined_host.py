@@ -1,4 +1,4 @@
-"""The connection to the agent of another host, which speaks for its workers and its mover."""
+"""The connection to the agent of another host, which forwards the messages of its workers and its mover."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _HELLO_S = 60.0
 """Time for an agent to send its hello: it connects before its mover has started."""
 
 _HELLO_BYTES_MAX = 64 * 1024
-"""Maximum frame before the hello: bounds the memory that a stranger's connection takes."""
+"""Maximum frame before the hello: bounds the memory of a connection that has not proved its token."""
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -100,12 +100,12 @@ class JoinedHost:
 
     @property
     def is_ready(self) -> bool:
-        """Every worker of it has loaded its model or was given up."""
+        """Every worker of the host has loaded its model or was given up."""
         return bool(self._workers) and all(worker.state != "starting" for worker in self._workers.values())
 
     @property
     def workers(self) -> int:
-        """Number of its workers, including those that it was asked to start."""
+        """Number of the host's workers, including those that it was asked to start."""
         return len(self._workers.keys() | self.asked)
 
     def send(self, generation: int, order: MoverOrder) -> None:
@@ -113,7 +113,7 @@ class JoinedHost:
         self.stream.put(ForMover(generation, order))
 
     def resize(self, command: StartWorker | RetireWorker) -> None:
-        """Ask it to start or end a worker."""
+        """Ask the host to start or end a worker."""
         if isinstance(command, StartWorker):
             self.asked.add(command.worker)
         self.stream.put(Resize(command))

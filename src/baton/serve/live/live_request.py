@@ -18,9 +18,9 @@ class Timings(Struct, frozen=True, kw_only=True):
     queue_s: float | None = None
     """From arrival to the first step that computes a part of the prompt."""
     prefill_s: float | None = None
-    """From there to the first token from the prefill worker, or to the end of the prompt if decode draws that token."""
+    """From then to the prefill worker's first token, or to the end of the prompt if the decode worker draws it."""
     handoff_s: float | None = None
-    """From there to the first step on the decode worker. None: there was no handoff."""
+    """From the end of prefill to the first step on the decode worker. None: there was no handoff."""
     first_decode_s: float | None = None
     """From the end of prefill to the first token that the decode worker draws."""
     ttft_s: float | None = None
@@ -94,7 +94,7 @@ class Stamps:
         return self.prefilled_s if self.left_s is None else self.left_s
 
     def leave(self, worker: WorkerId | None, now_s: float) -> None:
-        """Record that this worker has computed the prompt, and that another one draws the first token."""
+        """Record that this worker has computed the prompt, and that another worker draws the first token."""
         if self.left_s is None and self.prefilled_s is None:
             self.left_s, self.prefill_worker = now_s, worker
 

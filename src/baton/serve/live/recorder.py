@@ -31,7 +31,7 @@ class Recorder:
         self._metrics.count(catalog.PREEMPTIONS)
 
     def copied(self, moved_bytes: int, layer_bytes: int) -> None:
-        """Record a completed transfer of KV from another host. `layer_bytes`: bytes that were sent layer by layer."""
+        """Record a completed transfer of KV from another host. `layer_bytes`: the bytes sent by layer."""
         self._metrics.count(catalog.HANDOFF_BYTES, amount=moved_bytes)
         self._metrics.count(catalog.HANDOFF_LAYER_BYTES, amount=layer_bytes)
 

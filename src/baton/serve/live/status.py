@@ -28,9 +28,9 @@ class TierStatus(Struct, frozen=True, kw_only=True):
 
     name: str
     state: str = "used"
-    """`used`, or `left alone` while this host does not use it because its store failed or hung repeatedly."""
+    """`used`, or `left alone`: the host does not use it for a while, because its store failed or hung repeatedly."""
     kv_blocks_total: int
-    """Capacity. If the store decides how many blocks it keeps: the number of blocks known to be there."""
+    """Capacity. If the store decides how many blocks it keeps: the number of its known blocks."""
     kv_blocks_cached: int
     kv_blocks_writing: int
     loaded_blocks: int

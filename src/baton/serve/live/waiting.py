@@ -26,7 +26,7 @@ class Connection(Protocol):
 
 @dataclass(slots=True)
 class Arrivals:
-    """Hosts that are about to join. While there are any, requests wait longer."""
+    """Hosts that are about to join. While there is one, requests may wait longer."""
 
     tokens: OrderedDict[str, float] = field(default_factory=OrderedDict[str, float])
     """Tokens of hosts that asked to join, with their times of issue."""

@@ -17,7 +17,7 @@ class HostTerms(Struct, frozen=True, kw_only=True):
     port: int
     """Port for the agent's connection, on the server's address."""
     token: str
-    """Proves that the agent has asked. It is valid for one connection, and expires after many later requests."""
+    """Proves that the agent requested terms. Valid for one connection; expires after many later requests."""
     tls: bool
     """The agent's connection uses TLS, with the certificate of HTTPS."""
     mover_secret: bytes

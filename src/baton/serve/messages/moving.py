@@ -31,7 +31,7 @@ class MoverSetup(Struct, frozen=True, kw_only=True, tag=True):
     tiers: tuple[TierConfig, ...] = ()
     """Tiers below the arena, the fastest first."""
     secret: bytes = b""
-    """Secret of all movers of the cluster: each proves it before it reads. Empty: there is none."""
+    """Secret of all movers of the cluster: each mover proves it before it reads. Empty: movers have no secret."""
     fingerprint: str = ""
     """Digest of everything that a block's bytes depend on, except its tokens."""
 

@@ -21,7 +21,7 @@ class LayerWatch:
     def __init__(
         self, worker: WorkerId, progress: Progress, layers: int, *, tell: Callable[[LayersDone], None]
     ) -> None:
-        """`layers`: how many the engine has. `tell` is called from the polling thread too."""
+        """`layers`: number of layers of the engine. `tell` is called from the polling thread too."""
         self._worker = worker
         self._progress = progress
         self._layers = layers
@@ -33,7 +33,7 @@ class LayerWatch:
     @contextmanager
     def over(self, step: Step) -> Generator[None]:
         """Watch a step while the body of the with statement computes it."""
-        self._progress.layers = 0  # before the thread polls: it still counts the layers of the previous step
+        self._progress.layers = 0  # before the thread polls: it still has the count of the previous step
         self._tell(LayersDone(self._worker, step.streamed, 0))
         self._watch(step)
         try:
@@ -63,7 +63,7 @@ class LayerWatch:
                 self._changed.wait_for(lambda done=step: self._step is not done)
 
     def _wait_for(self, step: Step, layers: int) -> bool:
-        """Wait until so many layers of a step are done. Return False if the step ends first: its report says so."""
+        """Wait until `layers` layers of a step are done. Return False if the step ends first, which its report says."""
         with self._changed:
             while self._step is step and self._progress.layers < layers:
                 self._changed.wait(_LOOK_S)

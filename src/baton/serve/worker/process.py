@@ -34,7 +34,7 @@ from baton.serve.worker.step_log import StepLogWriter
 
 def run_worker(descriptor: int) -> int:
     """Serve on an inherited Unix socket until the host hangs up. Return the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the server decides when we end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; only the server ends this process
     die_with_parent()
     link = ServerLink(socket.socket(fileno=descriptor))
     setup, arena_fd = link.receive_setup()
@@ -107,7 +107,7 @@ def _batcher(setup: WorkerSetup) -> Batcher:
 def _watch(setup: WorkerSetup, engine: StepEngine, link: ServerLink) -> LayerWatch | None:
     """Return the watch for the step loop, or None where layers cannot be observed.
 
-    On a GPU, launched kernels are not finished ones; and ranks finish a layer at different times.
+    On a GPU, launched kernels may be unfinished; ranks finish a layer at different times.
     """
     if setup.device != "cpu" or setup.layout.ranks > 1:
         return None

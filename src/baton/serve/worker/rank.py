@@ -27,7 +27,7 @@ _RECEIVE_BYTES = 256 * 1024
 
 def run_rank(descriptor: int) -> None:
     """Serve on an inherited Unix socket until the first rank hangs up."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the server decides when we end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; only the server ends this process
     die_with_parent()
     sock = socket.socket(fileno=descriptor)
     data, descriptors, _flags, _address = socket.recv_fds(sock, _RECEIVE_BYTES, 1)

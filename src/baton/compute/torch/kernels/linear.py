@@ -19,7 +19,7 @@ class Linear(Protocol):
 
 
 class DenseLinear:
-    """Works on any device, in any type. The reference of the packed one."""
+    """Works on any device, in any type. The reference of `PackedLinear`."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._weight = weight  # [outputs, inputs]

@@ -1,4 +1,4 @@
-"""A step as the kernels see it: a ragged batch of tokens, and the place of their KV in the arena."""
+"""The inputs of kernels for a step: a ragged batch of tokens, and the place of their KV in the arena."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class Collectives(Protocol):
     place: RankPlace
 
     def all_reduce(self, partial: Tensor) -> Tensor:
-        """Return the sum of [rows, hidden] over the ranks of this stage, the same bits on each. May overwrite it."""
+        """Return the sum of [rows, hidden] over the ranks of this stage, equal on all. May overwrite `partial`."""
         ...
 
     def gather(self, columns: Tensor) -> Tensor | None:

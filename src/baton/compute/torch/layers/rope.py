@@ -10,7 +10,7 @@ from baton.compute.models.rope import inverse_frequencies
 
 
 class Rotary:
-    """Computes cosines and sines for the positions of a step. A table of a long context would be slower to read."""
+    """Computes cosines and sines for the positions of a step. A table for a long context would be slower."""
 
     def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         half = torch.from_numpy(inverse_frequencies(config))

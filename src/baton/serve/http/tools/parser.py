@@ -100,7 +100,7 @@ class ToolParser:
 
     @property
     def is_full(self) -> bool:
-        """The last wanted call is complete."""
+        """`calls_max` calls are complete: the choice can end."""
         return self.calls == self._calls_max and self._state in ("tail", "after")
 
     def push(self, text: str) -> Parsed:

@@ -32,7 +32,7 @@ class ToolUse:
     """A response may have several calls."""
 
     def constraint(self, tokenizer: Tokenizer) -> Constraint | None:
-        """Return the constraint for a response that must be a call. None: it need not be one."""
+        """Return the constraint for a response that must be a call. None: a call is optional."""
         if not self.wanted:
             return None
         parts = [

@@ -42,7 +42,7 @@ class Constraint:
                 raise RequestError(message, param=part.param)
 
     def error(self, problem: GrammarProblem) -> RequestError:
-        """Return the error for a grammar that cannot be followed. `problem.index` counts the parts, then the whole."""
+        """Return the error for an invalid grammar. `problem.index` counts the parts, and then the whole."""
         param = (*self.parts, self)[problem.index].param + (f".{problem.place}" if problem.place else "")
         return RequestError(f"{param} cannot be followed: {problem.reason}", param=param, code="invalid_grammar")
 

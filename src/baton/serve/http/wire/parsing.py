@@ -19,7 +19,7 @@ from baton.serve.http.wire.schemas import UNSUPPORTED, ChatRequest, TokenizeRequ
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 WALKED_MAX = 10_000
-"""Most parts of a refused field that are looked at, to name the first wrong one. A walk holds up the event loop."""
+"""Bound of the parts of a refused field that are checked for the first wrong one. This blocks the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def convert(body: Mapping[str, Any], into: type[Body]) -> Body:
 
 
 def _first_misfit(body: Mapping[str, Any], whole: Mapping[str, Any], into: type[msgspec.Struct]) -> Misfit:
-    """Return the first wrong part of a body. Only fields that msgspec refuses, which is fast, are walked."""
+    """Return the first wrong part of a body. msgspec finds the wrong fields, which is fast; only those are walked."""
     fields, hints = {field.encode_name: field for field in _info(into).fields}, _hints(into)
     for name, value in body.items():
         field = fields[name]
@@ -124,7 +124,7 @@ def find_misfit(
         case inspect.StructType() if isinstance(value, dict):
             return _struct_misfit(value, kind, steps, left)
         case inspect.ListType() if isinstance(value, list) and _fits_length(value, kind):
-            walked = zip(range(len(value)), value, left)  # noqa: B905  the shortest ends it
+            walked = zip(range(len(value)), value, left)  # noqa: B905  stops at the shortest
             parts = (find_misfit(part, kind.item_type, (*steps, index), left) for index, part, _ in walked)
             return next((part for part in parts if part is not None), None)
         case _:
