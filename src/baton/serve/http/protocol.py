@@ -7,7 +7,6 @@ the alternatives.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import socket
 import struct
@@ -18,7 +17,6 @@ import httptools
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
-from uvicorn.protocols.utils import get_remote_addr
 from uvicorn.server import ServerState
 
 from baton.core.errors import RequestError
@@ -46,7 +44,7 @@ class HttpServerConfig(uvicorn.Config):
         proxies = connections.proxies
         super().__init__(
             app,
-            http=BoundedHttpProtocol if tls is None else TlsHandshake,
+            http=BoundedHttpProtocol,
             ws="none",
             log_level="warning",
             access_log=False,
@@ -55,9 +53,9 @@ class HttpServerConfig(uvicorn.Config):
             forwarded_allow_ips=list(proxies),
             timeout_keep_alive=math.ceil(connections.limits.idle_s),
             timeout_graceful_shutdown=math.ceil(close_s),
+            ssl_context_factory=None if tls is None else lambda _config, _default: tls.context,
         )
         self.connections = connections
-        self.tls = tls
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -230,76 +228,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if connection is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
         self.transport.abort()
-
-
-class TlsHandshake(asyncio.Protocol):
-    """A connection until its TLS handshake is done, after which `BoundedHttpProtocol` takes it.
-
-    Event loops tell a protocol of a TLS connection only after its handshake. The limits must count it before that.
-    """
-
-    def __init__(
-        self,
-        config: HttpServerConfig,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        self.address = ""
-        self._all = config.connections
-        self._config = config
-        self._deadline_s = math.inf
-        self._server_state = server_state
-        self._app_state = app_state
-        self._early = bytearray()
-        """Data that the client has sent with the end of its handshake."""
-        self._task: asyncio.Task[None] | None = None
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport), f"{transport!r} is no connection"
-        peer = get_remote_addr(transport)
-        self.address = client_address(peer[0] if peer else "")
-        self._transport = transport
-        self._deadline_s = now_s() + self._all.limits.header_s
-        error = self._all.add(self)
-        if error is not None and not self._all.may_answer(self):
-            self._all.note_refused(self.address, error)
-            self._all.remove(self)
-            transport.abort()
-            return
-        transport.pause_reading()  # the bytes belong to the handshake
-        self._task = asyncio.get_running_loop().create_task(self._shake_hands(transport))
-
-    def end_if_overdue(self, now_s: float) -> None:
-        """End the connection if the client takes longer for its handshake than it may for headers."""
-        if now_s >= self._deadline_s and self._transport is not None:
-            limit_s, self._deadline_s = self._all.limits.header_s, math.inf
-            self._all.note_refused(self.address, _overdue("TLS handshake", "header_s", limit_s))
-            self._transport.abort()
-
-    def data_received(self, data: bytes) -> None:
-        self._early += data
-
-    async def _shake_hands(self, transport: asyncio.Transport) -> None:
-        """Start TLS, and pass the connection on unless the client fails or leaves."""
-        loop, tls = asyncio.get_running_loop(), self._config.tls
-        assert tls is not None, "the server has no certificate"
-        secured: asyncio.Transport | None = None
-        try:
-            if not transport.is_closing():
-                with contextlib.suppress(OSError):  # the client speaks no TLS, is too slow or has gone
-                    secured = await loop.start_tls(transport, self, tls.context, server_side=True)
-        finally:
-            self._all.remove(self)
-        if secured is None or secured.is_closing():
-            transport.abort()
-            return
-        http = BoundedHttpProtocol(self._config, self._server_state, self._app_state, loop)
-        secured.set_protocol(http)
-        http.connection_made(secured)
-        if self._early:
-            http.data_received(bytes(self._early))
 
 
 def _response(error: RequestError) -> bytes:
