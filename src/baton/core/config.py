@@ -77,7 +77,7 @@ class KVConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     block_tokens: Annotated[int, Range(least=1, most=1024)] = 16
     """Tokens per KV block. Only full blocks are shared between requests."""
     bytes: Bytes = 0
-    """Size of the arena. 0: 2 GiB or one full context, whichever is larger, but at most a quarter of free memory."""
+    """Size of the arena. 0: 2 GiB or one full context, whichever is larger, but at most a quarter of all memory."""
     blocks: Annotated[int, Range(least=0, most=2**31)] = 0
     """Size of the arena in blocks. Overrides `bytes` unless it is 0."""
     allocate: Literal["on_demand", "longest"] = "on_demand"

@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
+from io import DEFAULT_BUFFER_SIZE
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
@@ -77,7 +78,7 @@ def make_private_folder(folder: Path) -> None:
             path.mkdir(mode=0o700, exist_ok=True)
 
 
-def open_private(path: Path, mode: Literal["ab", "wb"], buffering: int = -1) -> BinaryIO:
+def open_private(path: Path, mode: Literal["ab", "wb"], buffering: int = DEFAULT_BUFFER_SIZE) -> BinaryIO:
     """Open a file for writing in mode 0600, whatever its mode was before."""
     return open(path, mode, buffering, opener=open_private_fd)
 

@@ -52,9 +52,17 @@ class MemoryBudget:
 
 
 def host_budget() -> MemoryBudget:
-    """Return the budget of host memory: 2 GiB by default, and at most a quarter of the free memory."""
-    free_bytes = memory_free_bytes()
-    return MemoryBudget(free_bytes=free_bytes, wanted_bytes=_ARENA_BYTES_DEFAULT, most_bytes=free_bytes // 4)
+    """Return the budget of host memory: by default 2 GiB, within a quarter of all memory and half of the free one.
+
+    A share of the free memory alone would shrink with each restart: the processes of a host that was killed may not
+    have ended, and their memory is not free yet.
+    """
+    return memory_budget(free_bytes=memory_free_bytes(), total_bytes=_memory_total_bytes())
+
+
+def memory_budget(*, free_bytes: int, total_bytes: int) -> MemoryBudget:
+    most_bytes = min(total_bytes // 4, free_bytes // 2)
+    return MemoryBudget(free_bytes=free_bytes, wanted_bytes=_ARENA_BYTES_DEFAULT, most_bytes=most_bytes)
 
 
 def blocks_total(config: Config, card: ModelCard, layout: KVLayout, budget: MemoryBudget) -> int:
@@ -95,12 +103,21 @@ def memory_free_bytes() -> int:
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration, ValueError):
         pass  # not Linux: use the number of free pages
+    return _within_group(free)
+
+
+def _memory_total_bytes() -> int:
+    return _within_group(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def _within_group(size_bytes: int) -> int:
+    """Return a size, or the memory limit of this process's control group if that is less."""
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
-            free = min(free, int(Path(path).read_text(encoding="ascii")))
+            size_bytes = min(size_bytes, int(Path(path).read_text(encoding="ascii")))
         except (OSError, ValueError):
             continue  # the control group does not exist or has no limit
-    return free
+    return size_bytes
 
 
 def share_cores(workers: int, threads: int, quota: float = math.inf) -> list[tuple[int, tuple[int, ...]]]:
