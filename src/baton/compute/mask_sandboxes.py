@@ -103,6 +103,10 @@ class _MaskProcess:
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="mask-sandbox")
         self._starting: Future[Sandbox] | None = None
         self._sandbox: Sandbox | None = None
+        self._has_answered = False
+        """The current sandbox has answered a job, and may hold memory for it."""
+        self._suspect: RequestMasks | None = None
+        """The first job of the next sandbox: the last sandbox broke its memory limit, but perhaps for earlier jobs."""
         self._outstanding: deque[RequestMasks] = deque()
         self._last: OrderedDict[RequestId, RequestMasks] = OrderedDict()
         """The last answered job of each request. The request's parser in the sandbox has read its output."""
@@ -192,7 +196,10 @@ class _MaskProcess:
             if not wait((self._starting,), wait_s).done:
                 return None
             starting, self._starting = self._starting, None
-            self._sandbox = starting.result()
+            self._sandbox, self._has_answered = starting.result(), False
+            if self._suspect is not None:
+                suspect, self._suspect = self._suspect, None
+                self._send(suspect, whole=True)
             return None
         return self._sandbox
 
@@ -202,6 +209,7 @@ class _MaskProcess:
             self._send(masks, whole=True)
             return
         masks.answer = found
+        self._has_answered = True
         self._remember(masks)
 
     def _bury(self, sandbox: Sandbox) -> None:
@@ -212,6 +220,9 @@ class _MaskProcess:
         if self._outstanding:
             culprit = self._outstanding.popleft()
             self._outstanding.clear()
+            if reason.is_memory_limit and self._has_answered:
+                self._suspect = culprit
+                return
             deaths = self._deaths.pop(culprit.grammar, 0) + 1
             self._deaths[culprit.grammar] = deaths
             if len(self._deaths) > POISON_MAX:

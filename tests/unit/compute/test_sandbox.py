@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from baton.compute.hash_engine import hash_card
 from baton.compute.models.grammar import GrammarProblem
-from baton.compute.sandbox.process import SandboxError, SandboxPool
+from baton.compute.sandbox.process import ForkServer, Sandbox, SandboxError, SandboxPool
 from baton.compute.sandbox.template import SandboxedTemplate
 from baton.compute.sandbox.work import GrammarChecks, SandboxSetup
 from baton.core.config import SandboxConfig
@@ -133,10 +136,41 @@ def test_a_lost_sandbox_or_fork_server_is_replaced() -> None:
 
 
 def test_a_sandbox_sees_no_keys_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pathlib import Path
-
     monkeypatch.setenv("BATON_API_KEY", "secret")
     pool = SandboxPool(SandboxSetup(GrammarChecks(hash_card()), LIMITS), 1)
     pool.warm_up()
     assert b"secret" not in Path(f"/proc/{pool._idle[0].pid}/environ").read_bytes()
     pool.close()
+
+
+def _fork_server_of(sandbox: Sandbox) -> int:
+    """Return the pid of the process that has forked a sandbox."""
+    status = Path(f"/proc/{sandbox.pid}/status").read_text()
+    return int(status.partition("PPid:")[2].split()[0])
+
+
+def test_the_end_of_a_sandbox_of_an_earlier_fork_server_leaves_the_new_one_alone() -> None:
+    server = ForkServer(SandboxSetup(GrammarChecks(hash_card()), LIMITS))
+    old = server.fork()
+    os.kill(_fork_server_of(old), signal.SIGKILL)
+    new = server.fork()
+    assert not server.end_reason(old).is_lasting
+    assert _fork_server_of(server.fork()) == _fork_server_of(new)
+    server.close()
+
+
+def test_a_process_without_free_descriptors_refuses_a_sandbox_and_keeps_the_others() -> None:
+    server = ForkServer(SandboxSetup(GrammarChecks(hash_card()), LIMITS))
+    first = server.fork()
+    free = os.dup(0)
+    os.close(free)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        with pytest.raises(SandboxError, match="too many open files") as refused:
+            server.fork()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not refused.value.is_lasting
+    assert _fork_server_of(server.fork()) == _fork_server_of(first)
+    server.close()

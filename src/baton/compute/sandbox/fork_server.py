@@ -42,8 +42,16 @@ def run_fork_server(descriptor: int) -> int:
         if kind == FORK:
             _fork(control, work, setup.limits)
         else:
-            control.sendall(STATUS.pack(os.waitpid(pid, 0)[1]))
+            control.sendall(STATUS.pack(_wait(pid)))
     return 0
+
+
+def _wait(pid: int) -> int:
+    """Return the exit status of a sandbox: as killed if it belonged to an earlier fork server, and ended with it."""
+    try:
+        return os.waitpid(pid, 0)[1]
+    except ChildProcessError:
+        return signal.SIGKILL
 
 
 def receive(sock: socket.socket) -> bytes:

@@ -30,10 +30,14 @@ _LATE_S = 10.0
 class SandboxError(BatonError):
     """A job failed: it broke a limit and ended its sandbox, or its code raised an error. The message is the reason."""
 
-    def __init__(self, message: str, *, is_lasting: bool = True) -> None:
-        """`is_lasting`: the same job would fail again. False: the machine was busy, or the sandbox was lost."""
+    def __init__(self, message: str, *, is_lasting: bool = True, is_memory_limit: bool = False) -> None:
+        """`is_lasting`: the same job fails again. False: the machine was busy, or the sandbox was lost.
+
+        `is_memory_limit`: the sandbox needs too much memory. Its earlier jobs may hold a part of it.
+        """
         super().__init__(message)
         self.is_lasting = is_lasting
+        self.is_memory_limit = is_memory_limit
 
 
 class Sandbox:
@@ -118,8 +122,7 @@ class ForkServer:
             try:
                 if self._control is None:
                     raise ConnectionResetError("the fork server was closed")
-                self._command(WAIT, sandbox.pid)
-                (status,) = STATUS.unpack(self._receive(STATUS.size))
+                status = self._exit_status(sandbox.pid)
             except OSError:
                 self._end()
                 return SandboxError("its sandbox was lost; send it again", is_lasting=False)
@@ -136,7 +139,15 @@ class ForkServer:
         data, descriptors, _flags, _address = socket.recv_fds(self._control, STATUS.size, 1)
         if len(data) < STATUS.size:
             raise ConnectionResetError("the fork server ended before it had loaded the model's vocabulary")
-        return Sandbox(STATUS.unpack(data)[0], socket.socket(fileno=descriptors[0]))
+        (pid,) = STATUS.unpack(data)
+        if not descriptors:  # the system has closed it, which ends the sandbox
+            self._exit_status(pid)
+            raise SandboxError("this process has too many open files; send it again", is_lasting=False)
+        return Sandbox(pid, socket.socket(fileno=descriptors[0]))
+
+    def _exit_status(self, pid: int) -> int:
+        self._command(WAIT, pid)
+        return STATUS.unpack(self._receive(STATUS.size))[0]
 
     def _command(self, kind: bytes, pid: int) -> None:
         if self._control is None:
@@ -187,6 +198,7 @@ class ForkServer:
             case signal.SIGABRT:
                 size = f"{limits.memory_bytes >> 20} MiB"
                 text = f"it needs more than {size} of memory; simplify it, or raise sandbox.memory_bytes"
+                return SandboxError(text, is_memory_limit=True)
             case _:
                 text = "the library that compiles it fails on it; simplify it"
         return SandboxError(text)
@@ -206,11 +218,16 @@ class SandboxPool:
         with self._turns:
             if self._closed:
                 raise SandboxError("the server is shutting down; send it again", is_lasting=False)
-            sandbox = self._idle.pop() if self._idle else self._server.fork()
-            try:
-                answer = _call(sandbox, job, self._server.limits.wall_s + _LATE_S)
-            except EOFError:
-                raise self._server.end_reason(sandbox) from None
+            while True:
+                is_new = not self._idle
+                sandbox = self._server.fork() if is_new else self._idle.pop()
+                try:
+                    answer = _call(sandbox, job, self._server.limits.wall_s + _LATE_S)
+                    break
+                except EOFError:
+                    error = self._server.end_reason(sandbox)
+                    if is_new or not error.is_memory_limit:
+                        raise error from None
             self._idle.append(sandbox)
         if isinstance(answer, SandboxError):
             raise answer

@@ -79,7 +79,9 @@ class SandboxedTemplate:
         try:
             return self._decoder.decode(self._pool.call(msgspec.msgpack.encode(job)))
         except SandboxError as error:
-            raise RequestError(f"the model's chat template cannot be used: {error}", param="messages") from error
+            status = 400 if error.is_lasting else 503
+            message = f"the model's chat template cannot be used: {error}"
+            raise RequestError(message, param="messages", status=status) from error
         except (RecursionError, UnicodeEncodeError) as error:
             message = "the messages are nested too deeply, or are no valid Unicode; send simpler ones"
             raise RequestError(message, param="messages") from error

@@ -91,12 +91,19 @@ class GrammarChecker:
             try:
                 answer = await asyncio.get_running_loop().run_in_executor(self._threads, self._pool.call, job)
                 problem = msgspec.msgpack.decode(answer, type=GrammarProblem | None)
-                is_lasting = True
             except SandboxError as error:
-                problem, is_lasting = GrammarProblem(-1, str(error), ""), error.is_lasting
+                if not error.is_lasting:
+                    del self._running[name]
+                    found.set_exception(_unchecked(error))
+                    continue
+                problem = GrammarProblem(-1, str(error), "")
             del self._running[name]
-            if is_lasting:
-                self._known[name] = problem
-                if len(self._known) > KNOWN_MAX:
-                    self._known.popitem(last=False)
+            self._known[name] = problem
+            if len(self._known) > KNOWN_MAX:
+                self._known.popitem(last=False)
             found.set_result(problem)
+
+
+def _unchecked(error: SandboxError) -> ClusterError:
+    message = f"the grammar could not be checked: {error}"
+    return ClusterError(message, status=503, code="grammar_check_failed", retry_after_s=RETRY_AFTER_S)

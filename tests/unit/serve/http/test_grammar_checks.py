@@ -73,6 +73,18 @@ def test_a_refusal_is_remembered_and_names_the_field() -> None:
     _with_checker(run)
 
 
+def test_a_lost_sandbox_is_an_error_of_the_server_and_not_remembered() -> None:
+    async def run(checker: GrammarChecker) -> None:
+        checker.warm_up()
+        checker._pool._idle[0].kill()
+        with pytest.raises(ClusterError, match="could not be checked: its sandbox was killed") as lost:
+            await checker.check(_regex("a"), "")
+        assert (lost.value.status, lost.value.retry_after_s) == (503, 1.0)
+        await checker.check(_regex("a"), "")
+
+    _with_checker(run)
+
+
 def test_a_closed_checker_refuses_at_once() -> None:
     async def run(checker: GrammarChecker) -> None:
         checking = asyncio.create_task(checker.check(_regex("((a{1000}){1000}){1000}"), ""))
