@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Log:
-    """A log to read, on this machine."""
+    """A decision log in a local file."""
 
     path: Path
     name: str

@@ -29,7 +29,7 @@ class EngineRates:
     bytes_per_s: float
     flops_per_s: float
     request_s: float = 0.0
-    """The time per decoding request, in addition to its products."""
+    """The time per decoding request, in addition to its matrix products."""
     step_s: float = 0.0
     """The time per step, in addition to its requests."""
 

@@ -17,7 +17,7 @@ WIDTH_FACTOR = 4
 """The context lengths of captured graphs are 1,024 tokens, 4,096, 16,384, ..., at most the model's context."""
 _FLOAT_BYTES = 4
 _WORKSPACES = 2
-"""Captured graphs and steps without a graph allocate from different pools of torch."""
+"""Workspaces per rank: captured graphs, and steps without a graph, allocate from different pools of torch."""
 
 
 def batch_bucket(requests: int) -> int | None:

@@ -90,7 +90,7 @@ def load_parallel_engine(
     dtype: Dtype,
     threads: int,
 ) -> StepEngine:
-    """Load the first rank's part of a model, and return the engine of all ranks together, which knows no grammars.
+    """Load the first rank's part of a model, and return the engine of all ranks. It does not apply grammars.
 
     memory: on a CPU the worker's arena, on a GPU this rank's. threads: CPU threads of this rank.
     Raises ModelError where the ranks cannot compute the model.

@@ -48,7 +48,7 @@ class StepEngine(Protocol):
         """Compute every slice: write the KV of its new tokens into its blocks, and sample the next token if asked.
 
         Writes only to the slots of the slices' new tokens. The results are in the order of the slices.
-        Raises StepMemoryError if the device has too little free memory for this step, DeviceError if it has failed and
+        Raises StepMemoryError if the device has too little free memory for this step, DeviceError if it failed and
         the process must end.
         """
         ...

@@ -30,7 +30,7 @@ class AllowedTokens(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AllowedRow:
-    """One row of several."""
+    """Row `index` of another `AllowedTokens`, for a slice with one draft position."""
 
     allowed: AllowedTokens
     index: int

@@ -13,5 +13,5 @@ class Backoff:
     max_s: float
 
     def pause_s(self, failures: int) -> float:
-        """Return how long to wait after so many failures in a row. 1 is the first."""
+        """Return the pause in seconds after this many failures in a row, at least 1."""
         return min(self.max_s, self.first_s * 2.0 ** min(failures - 1, 64))

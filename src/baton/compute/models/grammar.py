@@ -18,7 +18,7 @@ JSON_WHITESPACE = r"[ ]?|\n[ ]{0,40}"
 """Whitespace allowed between JSON tokens. Without a bound, a small model writes spaces and never reaches the value."""
 REASON_CHARS_MAX = 300
 PLACES_S = 0.25
-"""The time to find the invalid subschema."""
+"""Time limit of the search for the invalid subschema."""
 LEXER_FUEL = 400_000
 """Bounds the automata of one grammar. More takes seconds to compile and hundreds of megabytes."""
 

@@ -101,7 +101,7 @@ class GGUFWeights:
 
 
 def _part(tensor: GGUFTensor, expert: int | None) -> GGUFTensor:
-    """Return the entry of one expert in a stacked tensor, or of a row vector with its first dimension restored."""
+    """Return one expert's part of a stacked tensor. A row vector gets back its first dimension of 1."""
     if expert is not None:
         size_bytes = tensor.size_bytes // tensor.shape[0]
         offset = tensor.offset + expert * size_bytes

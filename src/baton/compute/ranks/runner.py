@@ -34,7 +34,7 @@ class RankModel:
     def forward(self, tokens: Sequence[int], rows: Sequence[Row], kv: PagedKV) -> Tensor:
         """Compute this rank's part of a step, and return hidden states [tokens, hidden].
 
-        They are those after the last layer of the model on the first stage, after the stage's last layer elsewhere.
+        On the first stage they are those after the model's last layer, on other stages after the stage's last layer.
         """
         place, attention = self.collectives.place, self.model.attention.begin(rows, kv, self.backend)
         received = torch.empty(len(tokens), self.model.config.hidden, dtype=self.dtype, device=self.device)

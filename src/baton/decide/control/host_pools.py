@@ -128,7 +128,7 @@ class HostPools:
         return prefix_of(request, block_runs=pool.block_runs, block_tokens=pool.block_tokens)
 
     def held_blocks(self, host: HostId, hashes: Sequence[BlockHash]) -> int:
-        """Return how many of the leading blocks the arena of a host with tiers has."""
+        """Return the number of leading blocks in the arena of a host with tiers. 0 for a host without tiers."""
         tiers = self.pools[host].tiers
         return tiers.held_blocks(hashes) if tiers is not None else 0
 

@@ -15,7 +15,7 @@ from baton.decide.control.transfer import Start, Steps, Transfer, TransferTable
 
 @dataclass(frozen=True, slots=True)
 class Landings:
-    """Begins every transfer that a start waits for, and fills and ends those without chunks."""
+    """Begins every transfer that a start waits for. Fills and ends transfers that are not copied by layer."""
 
     hosts: HostPools
     table: TransferTable

@@ -115,7 +115,7 @@ class Lane:
         self.state = "waiting"
 
     def seal(self) -> tuple[int, tuple[BlockHash, ...]]:
-        """Seal the blocks that have become full. Return the index of the first one and the hashes."""
+        """Seal the blocks that have become full. Return the index of the first one and the hashes of all."""
         full = self.computed_tokens >= (self.sealed_blocks + 1) * self.block_tokens
         if not full or not self.request.shares_blocks:
             return self.sealed_blocks, ()

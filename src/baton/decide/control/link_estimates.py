@@ -96,7 +96,7 @@ class LinkEstimates:
         self.end(("copy", copy.number), landed=copy.landed, now_s=now_s)
 
     def tier_work_begins(self, command: StoreBlocks | LoadBlocks, now_s: float) -> None:
-        """Note a write or a read of a tier. A read of several tiers counts for the one of its first block."""
+        """Note a write or a read of a tier. A read of several tiers counts for the tier of its first block."""
         pool, is_write = self.pools[command.host], isinstance(command, StoreBlocks)
         name = command.tier if isinstance(command, StoreBlocks) else command.tiers[0]
         tier = None if pool.tiers is None else tier_named(pool.tiers.tiers, name)

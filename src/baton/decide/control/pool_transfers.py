@@ -30,7 +30,7 @@ RUNS_MAX = 8
 
 @dataclass(slots=True, kw_only=True)
 class PoolHandoff:
-    """One request whose blocks go through a remote pool: how many it has, and how many the target has read.
+    """One request whose blocks go through a remote pool: its blocks, and the number that the target has read.
 
     The blocks that were read are cached in the target's arena, so a start there finds them.
     """

@@ -116,7 +116,7 @@ class Chunks:
         return self._over(chunk)
 
     def settle(self, request_id: RequestId) -> ChunkTransfer | None:
-        """End a chunk without copies under way that is computed or has failed. Return its transfer if it is over."""
+        """End a computed or failed chunk if none of its copies is under way. Return its transfer if that has ended."""
         chunk = self._chunks.get(request_id)
         return None if chunk is None else self._over(chunk)
 

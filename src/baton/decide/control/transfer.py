@@ -151,7 +151,7 @@ after a `yield` sees them. It runs each generator to its end before the next eve
 
 @dataclass(slots=True)
 class TransferTable:
-    """All transfers under way: at most one per request that a start waits for, and others.
+    """All transfers under way. A start waits for at most one transfer per request; no start waits for the others.
 
     Live requests and their attempts bound their number.
     """

@@ -302,7 +302,7 @@ class Transfers:
             yield from self._ended(transfer, blocks=0, landed=True)
 
     def _copy_ended(self, end: CopyEnded) -> Steps[None]:
-        """Continue the transfer or the chunk of a copy that has ended."""
+        """Continue the transfer, or the chunk transfer, that an ended copy belongs to."""
         self.links.copy_ends(end, self._now_s)
         if self._chunks.has_copy(end.number):
             yield from self._chunk_over(self._chunks.copy_ended(end))
@@ -342,7 +342,7 @@ class Transfers:
         yield from self._over(chunk, tokens, landed=not chunk.has_failed)
 
     def _over(self, transfer: Transfer, tokens: int, *, landed: bool) -> Steps[None]:
-        """End a transfer of which `tokens` are at the target, and continue what waited for it."""
+        """End a transfer of which `tokens` are at the target, and continue the requests that waited for it."""
         tokens = max(tokens, transfer.cached_tokens)
         is_awaited = yield from self._landings.end(transfer, tokens, landed=landed)
         is_whole = tokens >= transfer.tokens if transfer.is_read_ahead else landed

@@ -36,7 +36,7 @@ class TableSetting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MeasuredCost:
-    """The handoffs of a published simulator, which copies no bytes on one host."""
+    """Handoff times, as published simulators compute them: none on one host, where no bytes are copied."""
 
     kv_token_bytes: float
     wire: HandoffLink
@@ -220,7 +220,7 @@ def splitwise_sim(setting: TableSetting) -> SplitwiseSimCost:
 
 
 def _from_zero(points: list[tuple[float, float]]) -> Curve:
-    """Extrapolate the first line to zero, as the published simulator does."""
+    """Return a curve that is extrapolated to zero from the first two points, as in the published simulator."""
     (x0, y0), (x1, y1) = points[:2]
     whole = [(0.0, max(0.0, y0 - (y1 - y0) / (x1 - x0) * x0)), *points]
     return Curve(tuple(place for place, _ in whole), tuple(value for _, value in whole))

@@ -25,9 +25,9 @@ GROUP_BYTES = 64 << 20
 
 
 class EncryptedStore:
-    """Encrypt each block under a random nonce, and authenticate its name and layout.
+    """Encrypt each block under a random nonce, and authenticate its hash and layout.
 
-    With random nonces, one key is safe for 2^32 blocks. The inner store sees names, sizes and times. Its fingerprint
+    With random nonces, one key is safe for 2^32 blocks. The inner store sees hashes, sizes and times. Its fingerprint
     contains the key's: a folder of another key is refused, and on a server another key finds no blocks.
     """
 

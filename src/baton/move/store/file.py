@@ -37,9 +37,9 @@ THREADS = 8
 class FileStore:
     """Slots of one block each in preallocated segment files. The table of slots is in memory only.
 
-    Each slot has its name and checksums in a header. So a crash cannot leave an inconsistent state: a slot whose bytes
-    do not match its header is empty. A clean shutdown writes an index, so that the next start need not read every
-    header.
+    The header of a slot has its block's hash and checksums. So a crash cannot leave an inconsistent state: a slot whose
+    bytes do not match its header is empty. A clean shutdown writes an index, so that the next start need not read
+    every header.
     """
 
     name = "file"
@@ -260,7 +260,7 @@ class FileStore:
         self._table.add_free(free)
 
     def _scan(self, slots: list[int]) -> list[IndexEntry]:
-        """Read the header of every slot. Of two slots with the same name the younger one is used."""
+        """Read the header of every slot. Of two slots with the same block hash, the younger one is used."""
         headers: list[SlotHeader] = []
         for found in self._threads.map(self._header_of, slots):
             if isinstance(found, SlotHeader):

@@ -133,7 +133,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def write_index(folder: Path, *, sequence: int, entries: list[IndexEntry]) -> None:
-    """Write the names and slots of all blocks, so that the next start need not read every header."""
+    """Write the hashes and slots of all blocks, so that the next start need not read every header."""
     data = msgspec.msgpack.encode(_StoreIndex(sequence, entries))
     write_whole(folder / _INDEX, checksum(data) + data)
 

@@ -141,7 +141,7 @@ class StoreNode:
         return wire.PLACE.pack(self._checksums[slot], slot * self._block_bytes)
 
     def _put(self, connection: socket.socket, names: list[BlockHash]) -> None:
-        """Reserve slots for the missing blocks, receive them, and name them once all of them have come."""
+        """Reserve slots for the missing blocks, receive the blocks, and make them readable once all have arrived."""
         with self._lock:
             new = [name for name in dict.fromkeys(names) if not self._table.refresh(name)]
             slots, _ = self._table.reserve(len(new))
@@ -191,7 +191,7 @@ def _is_near(connection: socket.socket) -> bool:
 
 
 def _flags(names: Sequence[BlockHash], chosen: dict[BlockHash, int] | set[BlockHash]) -> bytes:
-    """Return one byte per name: 1 if it is chosen. Of a name that is listed twice only the first one counts."""
+    """Return one byte per hash: 1 if it is chosen. If a hash is listed twice, only its first byte can be 1."""
     seen: set[BlockHash] = set()
     flags = bytearray()
     for name in names:

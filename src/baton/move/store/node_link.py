@@ -35,11 +35,11 @@ class NodeLink(Protocol):
     connection: socket.socket
 
     def put(self, blocks: Sequence[Block]) -> tuple[bytes, bytes]:
-        """Send the blocks that the node lacks. Return per block whether the node requested and whether it keeps it."""
+        """Send the blocks that the node lacks. Return one flag per block if it was missing, one if it is kept."""
         ...
 
     def get(self, blocks: Sequence[Block]) -> list[bool | None]:
-        """Fill the memories. Return for each whether its checksum matches, or None if the node lacks the block."""
+        """Fill the memories. Return for each block whether its checksum matches, or None if the node lacks it."""
         ...
 
 
@@ -64,7 +64,7 @@ class TcpLink:
 
 
 class SharedMemoryLink:
-    """Copy blocks to and from the node's mapped memory. The node names the slot of each block."""
+    """Copy blocks to and from the node's mapped memory. The node tells the slot of each block."""
 
     def __init__(self, connection: socket.socket, memory: memoryview, threads: Executor, shares: int) -> None:
         """Divide large copies into up to `shares` parts for the `threads`."""

@@ -1,18 +1,18 @@
-"""Wire format between a pool node and its clients: fixed headers, names, then the bytes of blocks.
+"""Wire format between a pool node and its clients: fixed headers, block hashes, then the bytes of blocks.
 
 A connection begins with the client's HELLO and the node's ANSWER. If the node has a secret, it first answers with
 PROVE_SECRET, and both prove it (move/ipc/challenge.py). Then the client sends requests, one at a time:
 
-    put   names -> flags of the missing ones -> checksum and bytes of each missing one -> flags of those now kept
-    get   names -> flags of those present, then checksum and bytes of each
-    drop  names -> how many were present
-    held  -> how many blocks there are, then their names, oldest first
+    put   hashes -> flags of the missing ones -> checksum and bytes of each missing one -> flags of those now kept
+    get   hashes -> flags of those present, then checksum and bytes of each
+    drop  hashes -> how many were present
+    held  -> how many blocks there are, then their hashes, oldest first
 
 ANSWER names an abstract Unix socket. A process of the node's machine and user connects there with the same HELLO and
 receives a descriptor of the node's memory beside ANSWER. It copies blocks itself:
 
-    put   names -> flags of the missing ones, then a PLACE for each -> their checksums -> flags of those now kept
-    get   names -> flags of those present, then a PLACE for each -> DONE when they are copied
+    put   hashes -> flags of the missing ones, then a PLACE for each -> their checksums -> flags of those now kept
+    get   hashes -> flags of those present, then a PLACE for each -> DONE when they are copied
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from baton.move.ipc.connections import limit_waits, receive_views
 
 NAME_BYTES = 16
 NAMES_MAX = 1 << 16
-"""Bound of the names in one request."""
+"""Bound of the hashes in one request."""
 HELLO = struct.Struct("<8s16sQ")
 """MAGIC, digest of the layout's fingerprint, bytes per block."""
 MAGIC = b"BATONP04"
@@ -36,7 +36,7 @@ PLACE = struct.Struct("<16sQ")
 DONE = b"."
 """Ends a get on the node's machine: the client has copied the blocks, and the node unpins their slots."""
 REQUEST = struct.Struct("<cI")
-"""Verb, and the number of names that follow."""
+"""Verb, and the number of hashes that follow."""
 NUMBER = struct.Struct("<I")
 PUT, GET, DROP, HELD = b"p", b"g", b"d", b"h"
 WELCOME, OTHER_LAYOUT, PROVE_SECRET = b"+", b"-", b"?"

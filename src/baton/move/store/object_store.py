@@ -39,7 +39,7 @@ class ObjectPlace(Struct, frozen=True, kw_only=True):
 
 
 class ObjectStore:
-    """One object per block: a header with its name and checksum, then its bytes. A put is atomic."""
+    """One object per block: a header with its hash and checksum, then its bytes. A put is atomic."""
 
     name = "s3"
     capacity_blocks: int | None = None
@@ -86,7 +86,7 @@ class ObjectStore:
         return found
 
     def drop(self, hashes: Iterable[BlockHash]) -> None:
-        """Delete the objects. `dropped` counts all names, because the store does not report which objects existed."""
+        """Delete the objects. `dropped` counts all hashes, because the store does not report which objects existed."""
         paths = [name.hex() for name in dict.fromkeys(hashes)]
         if not paths or not self._reach.is_open:
             return

@@ -21,7 +21,7 @@ class StoreCounters:
     misses: int = 0
     """Every False of `get`, including damaged blocks."""
     damaged: int = 0
-    """Blocks with a wrong checksum, length or name. Each was removed."""
+    """Blocks with a wrong checksum, length or hash. Each was removed."""
     dropped: int = 0
     """Blocks that were removed by `drop`, or evicted by the store itself."""
     io_errors: int = 0

@@ -29,7 +29,7 @@ Outcome = Literal["whole", "missing", "torn", "damaged", "lost"]
 
 
 class RedisStore:
-    """One value per piece of a block, and a header value with its name and checksum, written last.
+    """One value per piece of a block, and a header value with its hash and checksum, written last.
 
     Several hosts may share a server. Blocks are evicted by its `maxmemory-policy` or expire after `ttl_s`.
     """

@@ -1,4 +1,4 @@
-"""The header of a stored block: its name, layout and checksum, in a slot of a file or detached in front of its bytes.
+"""The header of a stored block: its hash, layout and checksum, in a slot of a file or detached in front of its bytes.
 
 A header contains its slot number and the checksum of its block. If it was copied to another slot, or if the write of
 its block was interrupted, it does not match, and the slot counts as empty.
@@ -22,7 +22,7 @@ HEADER_BYTES = _FIELDS.size + CHECKSUM_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotHeader:
-    """The name, age and checksum of the block in a slot."""
+    """The hash, age and checksum of the block in a slot."""
 
     layout: bytes
     """`fingerprint_digest` of the block's layout."""
@@ -74,7 +74,7 @@ def detached_header(name: BlockHash, memory: memoryview, *, layout: bytes) -> by
 
 
 def matches_header(packed: bytes | memoryview, name: BlockHash, memory: memoryview, *, layout: bytes) -> bool:
-    """Return whether received bytes are those of the block `name`, by their detached header."""
+    """Return whether received bytes are those of the block with hash `name`, by their detached header."""
     header = read_header(memoryview(packed), layout=layout, slot=0)
     return (
         header is not None
@@ -85,7 +85,7 @@ def matches_header(packed: bytes | memoryview, name: BlockHash, memory: memoryvi
 
 
 def parse_name(text: str) -> BlockHash | None:
-    """Parse a block's name from the hexadecimal key on a server. Return None for a key of another program."""
+    """Parse a block's hash from the hexadecimal key on a server. Return None for a key of another program."""
     try:
         name = BlockHash(bytes.fromhex(text))
     except ValueError:

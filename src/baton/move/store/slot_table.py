@@ -1,4 +1,4 @@
-"""Table of blocks and slots of a store: names, ages, free slots and readers."""
+"""Table of blocks and slots of a store: hashes, ages, free slots and readers."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class ShmTransport:
         copy: Copy | None = None,
         source: Source | None = None,
     ) -> None:
-        """Listen on an abstract Unix socket, which leaves no file, named `listen` or by chance.
+        """Listen on an abstract Unix socket, which leaves no file. `listen`: its name. None: a random name.
 
         Raises TransferError if the name is taken.
         """

@@ -89,7 +89,7 @@ def blocks_total(config: Config, card: ModelCard, layout: KVLayout, budget: Memo
 
 
 def _default_arena_bytes(card: ModelCard, layout: KVLayout, budget: MemoryBudget) -> int:
-    """Return the budget's default size, but at least one full context, at most 64, and within the budget's limit."""
+    """Return the budget's default size, limited to 1 to 64 full contexts and to the budget's own limit."""
     context_bytes = -(-card.context_tokens // layout.block_tokens) * layout.block_bytes
     wanted_bytes = min(max(budget.wanted_bytes, context_bytes), _CONTEXTS_MAX * context_bytes)
     return min(wanted_bytes, budget.most_bytes)

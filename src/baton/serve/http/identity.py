@@ -144,7 +144,7 @@ def _identity_of(entry: KeyEntry) -> Identity:
 
 
 def _anonymous_identity(sources: KeySources) -> Identity | None:
-    """Return the identity of clients without a key: it has every scope that no key of the server has."""
+    """Return the identity of clients without a key. It has each scope for which the server has no key."""
     if sources.api_keys or sources.file is not None:
         return None
     taken: set[Scope] = set()

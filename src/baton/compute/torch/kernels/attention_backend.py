@@ -16,7 +16,7 @@ class AttentionPlan(Protocol):
     """The preparation of one step, which all layers share."""
 
     def run(self, layer: int, queries: Tensor, window: int | None) -> Tensor:
-        """Return the attention of a step's queries to the keys and values of a layer. This step's are already written.
+        """Return the attention of a step's queries to the keys and values of a layer, which include this step's.
 
         queries: [tokens, heads, head_dim], in the order of the step's rows. Query head h reads KV head
         h // (heads / kv_heads). A token at position p sees positions <= p, and > p - window where there is one.

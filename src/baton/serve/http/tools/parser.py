@@ -79,7 +79,7 @@ class ToolParser:
     """Parses the text of one choice. Streams the arguments of a call if its name precedes them."""
 
     def __init__(self, form: ToolFormat, *, name: str, calls_max: int | None = None) -> None:
-        """`name`: unique among choices; makes call ids. `calls_max`: text after that many calls is dropped."""
+        """`name`: unique among choices, the seed of call ids. `calls_max`: text after that many calls is dropped."""
         self.calls = 0
         self._form = form
         self._name = name
