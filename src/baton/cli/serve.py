@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,8 @@ from baton.core.keys import read_keys
 from baton.move.ipc.tls import ServerTls
 
 Section = TypeVar("Section", bound=msgspec.Struct)
+_NEVER_EMPTY = ("keys", "admin_key", "tls_cert", "tls_key")
+"""Flags whose value may come from an unset variable of a shell. An empty one must not mean that there is none."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
@@ -177,6 +180,10 @@ def configuration(args: argparse.Namespace) -> Config:
 
 def _http(args: argparse.Namespace) -> dict[str, Any]:
     """Return the settings of HTTP from flags, key files and the environment. None: not given."""
+    empty = [f"--{name.replace('_', '-')}" for name in _NEVER_EMPTY if vars(args)[name] == ""]
+    empty += [name for name in (API_KEY, ADMIN_KEY, JOIN_KEY) if not os.environ.get(name, "unset").strip()]
+    if empty:
+        raise ConfigError(f"{', '.join(empty)}: the value is empty, which would leave the server open; give one")
     keys = [*(args.api_key or []), *(key_lines(args.api_key_file) if args.api_key_file is not None else [])]
     in_environment = {name: take_variable(name) for name in (API_KEY, ADMIN_KEY, JOIN_KEY)}
     if not keys and in_environment[API_KEY]:

@@ -24,18 +24,25 @@ class ServerTls:
     def reload(self) -> None:
         """Read the files again, for new connections. Raises ConfigError for invalid ones: nothing changes then."""
         self._loaded()
-        self.context.load_cert_chain(self.cert, self.key)
+        self.context.load_cert_chain(self.cert, self.key, self._refuse_passphrase)
 
     def _loaded(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            context.load_cert_chain(self.cert, self.key)
+            context.load_cert_chain(self.cert, self.key, self._refuse_passphrase)
         except OSError as error:  # includes SSLError, for files that are no certificate
             raise ConfigError(
                 f"--tls-cert {self.cert} and --tls-key {self.key} cannot be used: {error.strerror or error}; "
                 "give a certificate chain and its private key as PEM files"
             ) from error
         return context
+
+    def _refuse_passphrase(self) -> str:
+        """Raise ConfigError for an encrypted key: OpenSSL would ask the terminal for its passphrase, and wait."""
+        raise ConfigError(
+            f"--tls-key {self.key} is encrypted; give a file of mode 0600 without a passphrase: "
+            f"openssl pkey -in {self.key} -out FILE"
+        )
 
 
 def client_context() -> ssl.SSLContext:
