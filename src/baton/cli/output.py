@@ -26,7 +26,7 @@ def warn(remarks: Iterable[str]) -> None:
 
 
 def write_file(path: Path, content: bytes, *, otherwise: str = "choose another file") -> None:
-    """Write a file in mode 0600. Raises ConfigError, which ends with the advice `otherwise`, if it cannot."""
+    """Write a file in mode 0600. Raises ConfigError, whose message ends with `otherwise`, if that fails."""
     try:
         with open_private(path, "wb") as file:
             file.write(content)

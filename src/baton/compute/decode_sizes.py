@@ -34,7 +34,7 @@ def width_bucket(tokens: int, context_tokens: int) -> int:
 
 
 def splits_shape(requests: int, heads: int, keys: int) -> tuple[int, int, int]:
-    """Return the shape [requests, heads, splits] of the partial results of a decode step over tables of `keys`."""
+    """Return the shape [requests, heads, splits] of a decode step's partial results, for `keys` keys per request."""
     return requests, heads, -(-keys // SPLIT_TOKENS)
 
 

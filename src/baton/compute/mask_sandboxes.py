@@ -104,9 +104,9 @@ class _MaskProcess:
         self._starting: Future[Sandbox] | None = None
         self._sandbox: Sandbox | None = None
         self._has_answered = False
-        """The current sandbox has answered a job, and may hold memory for it."""
+        """The current sandbox has answered a job, so its memory may be that of an earlier job."""
         self._suspect: RequestMasks | None = None
-        """The first job of the next sandbox: the last sandbox broke its memory limit, but perhaps for earlier jobs."""
+        """Job to send first to the next sandbox: the last one broke its memory limit, perhaps due to earlier jobs."""
         self._outstanding: deque[RequestMasks] = deque()
         self._last: OrderedDict[RequestId, RequestMasks] = OrderedDict()
         """The last answered job of each request. The request's parser in the sandbox has read its output."""

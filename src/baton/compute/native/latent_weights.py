@@ -45,7 +45,7 @@ class LatentMatrices:
         return np.concatenate((first, latent))[order]
 
     def norms_and_up_projections(self, prefix: str) -> NativeLatent:
-        """Read the other weights. Up projections are dense, because a transposed matrix cannot keep its codes."""
+        """Read what `qkv` leaves out. Up projections are dense, because a transposed matrix cannot keep its codes."""
         latent, held, narrow = self._latent, self._held, self._latent.q_rank is not None
         up = self._reader.dense(f"{prefix}kv_b_proj.weight")
         up = up.reshape(self._config.heads, -1, latent.kv_rank)  # [heads, nope_dim + value_dim, kv_rank]

@@ -47,7 +47,7 @@ def run_fork_server(descriptor: int) -> int:
 
 
 def _wait(pid: int) -> int:
-    """Return the exit status of a sandbox: as killed if it belonged to an earlier fork server, and ended with it."""
+    """Return the exit status of a sandbox. One of an earlier fork server counts as killed: it ended with it."""
     try:
         return os.waitpid(pid, 0)[1]
     except ChildProcessError:

@@ -1,9 +1,9 @@
 """Streams: copies of a running request's sealed blocks to the host that will probably continue it.
 
 The end of a prompt can be copied layer by layer while it is computed: after its step only the last layers remain. A
-block is contiguous over all layers, so its KV is copied in pieces. It counts at the target when all layers of all its
-tokens are there and the worker has reported the end of its step. Until then the target keeps the blocks for a landing;
-after a failure they are given back, and no copied layer counts.
+block is contiguous over all layers, so its KV is copied in pieces. The target seals the block once it has all layers of
+all tokens and the worker has reported the end of its step. Until then the block is reserved for the transfer; after a
+failure it is freed, and the copied layers are lost.
 """
 
 from __future__ import annotations

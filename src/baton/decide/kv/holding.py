@@ -91,10 +91,10 @@ class Holding:
         return (self.request.priority, self.request.arrived_at_s, self.request.id)
 
     def stock_blocks(self, count: int, spare_blocks: int, block_tokens: int) -> int:
-        """Return the number of blocks to grant beyond the requested `count`, so that the request asks less often.
+        """Return the stock: blocks to grant beyond the requested `count`, so that the request asks less often.
 
-        Free blocks beyond the pool's `kept_free_blocks` are spare; `spare_blocks` is an equal part of them, or below 0.
-        No block is evicted and no request preempted for a stock. It at most doubles the blocks of a request, and
+        `spare_blocks`: this request's equal share of the free blocks beyond `Grants.kept_free_blocks`. May be negative.
+        No block is evicted and no request preempted for a stock. A stock at most doubles the blocks of a request, and
         never exceeds the need of its longest output. A landing request gets no stock: its copy is planned already.
         """
         if spare_blocks <= 0 or self.landing:

@@ -15,7 +15,7 @@ from baton.decide.policy.prefix import prefix_on
 
 
 class Route(Struct, frozen=True, kw_only=True):
-    """The worker that computes a prompt, and how."""
+    """The worker that computes a prompt, the source of its prefix, and the point to run to."""
 
     worker: WorkerId
     fetch: HostId | None = None

@@ -47,7 +47,7 @@ class PlayLength(NamedTuple):
         return self.warm + self.judged + self.after
 
     def shortened(self, requests: int) -> PlayLength:
-        """Return one sequence of at most about `requests` requests."""
+        """Return the length of a single sequence with about `requests` requests at most."""
         share = min(1.0, requests / self.requests)
         return PlayLength(ceil(share * self.warm), ceil(share * self.judged), ceil(share * self.after))
 

@@ -29,7 +29,7 @@ PERCENTILES = (0, 1, 5, 10, 25, 50, 75, 90, 95, 99, 100)
 
 
 class ArrivalRow(Struct, frozen=True):
-    """One client in one window of 600 s. `cv` describes the gaps; windows without requests have no row."""
+    """Arrivals of one client in one window of 600 s. `cv` describes the gaps. Empty windows have no row."""
 
     client: str
     t_s: Time
@@ -54,7 +54,7 @@ class ArrivalRow(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class LengthRow:
-    """One client in one window of 6 h."""
+    """Length statistics of one client in one window of 6 h."""
 
     client: str
     t_s: float

@@ -19,7 +19,7 @@ FORMAT = 1
 _LOCK, _DESCRIPTION, _INDEX = "lock", "store.json", "index"
 _MARKER, _MARK = "baton-store", b"A KV store of Baton. It may replace every file here.\n"
 _UNUSED_NAMES = frozenset((_LOCK, f"{_DESCRIPTION}.new", f"{_MARKER}.new", "lost+found"))
-"""Files of a store that has never been opened, and the folder that a new file system has."""
+"""Files that do not make a folder foreign: those of a store that was never opened, and those of a new file system."""
 _OWN_NAME = re.compile(rf"(?:{_DESCRIPTION}|{_INDEX})(?:\.new)?|{_MARKER}|segment-\d{{4,}}\.kv")
 
 

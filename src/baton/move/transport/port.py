@@ -100,8 +100,8 @@ class Transport(Protocol):
     def pull(self, ticket: Ticket, into: Sequence[Extent]) -> Pull:
         """Begin to fill extents of local memory, in order, with the ticket's bytes.
 
-        The extents of both sides may be cut differently, but must have the same size in all. Raises TransferError if
-        they have not, or if extents of the target overlap or lie outside of their regions.
+        The extents of both sides may be cut differently, but must have the same total size. Raises TransferError if the
+        sizes differ, or if extents of the target overlap or lie outside of their regions.
         """
         ...
 

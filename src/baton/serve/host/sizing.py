@@ -52,7 +52,7 @@ class MemoryBudget:
 
 
 def host_budget() -> MemoryBudget:
-    """Return the budget of host memory: by default 2 GiB, within a quarter of all memory and half of the free one.
+    """Return the budget of host memory: 2 GiB by default, at most a quarter of all and half of the free memory.
 
     A share of the free memory alone would shrink with each restart: the processes of a host that was killed may not
     have ended, and their memory is not free yet.

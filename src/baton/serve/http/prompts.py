@@ -192,7 +192,7 @@ def message_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 
 class RequestOptions(Protocol):
-    """The fields that every body for the cluster has, whatever it asks for."""
+    """The fields that bodies of all routes with prompts have in common."""
 
     @property
     def user(self) -> str | None: ...

@@ -13,7 +13,7 @@ from baton.core.types import FinishReason, OutputToken, Request, WorkerId
 
 
 class Timings(Struct, frozen=True, kw_only=True):
-    """Where the time of a request went, in seconds. Part of every response. None: the phase did not happen."""
+    """Seconds that a request spent in each phase. Part of every response. None: the phase did not happen."""
 
     queue_s: float | None = None
     """From arrival to the first step that computes a part of the prompt."""

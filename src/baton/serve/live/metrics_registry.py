@@ -56,7 +56,7 @@ class Metrics:
             waiting.add((view.id, view.role)).sum = view.waiting_requests
 
     def set_blocks(self, views: Iterable[tuple[str, HostView]]) -> None:
-        """Set the KV blocks of exactly these tiers. Each view is a host's."""
+        """Set the KV blocks of exactly these tiers: pairs of a tier's name and a host's view."""
         blocks = self._families[KV_BLOCKS.name]
         blocks.series.clear()
         for tier, view in views:
