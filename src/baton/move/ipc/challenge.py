@@ -1,7 +1,7 @@
 """Mutual proof that both ends of a connection know one secret, before anything else is sent.
 
 Each end answers a random challenge of the other one. The secret itself is never sent, and no answer is valid twice.
-The bytes behind it are neither encrypted nor signed: that is the task of the network between the hosts.
+The bytes that follow are neither encrypted nor signed: that is the task of the network between the hosts.
 """
 
 from __future__ import annotations
