@@ -47,7 +47,7 @@ def build_parser(wanted: Collection[str] = tuple(COMMANDS)) -> argparse.Argument
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a sub-command. Return the exit code: 0 success, 1 ran but fell short, 2 bad arguments or configuration."""
+    """Run a sub-command. Return the exit code: 0 success, 1 missed SLO or failed requests, 2 bad arguments or files."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     args, unknown = build_parser(words).parse_known_args(words)
     try:

@@ -169,7 +169,7 @@ class Transfers:
         """Begin a transfer for a start if it needs one; otherwise start the request at once."""
         request_id, worker = start.request.id, self.hosts.workers.get(start.worker)
         if worker is None:
-            return  # it died while the request waited: the coordinator starts the request elsewhere
+            return  # the worker died while the request waited: the coordinator starts the request elsewhere
         target, homes = worker.host, self.hosts.homes[request_id]
         if (request_id, target) in self.table.reads_ahead:
             self._held[request_id] = start, target
@@ -196,7 +196,7 @@ class Transfers:
         """Start a request with the KV on its host, after its blocks were released on all other hosts."""
         request, worker = start.request, self.hosts.workers.get(start.worker)
         if worker is None:
-            return  # it died while the KV was on its way: the coordinator starts the request elsewhere
+            return  # the worker died during the transfer: the coordinator starts the request elsewhere
         host, homes = worker.host, self.hosts.homes[request.id]
         if homes != {host}:
             others = sorted(homes - {host})
@@ -378,7 +378,7 @@ class Transfers:
         start = handoff.start if handoff is not None else None
         worker = self.hosts.workers.get(start.worker) if start is not None else None
         if handoff is None or start is None or worker is None or worker.host != handoff.target:
-            return  # its worker has died: the coordinator starts the request elsewhere
+            return  # the target's worker has died: the coordinator starts the request elsewhere
         source, target, hashes = handoff.source, handoff.target, handoff.hashes
         if self.hosts.reachable_blocks(target, hashes) == len(hashes):
             if source in self.hosts.pools:  # its blocks are cached from now on
