@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BUDGET_S = 480.0
 TESTS_S_MAX = 240.0
 PART_S_MIN = 20.0
-"""A part is left out if less time is left: it would only start."""
+"""A part is left out if less time than this is left."""
 NO_DEVICE = 100
 """CUDA_ERROR_NO_DEVICE: the driver's library is installed, and there is no GPU."""
 PROBE = """
@@ -49,7 +49,7 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one part of the run."""
+    """The outcome of one part of the run."""
 
     part: str
     result: str
@@ -93,7 +93,7 @@ def run_part(command: list[str], environment: dict[str, str], limit_s: float) ->
 
 
 def outcome_of(part: str, code: int | None, spent_s: float, ran: str) -> Outcome:
-    """`ran`: what the part has produced. Empty: nothing."""
+    """Return the outcome of a part. `code`: its exit code, None if it was killed. `ran`: its results, if any."""
     if code is None:
         return Outcome(part, "failed", spent_s, "killed: it ran out of time. " + ran)
     if not ran:
@@ -102,7 +102,7 @@ def outcome_of(part: str, code: int | None, spent_s: float, ran: str) -> Outcome
 
 
 def tests_ran(report: Path) -> str:
-    """Return the counts of pytest's report. Empty: it is missing, or every test was skipped."""
+    """Return the counts of pytest's report as text. Empty: the report is missing, or every test was skipped."""
     if not report.exists():
         return ""
     counts = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
@@ -115,12 +115,12 @@ def tests_ran(report: Path) -> str:
 
 
 def written_s(file: Path) -> float:
-    """Return the time at which a file was written. 0: there is none."""
+    """Return the time at which a file was written. 0: the file does not exist."""
     return file.stat().st_mtime if file.exists() else 0.0
 
 
 def figures_of(file: Path, before_s: float) -> str:
-    """Return what a result file says that was written after `before_s`. Empty: there is none."""
+    """Return a result file's name and the parts that it left out. Empty: the file was not written since `before_s`."""
     if written_s(file) == before_s:
         return ""
     left_out = json.loads(file.read_text()).get("left_out_for_time", [])
@@ -141,7 +141,7 @@ def run_all(python: str, environment: dict[str, str], folder: Path, budget_s: fl
         if left_s < PART_S_MIN:
             outcomes.append(Outcome(path.stem, "left out", 0.0, "no time was left"))
             continue
-        share_s = left_s / (len(paths) - index)  # what a fast part leaves belongs to those after it
+        share_s = left_s / (len(paths) - index)  # a fast part leaves its time to the later ones
         results = folder / f"{path.stem.replace('_', '-')}.json"
         before_s = written_s(results)
         command = [python, str(path), "--seconds", f"{share_s * 0.8:.0f}", "--out", str(folder), *extra]

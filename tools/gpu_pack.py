@@ -1,6 +1,6 @@
 """Fetch the wheels that `make gpu` needs on a machine with PyTorch and without a network (`make gpu-pack`).
 
-They lie in .gpu-pack, which git ignores: copy the folder along with the checkout. `make gpu` unpacks it.
+The wheels are put into .gpu-pack, which git ignores: copy that folder with the checkout. `make gpu` unpacks it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PYTHON = "3.12"
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (34, 31, 28, 27, 24, 17, 12, 5)]
 PLATFORMS += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"]
 PACK_BYTES_MAX = 60 << 20
-"""The checkout and the pack travel together, and the machine may take 64 MiB."""
+"""The checkout and the pack are copied together, and the machine may accept 64 MiB only."""
 
 
 class PackError(Exception):
@@ -50,7 +50,7 @@ def check_size(pack: Path) -> int:
 
 
 def unpack(pack: Path, site: Path) -> None:
-    """Extract the wheels, and describe Baton itself, so that its version is known without an install."""
+    """Extract the wheels, and write Baton's package metadata, so that its version is known without an install."""
     for wheel in sorted(pack.glob("*.whl")):
         with zipfile.ZipFile(wheel) as opened:
             opened.extractall(site)

@@ -63,7 +63,7 @@ class Service:
     """Runs the parts of a server until a signal arrives or no worker can be kept alive."""
 
     def __init__(self, parts: Parts, listeners: list[socket.socket], *, connections_max: int, tell: Tell) -> None:
-        """`listeners`: for clients, then for the admin port if it has one.
+        """`listeners`: the socket for clients, then that of the admin port if one is configured.
 
         `connections_max`: maximum HTTP connections that the system's limit of open files allows.
         """
