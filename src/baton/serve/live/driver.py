@@ -339,7 +339,7 @@ class Driver:
 
 
 def _given(view: WorkerView, begin: BeginRequest) -> WorkerView:
-    """Return the worker's view with one more request, until the worker itself reports that request."""
+    """Return the worker's view with one more request, which the worker has not reported yet."""
     if begin.block_table:
         return msgspec.structs.replace(view, running_requests=view.running_requests + 1)
     return msgspec.structs.replace(view, waiting_requests=view.waiting_requests + 1)
