@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import httpx
 import pytest
-import uvicorn
+import uvloop
 from starlette.types import ASGIApp
 
 from baton.compute.hash_engine import hash_card
@@ -25,6 +25,7 @@ from baton.serve.http.connections import Connections
 from baton.serve.http.grammar_checks import GrammarChecker
 from baton.serve.http.identity import Keyring, KeySources
 from baton.serve.http.protocol import HttpServerConfig
+from baton.serve.http.server import HttpServer
 from baton.serve.http.services import HttpSettings, Services
 from baton.serve.live.hooks import Hooks
 from tests.http.inprocess import InProcessGateway
@@ -79,7 +80,7 @@ class Server:
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         connections = Connections(house.limits)
-        self._uvicorn = uvicorn.Server(HttpServerConfig(house.app, connections, close_s=3.0, tls=tls))
+        self._uvicorn = HttpServer(HttpServerConfig(house.app, connections, close_s=3.0, tls=tls))
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> Server:
@@ -93,7 +94,7 @@ class Server:
         self._socket.close()
 
     def _run(self) -> None:
-        asyncio.run(self._serve())
+        uvloop.run(self._serve())
 
     async def _serve(self) -> None:
         steps = asyncio.create_task(self.house.gateway.run())

@@ -7,11 +7,10 @@ import contextlib
 import json
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 import msgspec
-import uvicorn
 
 from baton.compute.models.tokenizer import load_tokenizer
 from baton.compute.sandbox.template import load_chat_template
@@ -31,6 +30,7 @@ from baton.serve.http.grammar_checks import GrammarChecker
 from baton.serve.http.identity import Keyring, KeySources
 from baton.serve.http.prompts import PublicPrefixes
 from baton.serve.http.protocol import HttpServerConfig
+from baton.serve.http.server import HttpServer
 from baton.serve.http.services import HttpSettings, Services
 from baton.serve.live.assembly import Parts
 from baton.serve.live.driver import Driver
@@ -113,7 +113,7 @@ class Service:
         await self._start_tiers()
         self._start_workers()
         # The tokenizer is read meanwhile: that takes as long as the imports of a worker.
-        http = _HttpServer(await asyncio.to_thread(self._http_config))
+        http = HttpServer(await asyncio.to_thread(self._http_config))
         serving = asyncio.create_task(http.serve(sockets=self._listeners))
         serving.add_done_callback(self._on_http_end)
         await self._stop.wait()
@@ -169,7 +169,7 @@ class Service:
                 lose = self._parts.driver.lose
                 asyncio.get_running_loop().call_soon(lose, command.worker, "no host can start it")
 
-    def _http_config(self) -> uvicorn.Config:
+    def _http_config(self) -> HttpServerConfig:
         parts, http, tls = self._parts, self._parts.config.http, self._tls
         tokenizer = load_tokenizer(parts.card)
         template = load_chat_template(parts.card, parts.config.sandbox)
@@ -353,14 +353,6 @@ class OwnWorkers:
             self._driver.hear(message)
             return None
         return message
-
-
-class _HttpServer(uvicorn.Server):
-    """Uvicorn without its signal handlers: `Service` decides when to stop."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def _connections_max(tell: Tell) -> int:

@@ -53,9 +53,9 @@ class HttpServerConfig(uvicorn.Config):
             forwarded_allow_ips=list(proxies),
             timeout_keep_alive=math.ceil(connections.limits.idle_s),
             timeout_graceful_shutdown=math.ceil(close_s),
-            ssl_context_factory=None if tls is None else lambda _config, _default: tls.context,
         )
         self.connections = connections
+        self.tls = tls
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):

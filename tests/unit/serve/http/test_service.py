@@ -42,7 +42,7 @@ def test_a_server_whose_http_ends_by_itself_says_so_and_ends(monkeypatch: pytest
     async def fail(self: object, sockets: object) -> None:
         raise OSError("no more sockets")
 
-    monkeypatch.setattr(service._HttpServer, "serve", fail)
+    monkeypatch.setattr(service.HttpServer, "serve", fail)
     before = _children()
     assert _serve() == 1
     assert _children() == before

@@ -1,4 +1,4 @@
-"""HTTPS on a real socket."""
+"""Limits of TLS connections before their handshake is done, which no HTTP protocol object sees."""
 
 from __future__ import annotations
 
@@ -41,7 +41,22 @@ def test_requests_are_answered_on_one_connection(server: Server) -> None:
             assert client.get("/health").status_code == 200
 
 
+def test_a_handshake_that_never_begins_ends_at_the_deadline(server: Server) -> None:
+    with _connect(server) as silent:
+        assert silent.recv(1) == b""
+
+
 def test_a_client_without_tls_is_disconnected(server: Server) -> None:
     with _connect(server) as plain:
         plain.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b"200" not in b"".join(iter(lambda: plain.recv(4096), b""))
+
+
+def test_connections_count_before_their_handshake(server: Server) -> None:
+    silent = [_connect(server) for _ in range(4)]
+    try:
+        with _connect(server) as late, _unchecked().wrap_socket(late) as secured:
+            assert secured.recv(4096).startswith(b"HTTP/1.1 429 ")
+    finally:
+        for connection in silent:
+            connection.close()
