@@ -16,9 +16,11 @@ from baton.compute.native.engine import NativeEngine
 from baton.compute.native.library import NativeLibrary
 from baton.compute.native.load_native import load_native_engine, load_quantized_engine
 from baton.core.config import WeightsChoice
+from baton.core.types import Sampling
 from baton.decide.kv.layout import KVDtype
 from tests.numerics.test_architectures import CONFIGS, LATENT, TOKENS
 from tests.unit.compute.models import TINY, VOCAB, all_logprobs, huggingface_logprobs, tiny_model
+from tests.unit.compute.steps import part_of, run
 
 FLOAT32_TOLERANCE = 2e-4
 """The absolute tolerance of log probabilities. Only the orders of sums differ."""
@@ -59,6 +61,23 @@ def _engine(folder: Path, kernels: str, dtype: Dtype = "float32", kv_dtype: KVDt
     arena = bytearray(b"\xff" * (layout.block_bytes * 20))  # NaN: what was never written must not be read
     library = NativeLibrary(library_path(), kernels)
     return load_native_engine(card, layout, memoryview(arena), library, dtype=dtype, threads=1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_request_with_nan_scores_fails_alone(temperature: float, tmp_path: Path) -> None:
+    """Token 0 gives NaN from the first layer on."""
+    model = tiny_model(CONFIGS["llama_untied"])
+    with torch.no_grad():
+        model.model.embed_tokens.weight[0] = torch.inf
+    model.save_pretrained(tmp_path)
+    engine = _engine(tmp_path, KERNELS[0])
+    sampling = Sampling(temperature=temperature, seed=1)
+    ill = part_of([5, 0, 6], [0], sampling=sampling)
+    healthy = part_of([5, 7, 6], [1], sampling=sampling)
+    found = run(engine, ill, healthy)
+    assert "NaN" in found[0].failure
+    assert found[1].failure == ""
+    assert found[1] == run(_engine(tmp_path, KERNELS[0]), part_of([5, 7, 6], [1], sampling=sampling))[0]
 
 
 @pytest.mark.parametrize("name", SERVED)

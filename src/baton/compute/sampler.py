@@ -36,14 +36,22 @@ def sample(logits: Numbers, slices: Sequence[Slice]) -> list[Drawn]:
     return [drawn[0] for drawn in sample_drafted(logits, slices)]
 
 
-def sample_drafted(logits: Numbers, slices: Sequence[Slice]) -> list[list[Drawn]]:
+def likeliest_tokens(logits: Numbers) -> list[int]:
+    """Return the token with the largest logit of each row: the lowest id among equals, one with NaN if there is any."""
+    return logits.argmax(-1).tolist()
+
+
+def sample_drafted(
+    logits: Numbers, slices: Sequence[Slice], likeliest: Sequence[int] | None = None
+) -> list[list[Drawn]]:
     """Sample the next tokens of every slice: one, and one more for each accepted draft.
 
     logits: [rows, vocab], float32, the `drawn_rows` of each slice in order; not changed. A token depends only on the
     tokens before it, the seed and the position, so drafts do not change the text.
+    likeliest: the `likeliest_tokens` of the logits, if the caller has them.
     Source: speculative decoding (Leviathan et al., ICML 2023), in the special case of drafts without probabilities.
     """
-    likeliest: list[int] = logits.argmax(-1).tolist()  # the lowest id among equals
+    likeliest = likeliest_tokens(logits) if likeliest is None else likeliest
     drawn: list[list[Drawn]] = []
     row = 0
     with _float_errors_ignored():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 import numpy as np
 
 from baton.compute.models.model_config import ModelConfig
 from baton.compute.models.rope import inverse_frequencies
 from baton.compute.native.library import NativeLibrary, NativeStep
-from baton.compute.sampler import Drawn, drawn_rows, sample_drafted, token_logprob
+from baton.compute.sampler import Drawn, drawn_rows, likeliest_tokens, sample_drafted, token_logprob
 from baton.compute.step_engine import Progress
 from baton.core.step import Slice, SliceResult, Step, StepResult
 from baton.core.types import BlockId, RequestId, Sampling, TokenLogprob
@@ -17,6 +18,7 @@ from baton.decide.kv.layout import KVLayout
 
 LOGPROB_ROWS = 64
 """The positions whose prompt log probabilities are computed at a time: each takes a vocabulary of float32."""
+NAN_SCORES = "the model computes NaN for this prompt; compute with --dtype float32, or download the model again"
 ANGLE_POSITIONS = 4096
 """Angles are computed in runs of this many positions, always the same runs, so that they have the same bits."""
 
@@ -49,13 +51,18 @@ class NativeEngine:
         drawn = iter(self._sample(step.slices, firsts))
         results: list[SliceResult] = []
         for part, first in zip(step.slices, firsts, strict=True):
-            found = next(drawn) if part.sample else []
+            found, failure = next(drawn) if part.sample else ([], "")
             token, logprob = found[0] if found else (None, None)
             prompt = tuple(self._prompt_logprobs(part, first)) if part.sampling.prompt_logprobs else ()
             vector = self._embedding(first + part.count - 1) if part.sample and part.sampling.embedding else b""
             results.append(
                 SliceResult(
-                    token=token, logprob=logprob, prompt_logprobs=prompt, embedding=vector, further=tuple(found[1:])
+                    token=token,
+                    failure=failure,
+                    logprob=logprob,
+                    prompt_logprobs=prompt,
+                    embedding=vector,
+                    further=tuple(found[1:]),
                 )
             )
         return StepResult(tuple(results))
@@ -106,12 +113,21 @@ class NativeEngine:
     def _blocks(self, part: Slice) -> int:
         return -(-(part.start + part.count) // self.layout.block_tokens)
 
-    def _sample(self, slices: Sequence[Slice], firsts: Sequence[int]) -> list[list[Drawn]]:
+    def _sample(self, slices: Sequence[Slice], firsts: Sequence[int]) -> list[tuple[list[Drawn], str]]:
+        """Return the tokens of each slice that samples, and the reason of its failure."""
         sampled = [(part, first) for part, first in zip(slices, firsts, strict=True) if part.sample]
         if not sampled:
             return []
         rows = [row for part, first in sampled for row in drawn_rows(part, first)]
-        return sample_drafted(self._logits(rows), [part for part, _ in sampled])
+        logits = self._logits(rows)
+        likeliest = likeliest_tokens(logits)
+        drawn = sample_drafted(logits, [part for part, _ in sampled], likeliest)
+        is_nan = np.isnan(logits[np.arange(len(rows)), likeliest])
+        starts = accumulate((1 + part.drafts for part, _ in sampled[:-1]), initial=0)
+        return [
+            (found, NAN_SCORES if is_nan[start : start + len(found)].any() else "")  # not the rows of rejected drafts
+            for found, start in zip(drawn, starts, strict=True)
+        ]
 
     def _logits(self, rows: Sequence[int]) -> np.ndarray:
         """Return the logits of rows of the last step: [rows, vocab], float32, valid until the next call."""
