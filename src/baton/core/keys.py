@@ -72,6 +72,8 @@ class KeyFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             place = f"keys[{number}]"
             if _DIGEST.fullmatch(key.sha256) is None:
                 found.append(f"{place}.sha256 must have 64 hexadecimal digits; write keys with `baton keys add`")
+            if _NAME.fullmatch(key.id) is None:  # a client with an empty id counts as one without a key
+                found.append(f"{place}.id is {key.id[:80]!r}, but {NAME_RULE}")
             if _NAME.fullmatch(key.tenant) is None:
                 found.append(f"{place}.tenant is {key.tenant[:80]!r}, but {NAME_RULE}")
             if not key.scopes:

@@ -20,7 +20,7 @@ class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     headers_max: Annotated[int, Range(least=8, most=2**16)] = 100
     """Maximum headers of a request."""
     header_s: Patience = 10.0
-    """Deadline for a request's headers."""
+    """Deadline for a request's headers, and for a TLS handshake."""
     body_s: Patience = 60.0
     """Deadline for a request's body, after its headers."""
     idle_s: Patience = 30.0

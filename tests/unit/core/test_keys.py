@@ -34,6 +34,7 @@ def test_an_entry_may_generate_unless_it_says_more() -> None:
         ({"scopes": []}, "keys[0].scopes is empty"),
         ({"sha256": "secret"}, "keys[0].sha256 must have 64 hexadecimal digits"),
         ({"tenant": "a b"}, "keys[0].tenant is 'a b', but must have 1 to 64 letters"),
+        ({"id": ""}, "keys[0].id is '', but must have 1 to 64 letters"),
         ({"limits": {"streams_max": 0}}, "keys[0].limits.streams_max is 0, but must be between 1"),
         ({"limits": {"stream_max": 1}}, "unknown key keys[0].limits.stream_max (did you mean 'streams_max'?)"),
     ],
