@@ -40,6 +40,11 @@ class FramedStream(asyncio.Protocol, Generic[In]):
         """No bytes have come since `watch` has set it."""
 
     @property
+    def is_open(self) -> bool:
+        """Return whether messages can be sent: the connection is made, and neither end has closed it."""
+        return self._transport is not None
+
+    @property
     def address(self) -> str:
         """Local address of the connection, by which the other end reaches this host."""
         return str(self._transport.get_extra_info("sockname")[0]) if self._transport is not None else ""

@@ -39,6 +39,8 @@ _BLOCKS_MAX = 1 << 24
 """Maximum KV blocks of a host: bounds the memory of its pool's metadata."""
 _CONNECTIONS_MAX = 4096
 """Maximum connections on the port for agents, before and after they present a token."""
+_HANDSHAKE_S = 10.0
+"""Deadline of a TLS handshake: before that of the hello."""
 PRICE_FACTOR_MAX = 2.0
 """Prices within this factor count as equal: they are estimated from other machines, and err by a third."""
 
@@ -126,6 +128,7 @@ class Hosts:
                 config.http.host,
                 config.hosts.port,
                 ssl=None if self._tls is None else self._tls.context,
+                ssl_handshake_timeout=None if self._tls is None else _HANDSHAKE_S,
             )
         except OSError as error:
             message = f"the server cannot listen for hosts on {config.http.host}:{config.hosts.port}: {error}"

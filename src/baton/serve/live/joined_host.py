@@ -88,7 +88,7 @@ class JoinedHost:
         self.stream.frames.bytes_max = _HELLO_BYTES_MAX
         self._registry = registry
         self._deadline = asyncio.get_running_loop().call_later(
-            _HELLO_S, self.stream.end, f"it has sent no hello for {_HELLO_S:.0f} s"
+            _HELLO_S, self._give_up, f"it has sent no hello for {_HELLO_S:.0f} s"
         )
         self._watch = asyncio.create_task(watch(self.stream, silent_s, HostPing()))
         self.asked: set[WorkerId] = set()
@@ -121,6 +121,13 @@ class JoinedHost:
     def dismiss(self, reason: str) -> None:
         """Close the connection. The agent may ask to join again."""
         self.stream.end(reason, Dismissed(reason))
+
+    def _give_up(self, reason: str) -> None:
+        """End the connection. One whose TLS handshake has failed reports no end by itself."""
+        if self.stream.is_open:
+            self.stream.end(reason)
+        else:
+            self._ended(reason)
 
     def _ended(self, reason: str) -> None:
         self._watch.cancel()

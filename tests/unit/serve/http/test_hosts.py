@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -16,8 +17,9 @@ from baton.core.messages import StartWorker, WorkerLost
 from baton.core.types import HostId, WorkerId, WorkerView
 from baton.decide.kv.conversion import KVForm
 from baton.move.ipc.frames import FrameReader, frame
+from baton.move.ipc.tls import ServerTls
 from baton.serve.live import hosts as module
-from baton.serve.live import waiting
+from baton.serve.live import joined_host, waiting
 from baton.serve.live.assembly import Parts, assemble
 from baton.serve.live.hosts import Hosts, shared_config
 from baton.serve.live.log_file import read_log
@@ -31,6 +33,7 @@ from baton.serve.messages.hosting import (
     WorkerUp,
 )
 from baton.serve.messages.moving import MoverReady
+from tests.process.test_tls import write_certificate
 
 URL = "http://127.0.0.1:8000"
 SILENT_S = 300.0
@@ -95,6 +98,28 @@ def test_a_stranger_who_has_not_asked_to_join_is_nobody_to_wait_for(monkeypatch:
             await asyncio.sleep(0)
         monkeypatch.setattr(waiting, "TOKEN_S", -1.0)
         assert not arrivals.is_any, "the token is too old for this connection"
+        writer.close()
+        await hosts.stop()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_a_connection_without_a_tls_handshake_is_forgotten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The event loop does not report its end. 4,096 of them would fill the port for ever."""
+    monkeypatch.setattr(joined_host, "_HELLO_S", 0.1)
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    write_certificate(cert, key)
+
+    async def run() -> None:
+        parts = _parts()
+        hosts = Hosts(parts, url=URL, tls=ServerTls(cert, key), tell=lambda _line: None, changed=lambda: None)
+        reader, writer = await asyncio.open_connection("127.0.0.1", (await hosts.terms()).port)
+        writer.write(b"no handshake\r\n" * 100)
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        assert parts.driver.arrivals.strangers
+        while parts.driver.arrivals.strangers:  # noqa: ASYNC110  no event tells when a connection is forgotten
+            await asyncio.sleep(0)
         writer.close()
         await hosts.stop()
 
