@@ -44,3 +44,8 @@ def key_lines(path: Path) -> list[str]:
 def take_variable(name: str) -> str:
     """Return an environment variable, and remove it: child processes must not inherit it. Empty: it is not set."""
     return os.environ.pop(name, "").strip()
+
+
+def empty_variables(*names: str) -> list[str]:
+    """Return the names of the environment variables that are set, but empty."""
+    return [name for name in names if name in os.environ and not os.environ[name].strip()]

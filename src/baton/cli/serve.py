@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from baton.cli.key_flags import ADMIN_KEY, API_KEY, JOIN_KEY, key_lines, take_variable
+from baton.cli.key_flags import ADMIN_KEY, API_KEY, JOIN_KEY, empty_variables, key_lines, take_variable
 from baton.core.config import Config, TierConfig, Topology, load
 from baton.core.errors import ConfigError
 from baton.core.files import in_file
@@ -181,7 +180,7 @@ def configuration(args: argparse.Namespace) -> Config:
 def _http(args: argparse.Namespace) -> dict[str, Any]:
     """Return the settings of HTTP from flags, key files and the environment. None: not given."""
     empty = [f"--{name.replace('_', '-')}" for name in _NEVER_EMPTY if vars(args)[name] == ""]
-    empty += [name for name in (API_KEY, ADMIN_KEY, JOIN_KEY) if not os.environ.get(name, "unset").strip()]
+    empty += empty_variables(API_KEY, ADMIN_KEY, JOIN_KEY)
     if empty:
         raise ConfigError(f"{', '.join(empty)}: the value is empty, which would leave the server open; give one")
     keys = [*(args.api_key or []), *(key_lines(args.api_key_file) if args.api_key_file is not None else [])]
