@@ -59,7 +59,7 @@ lock: ## Resolve locks/ again, for every platform, with hashes (needs uv; ARGS=-
 audit: ## Compare the locked versions with known vulnerabilities (needs pip-audit on the PATH, and a network)
 	@command -v pip-audit >/dev/null || { echo 'pip-audit is missing: install it outside of .venv (pipx install pip-audit)' >&2; exit 1; }
 	@pip-audit --disable-pip --strict -r locks/base.txt -r locks/dev.txt -r locks/node.txt $(ARGS) || { echo \
-		'make audit: FAILED. Where the errors above are of the network, its database could not be read: try ARGS="-s osv",' \
+		'make audit: FAILED. If the lines above name no vulnerability, its database could not be read: try ARGS="-s osv",' \
 		'or give docs/sbom.cdx.json to a scanner with a database of its own' >&2; exit 1; }
 
 docs: dev ## Write the generated pages of docs/ again
