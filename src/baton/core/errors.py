@@ -14,6 +14,9 @@ BatonError
 
 from __future__ import annotations
 
+_HALF_CHARS = 800
+"""Half of the longest message about a model."""
+
 
 class BatonError(Exception):
     """An error that a user or operator can act on."""
@@ -25,6 +28,11 @@ class ConfigError(BatonError):
 
 class ModelError(BatonError):
     """The model cannot be served. The message names an alternative."""
+
+    def __init__(self, message: str) -> None:
+        """Escape control characters and cut the middle of a long message: parts of it come from the model's files."""
+        line = "".join([char if char.isprintable() else repr(char)[1:-1] for char in message])
+        super().__init__(line if len(line) <= 2 * _HALF_CHARS else f"{line[:_HALF_CHARS]}...{line[-_HALF_CHARS:]}")
 
 
 class RequestError(BatonError):

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from baton.compute.models.model_config import EXPERTS_MAX, Experts, Latent
+from baton.compute.models.model_config import EXPERTS_IN_ALL_MAX, EXPERTS_MAX, Experts, Latent
 from baton.core.errors import ModelError
 
 QWEN = ("qwen2moe", "qwen3moe")
@@ -74,10 +74,11 @@ def check_experts(where: Path, experts: Experts) -> Experts | None:
     """Return `experts`, or None if no layer has any. Raises ModelError for sizes that contradict each other."""
     if not experts.layers or experts.count == 0:
         return None
-    in_group, rest = divmod(experts.count, experts.groups)
+    in_group, rest = divmod(experts.count, max(experts.groups, 1))
     selectable = in_group * experts.groups_used
     if (
         not 0 < experts.count <= EXPERTS_MAX
+        or experts.count * len(experts.layers) > EXPERTS_IN_ALL_MAX
         or not 0 < experts.groups_used <= experts.groups
         or rest
         or not 0 < experts.used <= selectable
@@ -117,7 +118,7 @@ def _deepseek(where: Path, config: _Experts, architecture: str, layers: int) -> 
             "normalized for DeepSeek-V3 only"
         )
     return Experts(
-        layers=tuple(range(config.first_k_dense_replace, layers)),
+        layers=tuple(range(max(config.first_k_dense_replace, 0), layers)),
         count=config.count,
         used=config.num_experts_per_tok,
         intermediate=config.moe_intermediate_size,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator
 
@@ -11,7 +12,15 @@ from baton.compute.models.config_experts import check_experts, check_latent
 from baton.compute.models.config_json import yarn_attention_factor, yarn_score_temperature
 from baton.compute.models.gguf_file import GGUFFile
 from baton.compute.models.gguf_names import GGUFName, gguf_name, split_kv_b
-from baton.compute.models.model_config import LAYERS_MAX, Experts, Latent, ModelConfig, RopeScaling
+from baton.compute.models.model_config import (
+    LAYERS_MAX,
+    SIZE_MAX,
+    Experts,
+    Latent,
+    ModelConfig,
+    RopeScaling,
+    check_config,
+)
 from baton.compute.models.tensor_names import expected_shapes
 from baton.core.errors import ModelError
 
@@ -31,9 +40,10 @@ class GGUFKeys:
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.file.metadata.get(f"{self.architecture}.{key}", default)
-        if not isinstance(value, int | float):
+        if not isinstance(value, int | float) or not math.isfinite(value):
             raise ModelError(
-                f"{self.file.path}: {self.architecture}.{key} is {value!r}, not a number; convert the model again"
+                f"{self.file.path}: {self.architecture}.{key} is {str(value)[:80]!r}, not a number;"
+                " convert the model again"
             )
         return value
 
@@ -50,7 +60,7 @@ def _experts(keys: GGUFKeys, layers: int) -> Experts | None:
     width = keys.integer("expert_feed_forward_length", keys.integer("feed_forward_length"))
     shared = keys.integer("expert_shared_feed_forward_length", keys.integer("expert_shared_count", 0) * width)
     sigmoid = keys.integer("expert_gating_func", ExpertGatingFuncType.SOFTMAX) == ExpertGatingFuncType.SIGMOID
-    routed = range(keys.integer("leading_dense_block_count", 0), layers)
+    routed = range(max(keys.integer("leading_dense_block_count", 0), 0), layers)
     groups = keys.integer("expert_group_count", 1) or 1
     experts = Experts(
         layers=tuple(routed),
@@ -95,7 +105,7 @@ def _latent(keys: GGUFKeys) -> Latent | None:
 
 
 GGUF_ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "qwen2moe", "qwen3moe", "deepseek2")
-ROPE_FREQS = "rope_freqs.weight"
+ROPE_FREQS, ROPE_FREQS_MAX = "rope_freqs.weight", 1 << 16
 
 
 def read_config_gguf(file: GGUFFile) -> ModelConfig:
@@ -103,7 +113,7 @@ def read_config_gguf(file: GGUFFile) -> ModelConfig:
     architecture = file.metadata.get("general.architecture")
     if architecture not in GGUF_ARCHITECTURES:
         raise ModelError(
-            f"{file.path} has the architecture {architecture}; Baton serves {', '.join(GGUF_ARCHITECTURES)}"
+            f"{file.path} has the architecture {str(architecture)[:80]}; Baton serves {', '.join(GGUF_ARCHITECTURES)}"
         )
     keys = GGUFKeys(file, str(architecture))
     layers, heads, hidden = (
@@ -125,7 +135,7 @@ def read_config_gguf(file: GGUFFile) -> ModelConfig:
     if embedding is None:
         raise ModelError(f"{file.path} has no tensor token_embd.weight; it is no whole model (a shard or an adapter?)")
     experts = _experts(keys, layers)
-    return ModelConfig(
+    config = ModelConfig(
         architecture=_family(str(architecture), experts),
         layers=layers,
         hidden=hidden,
@@ -149,6 +159,7 @@ def read_config_gguf(file: GGUFFile) -> ModelConfig:
         experts=experts,
         latent=latent,
     )
+    return check_config(file.path, config)
 
 
 def _family(architecture: str, experts: Experts | None) -> str:
@@ -197,7 +208,9 @@ def _rope(keys: GGUFKeys) -> RopeScaling:
             frequency_divisors=divisors,
         )
     if kind not in ("none", "linear"):
-        raise ModelError(f"{keys.file.path}: rope scaling {kind}; Baton computes none, linear, yarn and rope_freqs")
+        raise ModelError(
+            f"{keys.file.path}: rope scaling {kind[:80]}; Baton computes none, linear, yarn and rope_freqs"
+        )
     return RopeScaling(kind="linear" if factor != 1.0 else "default", factor=factor, frequency_divisors=divisors)
 
 
@@ -210,8 +223,11 @@ def _frequency_divisors(file: GGUFFile) -> tuple[float, ...]:
     tensor = file.tensors.get(ROPE_FREQS)
     if tensor is None:
         return ()
-    if tensor.type.name != "F32":
-        raise ModelError(f"{file.path}: {ROPE_FREQS} is {tensor.type.name}, not F32; convert the model again")
+    if tensor.type.name != "F32" or tensor.size_bytes > 4 * ROPE_FREQS_MAX:
+        raise ModelError(
+            f"{file.path}: {ROPE_FREQS} is {tensor.type.name} of {tensor.size_bytes} bytes,"
+            f" not F32 of at most {4 * ROPE_FREQS_MAX}; convert the model again"
+        )
     return struct.unpack_from(f"<{tensor.size_bytes // 4}f", file.data, tensor.offset)
 
 
@@ -224,4 +240,4 @@ def _stop_tokens(file: GGUFFile) -> Iterator[int]:
 
 def _token_id(file: GGUFFile, name: str) -> int | None:
     value = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
-    return value if isinstance(value, int) else None
+    return value if isinstance(value, int) and 0 <= value < SIZE_MAX else None

@@ -12,7 +12,14 @@ from msgspec import Struct
 
 from baton.compute.models.config_experts import DEEPSEEK, read_experts, read_latent
 from baton.compute.models.json_file import read_json
-from baton.compute.models.model_config import ARCHITECTURES, LAYERS_MAX, ModelConfig, RopeScaling
+from baton.compute.models.model_config import (
+    ARCHITECTURES,
+    LAYERS_MAX,
+    SIZE_MAX,
+    ModelConfig,
+    RopeScaling,
+    check_config,
+)
 from baton.core.errors import ModelError
 
 Json = Mapping[str, Any]
@@ -54,10 +61,18 @@ def read_config_json(folder: Path) -> ModelConfig:
     """Return the model's configuration. Raises ModelError for an architecture or option that Baton does not support."""
     raw = _read_json(folder / "config.json")
     try:
-        return _model_config(folder, raw, msgspec.convert(raw, _Config))
+        return check_config(folder / "config.json", _model_config(folder, raw, msgspec.convert(raw, _Config)))
     except msgspec.ValidationError as error:
-        _architecture(folder, raw.get("architectures"), str(raw.get("model_type", "")))
+        names = raw.get("architectures")
+        known = [name for name in names if isinstance(name, str)] if isinstance(names, list) else None
+        _architecture(folder, known, str(raw.get("model_type", "")))
         raise ModelError(f"{folder / 'config.json'}: {error}; use the file that came with the model") from error
+    except KeyError as error:
+        raise ModelError(f"{folder / 'config.json'} lacks {error}; use the file that came with the model") from error
+    except (TypeError, ValueError, ArithmeticError) as error:  # a number that is text, zero, or out of range
+        raise ModelError(
+            f"{folder / 'config.json'} has an impossible value: {error}; use the file that came with the model"
+        ) from error
 
 
 def _model_config(folder: Path, raw: Json, config: _Config) -> ModelConfig:
@@ -114,7 +129,7 @@ def _architecture(folder: Path, names: list[str] | None, model_type: str) -> str
     if not names and model_type in ARCHITECTURES.values():
         return model_type
     found = ", ".join(names or ()) or model_type or "none"
-    raise ModelError(f"{folder} has the architecture {found}; Baton serves {', '.join(ARCHITECTURES)}")
+    raise ModelError(f"{folder} has the architecture {found[:200]}; Baton serves {', '.join(ARCHITECTURES)}")
 
 
 def _refuse_unsupported(folder: Path, config: _Config) -> None:
@@ -245,6 +260,5 @@ def _eos_token_ids(folder: Path, config: _Config) -> tuple[int, ...]:
 
 
 def _as_ids(value: object) -> list[int]:
-    if isinstance(value, int):
-        return [value]
-    return [item for item in value if isinstance(item, int)] if isinstance(value, list) else []
+    items: list[object] = value if isinstance(value, list) else [value]
+    return [item for item in items if isinstance(item, int) and 0 <= item < SIZE_MAX]

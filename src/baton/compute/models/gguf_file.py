@@ -14,13 +14,19 @@ from pathlib import Path
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from baton.compute.models.weights import find_overlap
 from baton.core.errors import ModelError
 
 MetadataValue = int | float | bool | str | list["MetadataValue"]
 
 ALIGNMENT_BYTES = 32
-HEADER_ITEMS_MAX = 1 << 24
-"""The maximum number of entries in an array or table. A file that claims more is damaged."""
+TENSORS_MAX = 1 << 17
+METADATA_MAX = 1 << 14
+HEADER_ITEMS_MAX = 1 << 22
+"""The maximum number of entries in all arrays. A file that claims more is damaged: a large vocabulary has a third."""
+STRING_BYTES_MAX = 16 << 20
+HEADER_BYTES_MAX = 128 << 20
+DIMENSIONS_MAX = 8
 STRING = 8
 ARRAY = 9
 SCALARS: dict[int, struct.Struct] = {
@@ -75,6 +81,8 @@ def open_gguf(path: Path) -> GGUFFile:
     metadata: dict[str, MetadataValue] = {}
     for _ in range(metadata_count):
         key = cursor.string()
+        if key in metadata:
+            raise cursor.damaged(f"it has the key {key[:80]!r} twice")
         metadata[key] = cursor.value(cursor.scalar(U32))
     rows = [_tensor_row(cursor) for _ in range(tensor_count)]
     alignment = metadata.get("general.alignment", ALIGNMENT_BYTES)
@@ -82,6 +90,11 @@ def open_gguf(path: Path) -> GGUFFile:
         raise cursor.damaged(f"its alignment is {alignment!r}")
     start = -(-cursor.at // alignment) * alignment
     tensors = {row[0]: _tensor(cursor, row, start) for row in rows}
+    if len(tensors) < len(rows):
+        raise cursor.damaged("it has a tensor twice")
+    overlap = find_overlap((name, tensor.offset, tensor.size_bytes) for name, tensor in tensors.items())
+    if overlap:
+        raise cursor.damaged(f"its tensors {overlap[0]} and {overlap[1]} overlap")
     return GGUFFile(path=path, metadata=metadata, tensors=tensors, data=data)
 
 
@@ -92,6 +105,7 @@ class _Cursor:
         self.path = path
         self.data = data
         self.at = 0
+        self._items = 0
 
     def damaged(self, why: str) -> ModelError:
         return ModelError(f"{self.path} is damaged or cut off: {why}; download the file again")
@@ -107,11 +121,16 @@ class _Cursor:
     def string(self) -> str:
         size = self.scalar(U64)
         end = self.at + size
-        if end > len(self.data):
-            raise self.damaged(f"a string of {size} bytes runs past its end at byte {len(self.data)}")
+        self._check_string(size, end)
         text = self.data[self.at : end].decode("utf-8", errors="replace")
         self.at = end
         return text
+
+    def _check_string(self, size: int, end: int) -> None:
+        if end > len(self.data):
+            raise self.damaged(f"a string of {size} bytes runs past its end at byte {len(self.data)}")
+        if size > STRING_BYTES_MAX or end > HEADER_BYTES_MAX:
+            raise self.damaged(f"a string of {size} bytes ends at byte {end} of a header")
 
     def value(self, kind: int) -> MetadataValue:
         if kind == STRING:
@@ -125,8 +144,9 @@ class _Cursor:
     def array(self) -> list[MetadataValue]:
         kind = self.scalar(U32)
         count = self.scalar(U64)
-        if count > HEADER_ITEMS_MAX:
-            raise self.damaged(f"an array claims {count} entries")
+        self._items += count
+        if self._items > HEADER_ITEMS_MAX:
+            raise self.damaged(f"an array claims {count} entries; all arrays have at most {HEADER_ITEMS_MAX}")
         if kind == STRING:
             return [text.decode("utf-8", errors="replace") for text in self._strings(count)]
         if kind not in SCALARS:
@@ -145,8 +165,8 @@ class _Cursor:
             for _ in range(count):
                 start = at + U64.size
                 at = start + size_at(data, at)[0]
-                if at > end:
-                    raise self.damaged(f"a string of {at - start} bytes runs past its end at byte {end}")
+                if at > end or at > HEADER_BYTES_MAX:
+                    self._check_string(at - start, at)
                 found.append(data[start:at])
         except struct.error as error:
             raise self.damaged(f"it ends at byte {end} inside its header") from error
@@ -164,7 +184,7 @@ def _counts(cursor: _Cursor) -> tuple[int, int]:
             f"{cursor.path} has GGUF version {version}; Baton reads 2 and 3, little-endian: convert it again"
         )
     tensor_count, metadata_count = cursor.scalar(U64), cursor.scalar(U64)
-    if max(tensor_count, metadata_count) > HEADER_ITEMS_MAX:
+    if tensor_count > TENSORS_MAX or metadata_count > METADATA_MAX:
         raise cursor.damaged(f"it claims {tensor_count} tensors and {metadata_count} metadata entries")
     return tensor_count, metadata_count
 
@@ -172,8 +192,8 @@ def _counts(cursor: _Cursor) -> tuple[int, int]:
 def _tensor_row(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     name = cursor.string()
     dimensions = cursor.scalar(U32)
-    if dimensions > 8:
-        raise cursor.damaged(f"tensor {name} claims {dimensions} dimensions")
+    if dimensions > DIMENSIONS_MAX:
+        raise cursor.damaged(f"tensor {name[:80]!r} claims {dimensions} dimensions")
     shape = tuple(cursor.scalar(U64) for _ in range(dimensions))[::-1]
     return name, shape, cursor.scalar(U32), cursor.scalar(U64)
 

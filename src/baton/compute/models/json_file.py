@@ -15,9 +15,15 @@ JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """The errors of msgspec for bytes that are not JSON of the expected type, or that are nested too deep."""
 
 
-def read_json(path: Path, wanted: type[Wanted]) -> Wanted:
-    """Return the content of a file as a type. Raises ModelError if it cannot be read or has another type."""
+JSON_BYTES_MAX = 32 << 20
+"""Twice the largest index of shards known. Values take up to twenty times the memory of their text."""
+
+
+def read_json(path: Path, wanted: type[Wanted], *, bytes_max: int = JSON_BYTES_MAX) -> Wanted:
+    """Return the content of a file as a type. Raises ModelError if it is unreadable, too large or of another type."""
     try:
+        if path.stat().st_size > bytes_max or not path.is_file():
+            raise ModelError(f"{path} is not a file of at most {bytes_max} bytes; download it again")
         return msgspec.json.decode(path.read_bytes(), type=wanted)
     except (OSError, *JSON_ERRORS) as error:
         raise ModelError(f"cannot read {path}: {error}; download it again") from error

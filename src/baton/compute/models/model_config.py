@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct
+
+from baton.core.errors import ModelError
 
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
 ExpertScoring = Literal["softmax", "sigmoid"]
@@ -21,7 +25,9 @@ ARCHITECTURES = {
     "DeepseekV3ForCausalLM": "deepseek3",
 }
 """Architecture names: that of config.json, and the one used by Baton."""
-EXPERTS_MAX = 4096
+EXPERTS_MAX, EXPERTS_IN_ALL_MAX = 4096, 1 << 17
+"""Of one layer, and of all layers: five times the largest model known."""
+SIZE_MAX, CONTEXT_TOKENS_MAX = 1 << 24, 1 << 31
 LAYERS_MAX = 1024
 """Above any real model. Keeps the list of tensors of a damaged file small."""
 
@@ -139,3 +145,50 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     def value_dim(self) -> int:
         """The number of values of one head's attention output."""
         return self.head_dim if self.latent is None else self.latent.value_dim
+
+
+def check_config(where: Path, config: ModelConfig) -> ModelConfig:
+    """Return `config`. Raises ModelError for values that no model can have; the forward pass relies on it."""
+    rope, experts, kv_heads = config.rope, config.experts, config.kv_heads
+    sizes = {
+        "hidden size": config.hidden,
+        "heads": config.heads,
+        "KV heads": kv_heads,
+        "dimensions of a head": config.head_dim,
+        "rotary dimensions": config.rotary_dim,
+        "MLP width": config.intermediate,
+        "tokens": config.vocab_tokens,
+        "width of the shared experts": experts.shared_intermediate + 1 if experts else 1,
+        "width of an expert": experts.intermediate if experts else 1,
+    }
+    positive = {
+        "RoPE base": config.rope_theta,
+        "RoPE factor": rope.factor,
+        "beta_fast": rope.beta_fast,
+        "beta_slow": rope.beta_slow,
+        "attention_factor": rope.attention_factor,
+        "divisor of a frequency": min(rope.frequency_divisors, default=1.0),
+    }
+    problems = [f"{size} {name}" for name, size in sizes.items() if not 0 < size <= SIZE_MAX]
+    problems += [f"{name} {value}" for name, value in positive.items() if not 0 < value < math.inf]
+    if not 0 <= config.rms_eps < 1:
+        problems.append(f"rms_norm_eps {config.rms_eps}")
+    if not 0 < config.context_tokens <= CONTEXT_TOKENS_MAX:
+        problems.append(f"a context of {config.context_tokens} tokens")
+    if kv_heads > 0 and config.heads % kv_heads:
+        problems.append(f"{config.heads} heads over {kv_heads} KV heads")
+    if config.rotary_dim % 2:
+        problems.append(f"an odd number of rotary dimensions, {config.rotary_dim}")
+    if rope.frequency_divisors and len(rope.frequency_divisors) != config.rotary_dim // 2:
+        problems.append(f"{len(rope.frequency_divisors)} divisors for {config.rotary_dim // 2} frequencies")
+    if rope.kind in ("llama3", "yarn") and not 0 < rope.original_context_tokens <= CONTEXT_TOKENS_MAX:
+        problems.append(f"an original context of {rope.original_context_tokens} tokens")
+    if rope.kind == "llama3" and not 0 < rope.low_freq_factor < rope.high_freq_factor < math.inf:
+        problems.append(f"low_freq_factor {rope.low_freq_factor} and high_freq_factor {rope.high_freq_factor}")
+    if rope.kind == "yarn" and config.rope_theta <= 1:
+        problems.append(f"yarn with the RoPE base {config.rope_theta}")
+    if len(config.windows) != config.layers or any(window is not None and window <= 0 for window in config.windows):
+        problems.append(f"attention windows of {len(config.windows)} of {config.layers} layers, or one without a token")
+    if problems:
+        raise ModelError(f"{where} has impossible values: {', '.join(problems)}; use the model's own file")
+    return config

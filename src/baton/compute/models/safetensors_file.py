@@ -16,10 +16,11 @@ import numpy as np
 from baton.compute.models.bfloat16 import BFLOAT16
 from baton.compute.models.json_file import JSON_ERRORS, read_json
 from baton.compute.models.quantized import QuantizedMatrix
-from baton.compute.models.weights import TensorSlice
+from baton.compute.models.weights import TensorSlice, find_overlap
 from baton.core.errors import ModelError
 
-HEADER_BYTES_MAX = 100_000_000
+HEADER_BYTES_MAX = 32 << 20
+DIMENSIONS_MAX = 8
 INDEX_NAME = "model.safetensors.index.json"
 NUMPY_TYPES: dict[str, np.dtype] = {
     "F64": np.dtype("<f8"),
@@ -124,6 +125,9 @@ def _read_header(path: Path) -> dict[str, SafeTensor]:
         _check_entry(path, name, entry, file_bytes - data_at)
         begin, end = entry.data_offsets
         tensors[name] = SafeTensor(path, entry.dtype, entry.shape, data_at + begin, end - begin)
+    overlap = find_overlap((name, tensor.offset_bytes, tensor.size_bytes) for name, tensor in tensors.items())
+    if overlap:
+        raise _damaged(path, f"its tensors {overlap[0]} and {overlap[1]} overlap")
     return tensors
 
 
@@ -133,6 +137,8 @@ def _check_entry(path: Path, name: str, entry: _TensorEntry, data_bytes: int) ->
         raise _damaged(path, f"tensor {name} ends at data byte {end}, the file has {data_bytes}")
     if entry.dtype not in NUMPY_TYPES:
         raise ModelError(f"{path}: tensor {name} has the type {entry.dtype}; Baton reads {', '.join(NUMPY_TYPES)}")
+    if len(entry.shape) > DIMENSIONS_MAX or not all(0 <= dimension < 1 << 63 for dimension in entry.shape):
+        raise _damaged(path, f"tensor {name} has {len(entry.shape)} dimensions, or one that is impossible")
     size = NUMPY_TYPES[entry.dtype].itemsize
     for dimension in entry.shape:
         size *= dimension

@@ -6,17 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from msgspec import Struct
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from baton.compute.models.gguf_file import GGUFFile, MetadataValue, open_gguf
 from baton.compute.models.gguf_vocabulary import BOS_PRE_TOKENIZERS, byte_level_backend, sentencepiece_backend
 from baton.compute.models.json_file import read_json
-from baton.core.errors import ModelError, RequestError
+from baton.core.errors import BatonError, ModelError, RequestError
 
 SPACE_MARK = "▁"
 CONTROL, USER_DEFINED = 3, 4
 """The GGUF types of tokens that are matched as a whole, before the text is split."""
+TOKEN_CHARS_MAX = 4096
+"""Finding the merges of a SentencePiece token takes time in proportion to the square of its length."""
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -97,6 +100,16 @@ class VocabularyTokenizer:
 # ---- tokenizer.json ----------------------------------------------------------------------------------------------
 
 
+TOKENIZER_BYTES_MAX = 64 << 20
+"""Twice the largest tokenizer.json known."""
+
+
+class _Pipeline(Struct):
+    """The part of tokenizer.json that Baton itself reads."""
+
+    decoder: Any = None
+
+
 def tokenizer_from_folder(folder: Path, bos_token_id: int | None) -> VocabularyTokenizer:
     """Load tokenizer.json, and the rules for the BOS token from tokenizer_config.json."""
     path = folder / "tokenizer.json"
@@ -105,9 +118,12 @@ def tokenizer_from_folder(folder: Path, bos_token_id: int | None) -> VocabularyT
             f"{folder} has no tokenizer.json; make one with transformers: "
             f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
         )
-    decoder = read_json(path, dict[str, Any]).get("decoder")
+    decoder = read_json(path, _Pipeline, bytes_max=TOKENIZER_BYTES_MAX).decoder
     try:
         backend = Backend.from_file(str(path))
+        backend.no_truncation()  # a prompt is never cut or filled up
+        backend.no_padding()
+        backend.encode("")
     except Exception as error:  # the library raises nothing narrower
         raise ModelError(f"cannot read {path}: {error}; download it again, or upgrade `tokenizers`") from error
     options = _tokenizer_config(folder)
@@ -153,8 +169,23 @@ def _spelling_of(path: Path, decoder: object) -> Spelling:
 def tokenizer_from_gguf(path: Path) -> VocabularyTokenizer:
     """Build the tokenizer of a GGUF file: byte-level BPE (`gpt2`) or SentencePiece BPE (`llama`)."""
     file = open_gguf(path)
-    model = file.metadata.get("tokenizer.ggml.model")
+    try:
+        return _from_gguf(file)
+    except (BatonError, MemoryError):
+        raise
+    except Exception as error:  # the library raises nothing narrower
+        raise ModelError(f"{path}: its vocabulary cannot be read: {error}; convert the model again") from error
+
+
+def _from_gguf(file: GGUFFile) -> VocabularyTokenizer:
+    path, model = file.path, file.metadata.get("tokenizer.ggml.model")
     tokens = [str(token) for token in _array(file, "tokens")]
+    longest = max(map(len, tokens), default=0)
+    if not 0 < longest <= TOKEN_CHARS_MAX:
+        raise ModelError(
+            f"{path} has {len(tokens)} tokens, the longest of {longest} characters, and at most {TOKEN_CHARS_MAX}"
+            " are possible; convert the model again"
+        )
     if model == "gpt2":
         pre = str(file.metadata.get("tokenizer.ggml.pre", "default"))
         merges = [str(merge) for merge in _array(file, "merges")]
@@ -169,7 +200,8 @@ def tokenizer_from_gguf(path: Path) -> VocabularyTokenizer:
         add_bos = True
     else:
         raise ModelError(
-            f"{path} has the tokenizer model {model}; Baton reads gpt2 (byte-level BPE) and llama (SentencePiece)"
+            f"{path} has the tokenizer model {str(model)[:80]};"
+            " Baton reads gpt2 (byte-level BPE) and llama (SentencePiece)"
         )
     _add_whole_tokens(backend, tokens, _array(file, "token_type"))
     bos = file.metadata.get("tokenizer.ggml.bos_token_id")

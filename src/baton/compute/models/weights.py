@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, Protocol
 
 import numpy as np
@@ -38,3 +40,12 @@ class WeightReader(Protocol):
     def read_quantized(self, name: str) -> QuantizedMatrix | None:
         """Return one matrix with the codes stored in the file, or None if the file stores floats or another format."""
         ...
+
+
+def find_overlap(places: Iterable[tuple[str, int, int]]) -> tuple[str, str] | None:
+    """Return the names of two tensors that share bytes, or None. `places`: name, offset and size in bytes."""
+    used = sorted((place for place in places if place[2]), key=lambda place: place[1])
+    for (name, offset, size), (following, start, _) in pairwise(used):
+        if offset + size > start:
+            return name, following
+    return None
