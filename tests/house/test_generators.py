@@ -69,7 +69,7 @@ def test_every_argument_has_its_spelling_default_and_meaning() -> None:
     assert lines[:3] == ["## x", "", "Do it."]
     assert "### x run" in lines
     assert "| `[MODEL]` |  | what to run |" in lines
-    assert "| `--rate-rps R` | `2.0` | how fast (default 2.0) |" in lines
+    assert "| `--rate-rps R` | 2.0 | how fast |" in lines
     assert "| `--kind a\\|b` | required | which |" in lines
     assert "| `--quiet` |  | say nothing |" in lines
 

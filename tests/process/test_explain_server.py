@@ -71,8 +71,8 @@ def test_the_log_that_a_server_sends_is_the_one_on_its_disk(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("asked", "--api-key", "wrong"), "answers 401; give --api-key"),
-        (("asked",), "answers 401; give --api-key"),
+        (("asked", "--api-key", "wrong"), "answers 401; give a key with --api-key"),
+        (("asked",), "answers 401; give a key with --api-key"),
         (("nobody", "--api-key", KEY), "no request 'nobody' among its"),
     ],
 )

@@ -143,7 +143,7 @@ def test_a_slow_grammar_delays_its_own_request_alone() -> None:
 
 
 def test_a_grammar_that_ends_its_sandbox_fails_alone_and_is_refused_at_last() -> None:
-    engine = _engine(SandboxConfig(cpu_s=0.2, processes=1))
+    engine = _engine(SandboxConfig(cpu_s=0.2, wall_s=60.0, processes=1))
     for attempt in range(4):
         failed, fine = _executed(engine, _part("", name=f"poison-{attempt}", grammar=SLOW), _part("ab"))
         assert ("CPU time" if attempt < 2 else "has ended 2 sandboxes") in failed.failure
