@@ -28,7 +28,7 @@ SHAPE = Shape(
     number=BFLOAT16, kv_number=BFLOAT16, block_tokens=16, form=DENSE, biased=False, normed=False, steep=1.0,
 )  # fmt: skip
 TOKENS = 48
-QUIET_STEPS = 200
+QUIET_STEPS = 40
 STEPS_MAX = 20_000
 """The maximum number of steps until the neighbour wakes while the guest works."""
 PULSE_S = 0.001
