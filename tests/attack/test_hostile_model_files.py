@@ -134,7 +134,7 @@ def mutate_json(value: Any, rng: random.Random) -> Any:
         if rng.random() < 0.2:
             del container[key]
         else:
-            container[key] = rng.choice(VALUES)
+            container[key] = json.loads(json.dumps(rng.choice(VALUES)))
         if not value:
             break
     return value
