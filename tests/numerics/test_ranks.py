@@ -63,7 +63,15 @@ def test_every_architecture_gives_the_log_probabilities_of_one_rank(name: str, t
         np.testing.assert_allclose(all_logprobs(engine, TOKENS, range(18), VOCAB), expected, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (4, 1), (8, 1), (1, 2), (1, 3), (2, 2), (4, 3)])
+@pytest.mark.parametrize(
+    ("tensor", "pipeline"),
+    [
+        (2, 1),
+        (8, 1),
+        (4, 3),
+        *(pytest.param(*ranks, marks=pytest.mark.deep) for ranks in ((4, 1), (1, 2), (1, 3), (2, 2))),
+    ],
+)
 def test_chunks_and_other_requests_do_not_change_results_of_ranks(tensor: int, pipeline: int, tmp_path: Path) -> None:
     """8 heads on 4 KV heads: divided, duplicated, and in stages. Prompts in chunks with decoding requests."""
     tiny_model(EIGHT_HEADS).save_pretrained(tmp_path)
@@ -87,12 +95,14 @@ def test_chunks_and_other_requests_do_not_change_results_of_ranks(tensor: int, p
         assert generate(engine, TOKENS[:30], range(40, 56), 9, sampled) == texts[1]
 
 
-@pytest.mark.parametrize(("tensor", "pipeline"), [(3, 1), (1, 2), pytest.param(9, 1, marks=pytest.mark.deep)])
+@pytest.mark.parametrize(
+    ("tensor", "pipeline"), [(3, 1), *(pytest.param(*ranks, marks=pytest.mark.deep) for ranks in ((1, 2), (9, 1)))]
+)
 def test_the_embedded_model_gives_the_text_of_one_rank(tensor: int, pipeline: int) -> None:
     """SmolLM2 has 9 query heads on 3 KV heads. Three ranks divide them; of nine ranks, three hold each KV head."""
     card = resolve_model("smollm2-135m")
     prompt = [504, 2367, 282, 260, 1718, 6413, 314, 9681, 411, 253, 1123, 28, 2028, 2]
-    count = 4 if tensor == 9 else 8
+    count = 4
     alone = engine_of(card, kind="torch", block_tokens=16)[0]
     expected = generate(alone, prompt, range(4), count)
     wanted = Sampling(temperature=0.0, top_logprobs=20, prompt_logprobs=True)
@@ -129,7 +139,7 @@ def test_an_arena_holds_only_what_its_ranks_wrote(tmp_path: Path) -> None:
                 np.testing.assert_allclose(mine, expected, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 2), (8, 1), (1, 3)])
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 2), pytest.param(8, 1, marks=pytest.mark.deep), (1, 3)])
 def test_converted_kv_gives_the_same_text(tensor: int, pipeline: int, tmp_path: Path) -> None:
     """Prefill on several ranks, decode on one in another arena with other blocks, and vice versa."""
     tiny_model(EIGHT_HEADS).save_pretrained(tmp_path)
@@ -198,7 +208,7 @@ def test_a_model_that_cannot_be_shared_is_refused_with_numbers(
         load_rank(card, layout, RankArena(memoryview(bytearray(9)), BlockPart(0, 9)), ranks, dtype="float32", threads=1)
 
 
-@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (8, 1), (2, 3)])
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), pytest.param(8, 1, marks=pytest.mark.deep), (2, 3)])
 def test_ranks_with_an_arena_each_keep_their_parts_of_every_block(tensor: int, pipeline: int, tmp_path: Path) -> None:
     """As on GPUs. The text is the same, and the concatenated parts of a block equal the block of a shared arena."""
     tiny_model(EIGHT_HEADS).save_pretrained(tmp_path)

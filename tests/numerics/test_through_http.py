@@ -52,26 +52,27 @@ def _answers(server: RunningServer, prompts: tuple[Prompt, ...] = PROMPTS) -> Te
 
 
 def test_one_prefill_and_one_decode_worker_give_the_text_of_transformers(
-    smollm_server: RunningServer, expected: Texts
+    smollm_server: RunningServer, expected: Texts, seeds: Seeds
 ) -> None:
-    """Twice: the second time most prompts hit the prefix cache, and the text is the same."""
-    assert _answers(smollm_server) == expected
+    """Twice: the second time most prompts hit the prefix cache, and the text is the same.
+
+    All but the longest prompt, whose 4,000 tokens take as long as the others together; a deep run has it too.
+    """
+    prompts = PROMPTS if seeds.deep else PROMPTS[:-1]
+    texts = {prompt.name: expected[prompt.name] for prompt in prompts}
+    assert _answers(smollm_server, prompts) == texts
     hits_before = smollm_server.metric("baton_prefix_hit_tokens_total")
-    assert _answers(smollm_server) == expected
-    assert smollm_server.metric("baton_prefix_hit_tokens_total") > hits_before + 4000
+    again = prompts if seeds.deep else sorted(prompts, key=lambda prompt: len(prompt.text))[-6:]
+    assert _answers(smollm_server, again) == {prompt.name: expected[prompt.name] for prompt in again}
+    assert smollm_server.metric("baton_prefix_hit_tokens_total") > hits_before + (4000 if seeds.deep else 500)
     assert smollm_server.metric("baton_handoff_bytes_total") == 0
 
 
-@pytest.mark.parametrize(
-    "topology",
-    [pytest.param(("--prefill", "2", "--decode", "2"), marks=pytest.mark.deep), ("--mixed", "1")],
-    ids=" ".join,
-)
-def test_other_topologies_give_the_same_text(topology: tuple[str, ...], expected: Texts, seeds: Seeds) -> None:
-    """All but the longest prompt, whose 4,000 tokens take as long as the others together; a deep run has it too."""
-    prompts = PROMPTS if seeds.deep else PROMPTS[:-1]
+@pytest.mark.deep
+@pytest.mark.parametrize("topology", [("--prefill", "2", "--decode", "2"), ("--mixed", "1")], ids=" ".join)
+def test_other_topologies_give_the_same_text(topology: tuple[str, ...], expected: Texts) -> None:
     with serving("--dtype", "float32", *topology) as server:
-        assert _answers(server, prompts) == {prompt.name: expected[prompt.name] for prompt in prompts}
+        assert _answers(server) == expected
 
 
 def test_a_handoff_takes_less_than_a_decode_step(smollm_server: RunningServer) -> None:

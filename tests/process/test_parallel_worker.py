@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from baton.compute.models.resolve import resolve_model
+from tests.seeds import Seeds
 from tests.serving import RunningServer, all_workers_ready, nothing_used, serving
 from tests.unit.compute.models import engine_of, generate
 
 FLOAT32 = ("--dtype", "float32", "--block-tokens", "8")
-OUTPUT_TOKENS, LONG_OUTPUT_TOKENS = 30, 250
+OUTPUT_TOKENS, LONG_OUTPUT_TOKENS = 16, 200
 PROMPTS = [list(range(5 + index, 40 + 3 * index)) for index in range(4)]
 
 
@@ -72,7 +73,11 @@ def _texts(server: RunningServer, texts: list[list[int]], tokens: int = OUTPUT_T
         return [client.post("/detokenize", json={"tokens": text[:tokens]}).json()["prompt"] for text in texts]
 
 
-@pytest.mark.parametrize("topology", [("--mixed", "1", "--tp", "2", "--pp", "2"), ("--tp", "2")], ids=" ".join)
+@pytest.mark.parametrize(
+    "topology",
+    [("--mixed", "1", "--tp", "2", "--pp", "2"), pytest.param(("--tp", "2"), marks=pytest.mark.deep)],
+    ids=" ".join,
+)
 def test_the_text_is_that_of_one_rank(topology: tuple[str, ...], tiny_model: str, expected: list[list[int]]) -> None:
     """On one worker, and handed over from prefill to decode; several requests at once, and no rank left behind."""
     with serving(tiny_model, *FLOAT32, *topology) as server:
@@ -109,12 +114,12 @@ def test_requests_outlive_the_death_of_one_rank(tiny_model: str, expected: list[
         assert any(words in server.output() for words in noticed)
 
 
-def test_a_rank_that_dies_or_stops_while_idle_ends_its_worker(tiny_model: str, tmp_path: Path) -> None:
-    """Death is noticed at once, hanging at the next step, by the server, in whatever rank it is."""
+def test_a_rank_that_dies_or_stops_while_idle_ends_its_worker(tiny_model: str, tmp_path: Path, seeds: Seeds) -> None:
+    """The server notices death at once, and hanging at the next step, of any rank. Death while idle: a deep run."""
     config = tmp_path / "baton.toml"
     config.write_text("[survival]\nsilent_s = 2.0\n[parallel]\ntensor = 2\n")
     with serving(tiny_model, *FLOAT32, "--mixed", "1", "--config", str(config)) as server:
-        for number in (signal.SIGKILL, signal.SIGSTOP):
+        for number in (signal.SIGKILL, signal.SIGSTOP)[not seeds.deep :]:
             (worker,) = server.worker_pids()
             (rank,) = ranks_of(worker)
             watched = _watched([worker, rank])
