@@ -114,11 +114,17 @@ def all_ready(*names: str) -> Callable[[dict], bool]:
 NIXL = pytest.mark.skipif(find_spec("nixl_cu12") is None, reason="needs the extra nixl: pip install -e '.[nixl]'")
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp", pytest.param("nixl", marks=NIXL)])
+@pytest.mark.parametrize(
+    "transport",
+    [
+        "tcp",
+        *(pytest.param(name, marks=[*marks, pytest.mark.deep]) for name, marks in (("shm", ()), ("nixl", (NIXL,)))),
+    ],
+)
 def test_every_transport_brings_the_same_text(transport: str, tmp_path: Path, mixed_text) -> None:
     path = tmp_path / "baton.toml"
     path.write_text(f"[hosts]\ntransports = ['{transport}']\n")
-    bodies = [{**PROMPT, "prompt": f"{index} {PROMPT['prompt']}"} for index in range(6)]
+    bodies = [{**PROMPT, "prompt": f"{index} {PROMPT['prompt']}"} for index in range(4)]
     with cluster("hash", {"a": PREFILL, "b": DECODE}, "--config", str(path)) as (server, _):
         threads, answers = many(server, bodies)
         for thread in threads:
@@ -128,7 +134,7 @@ def test_every_transport_brings_the_same_text(transport: str, tmp_path: Path, mi
         assert server.metric("baton_handoff_bytes_total") > 0
 
 
-@pytest.mark.parametrize("victim", ["a", "b"])
+@pytest.mark.parametrize("victim", [pytest.param("a", marks=pytest.mark.deep), "b"])
 def test_a_request_outlives_the_death_of_a_host(victim: str, pair: MendableCluster, mixed_text) -> None:
     """Its workers and its KV die with its agent; the server has the tokens, and the other host goes on with them."""
     server = pair.server
@@ -177,8 +183,15 @@ def test_a_worker_that_dies_on_another_host_is_started_again_there(pair: Mendabl
         server.wait_until(nothing_used, reason="no block is used")
 
 
-@pytest.mark.parametrize("victim", ["a", "b"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("victim", "number"),
+    [
+        ("a", signal.SIGSTOP),
+        ("b", signal.SIGKILL),
+        pytest.param("a", signal.SIGKILL, marks=pytest.mark.deep),
+        pytest.param("b", signal.SIGSTOP, marks=pytest.mark.deep),
+    ],
+)
 def test_requests_outlive_movers_that_die_or_hang(
     victim: str, number: signal.Signals, pair: MendableCluster, mixed_text
 ) -> None:
@@ -300,7 +313,7 @@ OTHER_LAYOUTS = {
 @pytest.mark.parametrize(
     "name",
     [
-        "a prefills with two ranks",
+        pytest.param("a prefills with two ranks", marks=pytest.mark.deep),
         "b has larger blocks, and ranks",
         pytest.param("b decodes with four ranks", marks=pytest.mark.deep),
         pytest.param("a has larger blocks", marks=pytest.mark.deep),
@@ -320,7 +333,10 @@ def test_hosts_whose_kv_lies_otherwise_say_the_same(name: str, mixed_text) -> No
 
 @pytest.mark.parametrize(
     "hosts",
-    [{"a": (*PREFILL, "--pp", "2"), "b": DECODE}, {"a": PREFILL, "b": (*DECODE, "--tp", "2")}],
+    [
+        {"a": (*PREFILL, "--pp", "2"), "b": DECODE},
+        pytest.param({"a": PREFILL, "b": (*DECODE, "--tp", "2")}, marks=pytest.mark.deep),
+    ],
     ids=["two stages hand over to one rank", "one rank hands over to two"],
 )
 def test_ranks_and_one_rank_hand_over_to_each_other(
