@@ -1,15 +1,16 @@
 """Compare Baton apart (1P1D), Baton mixed, and `vllm serve` through HTTP, with vLLM's own load generator.
 
     python benchmarks/engines.py --install FOLDER       installs vLLM's CPU build into FOLDER/vllm
-    python benchmarks/serving_peers.py --peers FOLDER [--rounds 3] [--quick]
+    python benchmarks/serving_peers.py --peers FOLDER [--rounds 3] [--dtype float32] [--quick]
 
-All three serve the same bfloat16 weights of SmolLM2-135M-Instruct on all cores. `vllm bench serve` sends the load, so
-no figure is measured by Baton's own client. The servers run one after the other, in turns for several rounds: a figure
-is the median of its rounds. Two loads:
+All three serve the same weights of SmolLM2-135M-Instruct on all cores, in the same dtype. vLLM computes bfloat16 well
+on CPUs with AVX-512 only: on others, measure in float32. `vllm bench serve` sends the load, so no figure is measured by
+Baton's own client. The servers run one after the other, in turns for several rounds: a figure is the median of its
+rounds. Two loads:
 
 - closed: 256 tokens in, 64 out, at concurrency 1, 8 and 32;
-- goodput: 400 +-50 % tokens in, 80 out, bursty arrivals (burstiness 0.5) at 1.5 requests/s; a request counts when its
-  TTFT is at most 1.5 s and its TPOT at most 40 ms.
+- goodput: 400 +-50 % tokens in, 80 out, bursty arrivals (burstiness 0.5) at `--offered-rps`; a request counts when its
+  TTFT and TPOT are within `--slo-ms`. The defaults suit two cores with AVX-512 and bfloat16; slower CPUs need others.
 
 Prompts are random tokens, so no prompt is cached. Writes benchmarks/results/serving-peers.json.
 """
@@ -26,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +37,6 @@ from peers.models import write_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 START_S = 300.0
-TTFT_SLO_MS, TPOT_SLO_MS = 1500, 40
-OFFERED_RPS = 1.5
 SERVERS = ("baton 1P1D", "baton mixed", "vllm serve")
 FIGURES = (
     "output_throughput",
@@ -52,17 +52,43 @@ FIGURES = (
 )
 
 
-def command_of(server: str, model: Path, python: Path, port: int) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What all servers have in common: their weights and dtype, the interpreter of vLLM, and the load for goodput."""
+
+    model: Path
+    dtype: str
+    python: Path
+    slo_ms: tuple[int, int]
+    """TTFT and TPOT at most."""
+    offered_rps: float
+    quick: bool
+
+
+def command_of(server: str, conditions: Conditions, port: int) -> list[str]:
     """Return the command line of a server."""
+    model, dtype = conditions.model, ["--dtype", conditions.dtype]
     if server == "vllm serve":
         module = "vllm.entrypoints.cli.main"
-        flags = ["--dtype", "bfloat16", "--max-model-len", "4096", "--enforce-eager"]
+        flags = [*dtype, "--max-model-len", "4096", "--enforce-eager"]
         flags += ["--served-model-name", model.name]
         cores = sorted(os.sched_getaffinity(0))
         settings = ["VLLM_CPU_KVCACHE_SPACE=2", f"VLLM_CPU_OMP_THREADS_BIND={cores[0]}-{cores[-1]}", "HF_HUB_OFFLINE=1"]
-        return ["env", *settings, str(python), "-m", module, "serve", str(model), "--port", str(port), *flags]
+        return [
+            "env",
+            *settings,
+            str(conditions.python),
+            "-m",
+            module,
+            "serve",
+            str(model),
+            "--port",
+            str(port),
+            *flags,
+        ]
     roles = ["--mixed", "1"] if server == "baton mixed" else ["--prefill", "1", "--decode", "1"]
-    return [sys.executable, "-m", "baton.cli.main", "serve", str(model), "--port", str(port), "--queue-s", "0", *roles]
+    flags = ["--port", str(port), "--queue-s", "0", *dtype, *roles]
+    return [sys.executable, "-m", "baton.cli.main", "serve", str(model), *flags]
 
 
 def has_ended(process: subprocess.Popen[bytes], *, within_s: float) -> bool:
@@ -75,12 +101,12 @@ def has_ended(process: subprocess.Popen[bytes], *, within_s: float) -> bool:
 
 
 @contextmanager
-def running(server: str, model: Path, python: Path, port: int) -> Iterator[str]:
+def running(server: str, conditions: Conditions, port: int) -> Iterator[str]:
     """Start a server, wait until it answers a request, and end it afterwards."""
     with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:
-        process = subprocess.Popen(command_of(server, model, python, port), stdout=log, stderr=log)
+        process = subprocess.Popen(command_of(server, conditions, port), stdout=log, stderr=log)
         url, deadline_s = f"http://127.0.0.1:{port}", time.perf_counter() + START_S
-        body = {"model": model.name, "prompt": "Hello", "max_tokens": 1}
+        body = {"model": conditions.model.name, "prompt": "Hello", "max_tokens": 1}
         try:
             while True:
                 try:
@@ -97,22 +123,17 @@ def running(server: str, model: Path, python: Path, port: int) -> Iterator[str]:
             process.wait(60)
 
 
-def load(python: Path, model: Path, url: str, seed: int, *arguments: str) -> dict[str, float]:
+def load(conditions: Conditions, url: str, seed: int, *arguments: str) -> dict[str, float]:
     """Run `vllm bench serve` once. Return its figures; rates per second, times in milliseconds."""
+    model = conditions.model
     with tempfile.TemporaryDirectory() as folder:
-        command = ["env", "HF_HUB_OFFLINE=1", "VLLM_CPU_KVCACHE_SPACE=1", str(python)]
+        command = ["env", "HF_HUB_OFFLINE=1", "VLLM_CPU_KVCACHE_SPACE=1", str(conditions.python)]
         command += ["-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", "openai"]
         command += ["--base-url", url, "--endpoint", "/v1/completions", "--model", model.name, "--seed", str(seed)]
-        command += [
-            "--tokenizer",
-            str(model),
-            "--dataset-name",
-            "random",
-            "--ignore-eos",
-            "--percentile-metrics",
-            "ttft,tpot,itl,e2el",
-        ]
-        command += ["--goodput", f"ttft:{TTFT_SLO_MS}", f"tpot:{TPOT_SLO_MS}"]
+        command += ["--tokenizer", str(model), "--dataset-name", "random", "--ignore-eos"]
+        command += ["--percentile-metrics", "ttft,tpot,itl,e2el"]
+        ttft_ms, tpot_ms = conditions.slo_ms
+        command += ["--goodput", f"ttft:{ttft_ms}", f"tpot:{tpot_ms}"]
         command += ["--save-result", "--result-dir", folder, "--result-filename", "result.json", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
@@ -121,27 +142,18 @@ def load(python: Path, model: Path, url: str, seed: int, *arguments: str) -> dic
     return {name: result.get(name) or 0.0 for name in FIGURES}
 
 
-def measure(url: str, model: Path, python: Path, seed: int, *, quick: bool) -> dict[str, dict[str, float]]:
+def measure(conditions: Conditions, url: str, seed: int) -> dict[str, dict[str, float]]:
     """Put both loads on a server."""
     figures = {}
     for concurrency in (1, 8, 32):
-        requests = max(4, concurrency) if quick else max(12, 3 * concurrency)
-        figures[f"concurrency {concurrency}"] = load(
-            python,
-            model,
-            url,
-            seed,
-            *("--random-input-len", "256", "--random-output-len", "64"),
-            *("--num-prompts", str(requests), "--max-concurrency", str(concurrency)),
-        )
-    figures["goodput"] = load(
-        python,
-        model,
-        url,
-        seed,
-        *("--random-input-len", "400", "--random-output-len", "80", "--random-range-ratio", "0.5"),
-        *("--num-prompts", "10" if quick else "60", "--request-rate", str(OFFERED_RPS), "--burstiness", "0.5"),
-    )
+        requests = max(4, concurrency) if conditions.quick else max(12, 2 * concurrency)
+        lengths = ("--random-input-len", "256", "--random-output-len", "64")
+        numbers = ("--num-prompts", str(requests), "--max-concurrency", str(concurrency))
+        figures[f"concurrency {concurrency}"] = load(conditions, url, seed, *lengths, *numbers)
+    lengths = ("--random-input-len", "400", "--random-output-len", "80", "--random-range-ratio", "0.5")
+    requests = "10" if conditions.quick else "60"
+    arrivals = ("--num-prompts", requests, "--request-rate", str(conditions.offered_rps), "--burstiness", "0.5")
+    figures["goodput"] = load(conditions, url, seed, *lengths, *arrivals)
     return figures
 
 
@@ -158,28 +170,38 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, required=True, help="folder of `engines.py --install`")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--port", type=int, default=8123)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--slo-ms", type=int, nargs=2, default=(1500, 40), metavar=("TTFT", "TPOT"))
+    parser.add_argument("--offered-rps", type=float, default=1.5)
     parser.add_argument("--quick", action="store_true", help="few requests: to see that it works; writes nothing")
     args = parser.parse_args()
-    python = args.peers / "vllm" / "bin" / "python"
-    model = write_folder(args.peers / "models" / "bfloat16")
+    conditions = Conditions(
+        model=write_folder(args.peers / "models" / "bfloat16"),
+        dtype=args.dtype,
+        python=args.peers / "vllm" / "bin" / "python",
+        slo_ms=tuple(args.slo_ms),
+        offered_rps=args.offered_rps,
+        quick=args.quick,
+    )
     rounds: dict[str, list[dict[str, dict[str, float]]]] = {server: [] for server in SERVERS}
     for number in range(args.rounds):
         for server in SERVERS:
-            with running(server, model, python, args.port) as url:
-                rounds[server].append(measure(url, model, python, seed=number + 1, quick=args.quick))
+            with running(server, conditions, args.port) as url:
+                rounds[server].append(measure(conditions, url, seed=number + 1))
             print(number + 1, server, json.dumps(rounds[server][-1]), flush=True)
     if args.quick:
         return
     version = subprocess.run(
-        [str(python), "-c", "import importlib.metadata as m; print(m.version('vllm-cpu'))"],
+        [str(conditions.python), "-c", "import importlib.metadata as m; print(m.version('vllm-cpu'))"],
         capture_output=True,
         text=True,
         check=True,
     )
     figures: dict[str, Any] = {
-        "what": "SmolLM2-135M-Instruct, bfloat16, all cores; loads as in the script's docstring; medians of rounds",
+        "what": f"SmolLM2-135M-Instruct, {args.dtype}, all cores; loads of the script's docstring; medians of rounds",
+        "dtype": args.dtype,
         "vllm_cpu": version.stdout.strip(),
-        "slo": {"ttft_ms": TTFT_SLO_MS, "tpot_ms": TPOT_SLO_MS, "offered_rps": OFFERED_RPS},
+        "slo": {"ttft_ms": args.slo_ms[0], "tpot_ms": args.slo_ms[1], "offered_rps": args.offered_rps},
         "rounds": args.rounds,
     }
     record.write("serving-peers", {**figures, **{server: medians(rounds[server]) for server in SERVERS}})

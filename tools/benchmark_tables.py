@@ -52,11 +52,12 @@ def serving_note() -> str:
     """Return what was measured, in a sentence."""
     if serving_source() == "serving":
         return f"{load('serving')['what']}."
-    slo = load("serving-peers")["slo"]
+    result = load("serving-peers")
+    slo = result["slo"]
     return (
-        "SmolLM2-135M-Instruct in bfloat16 through HTTP, load of `vllm bench serve`: 256 tokens in, 64 out. Goodput: "
-        f"TTFT <= {slo['ttft_ms'] / 1000:g} s and TPOT <= {slo['tpot_ms']} ms, 400 +-50 % tokens in, 80 out, bursty, "
-        f"{slo['offered_rps']:g} requests/s offered."
+        f"SmolLM2-135M-Instruct in {result['dtype']} through HTTP, load of `vllm bench serve`: 256 tokens in, 64 out. "
+        f"Goodput: TTFT <= {slo['ttft_ms'] / 1000:g} s and TPOT <= {slo['tpot_ms']} ms, 400 +-50 % tokens in, "
+        f"80 out, bursty, {slo['offered_rps']:g} requests/s offered."
     )
 
 

@@ -184,19 +184,28 @@ def test_a_stream_outlives_the_time_of_headers_bodies_and_idle_connections(serve
 
 
 def test_a_reader_that_stops_is_disconnected_and_its_request_cancelled(server: Server, client: httpx.Client) -> None:
-    """Its text with log probabilities overflows the buffers of the sockets."""
+    """Its text with log probabilities overflows the buffers of the sockets half-way."""
+    gateway = server.house.gateway
+    gateway.pace_s = 0.01  # the steps after the deadline of the reader do not reach the end of the text
     choices = {"n": 16, "max_tokens": 400, "logprobs": 20, "ignore_eos": True, "stream": True}
     body = json.dumps({"prompt": "a", **choices}).encode()
-    with socket.socket() as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.settimeout(10)
-        connection.connect(("127.0.0.1", server.port))
-        connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-        assert connection.recv(12) == b"HTTP/1.1 200"
-        while client.get("/cluster").json()["hosts"][0]["kv_blocks_used"]:
-            pass  # the request is cancelled while this client still has not read
-        with contextlib.suppress(ConnectionResetError):
-            assert b"[DONE]" not in read_all(connection)
+    try:
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.settimeout(10)
+            connection.connect(("127.0.0.1", server.port))
+            connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            assert connection.recv(12) == b"HTTP/1.1 200"
+            while len(gateway.running) < 16:
+                client.get("/health")
+            generations = list(gateway.running)
+            while gateway.running:
+                client.get("/health")  # other clients are answered while this one still has not read
+            assert {generation.finish and generation.finish.outcome for generation in generations} == {"cancelled"}
+            with contextlib.suppress(ConnectionResetError):
+                assert b"[DONE]" not in read_all(connection)
+    finally:
+        gateway.pace_s = 0.0
 
 
 # ---- numbers
