@@ -329,7 +329,11 @@ ACTIONS = st.lists(
 
 
 @pytest.mark.parametrize("kind", ["file", "file-odd-size"])
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=settings().max_examples // 4,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @example(
     actions=[("put", list(range(8))), ("put", list(range(8, 16))), ("put", list(range(16, 24))), ("put", [30, 31, 0])]
 )

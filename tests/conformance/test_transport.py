@@ -17,7 +17,13 @@ from tests.transfers.wires import Gate
 SIZE_BYTES = 1 << 20
 
 
-@pytest.fixture(params=TRANSPORTS)
+@pytest.fixture(
+    params=[
+        # the copies in portions are those of "memory staged", the wires those of "tcp" and "nixl"
+        pytest.param(name, marks=pytest.mark.deep) if name in ("tcp staged", "nixl staged") else name
+        for name in TRANSPORTS
+    ]
+)
 def kit(request: pytest.FixtureRequest) -> Iterator[Kit]:
     with kit_of(request.param) as made:
         yield made

@@ -40,8 +40,8 @@ TEXTS = [
 ]
 
 OUTPUT_TOKENS = 12
-COMPARED = [prompt for prompt in PROMPTS if len(prompt.text) < 400][::4]
-"""A quarter of the short prompts. The tests through the server compare all of them, and the long ones."""
+COMPARED = [prompt for prompt in PROMPTS if len(prompt.text) < 400][::8]
+"""An eighth of the short prompts. The tests through the server compare all of them, and the long ones."""
 BLOCK_TOKENS = 16
 CHUNK_TOKENS = 24
 

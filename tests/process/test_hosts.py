@@ -268,6 +268,7 @@ def test_a_prefix_comes_from_the_host_that_has_it(mixed_text) -> None:
         server.wait_until(nothing_used, reason="no block is used")
 
 
+@pytest.mark.deep
 def test_the_real_model_over_two_hosts_says_what_it_says_on_one(smollm_server: RunningServer) -> None:
     """INV-8 with weights. Greedy and drawn; the long prompt goes over layer by layer."""
     items = " ".join(f"item {index}" for index in range(120))

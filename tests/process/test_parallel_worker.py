@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from baton.compute.models.resolve import resolve_model
-from tests.seeds import Seeds
 from tests.serving import RunningServer, all_workers_ready, nothing_used, serving
 from tests.unit.compute.models import engine_of, generate
 
@@ -114,12 +113,13 @@ def test_requests_outlive_the_death_of_one_rank(tiny_model: str, expected: list[
         assert any(words in server.output() for words in noticed)
 
 
-def test_a_rank_that_dies_or_stops_while_idle_ends_its_worker(tiny_model: str, tmp_path: Path, seeds: Seeds) -> None:
-    """The server notices death at once, and hanging at the next step, of any rank. Death while idle: a deep run."""
+@pytest.mark.deep
+def test_a_rank_that_dies_or_stops_while_idle_ends_its_worker(tiny_model: str, tmp_path: Path) -> None:
+    """The server notices death at once, and hanging at the next step, of any rank."""
     config = tmp_path / "baton.toml"
     config.write_text("[survival]\nsilent_s = 2.0\n[parallel]\ntensor = 2\n")
     with serving(tiny_model, *FLOAT32, "--mixed", "1", "--config", str(config)) as server:
-        for number in (signal.SIGKILL, signal.SIGSTOP)[not seeds.deep :]:
+        for number in (signal.SIGKILL, signal.SIGSTOP):
             (worker,) = server.worker_pids()
             (rank,) = ranks_of(worker)
             watched = _watched([worker, rank])

@@ -136,7 +136,7 @@ PAIRS = [(one, other) for one in BITS for other in BITS if one != other]
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 @given(data=st.data(), seed=st.integers(0, 99))
-@settings(max_examples=12)
+@settings(max_examples=settings().max_examples // 6)
 def test_numbers_of_another_type_are_those_of_each_cell_by_itself(
     pair: tuple[KVDtype, KVDtype], data: st.DataObject, seed: int
 ) -> None:
@@ -165,7 +165,7 @@ def one_cell(cell: np.ndarray, source: KVLayout, target: KVLayout) -> np.ndarray
 
 @pytest.mark.parametrize("pair", [pair for pair in PAIRS if loss(*pair) == ""], ids="-".join)
 @given(data=st.data(), seed=st.integers(0, 99))
-@settings(max_examples=12)
+@settings(max_examples=settings().max_examples // 6)
 def test_a_type_that_loses_nothing_gives_the_same_bytes_back(
     pair: tuple[KVDtype, KVDtype], data: st.DataObject, seed: int
 ) -> None:

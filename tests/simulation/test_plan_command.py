@@ -15,7 +15,7 @@ from baton.lab.sim.spec import load_spec
 
 QUICK = ["plan", "--llm", "llama3.1-8b", "--input-tokens", "1000", "--output-tokens", "100", "--tp", "1,2"]
 SLO = ["--ttft-slo-s", "0.5", "--tpot-slo-s", "0.03"]
-PLAYED = ["--requests", "50"]
+PLAYED = ["--requests", "50", "--finalists", "1"]
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_a_file_says_the_same_bytes_as_flags_and_flags_go_over_it(answered: Path
     """So a second run of one seed says the same bytes too."""
     path = tmp_path / "question.toml"
     path.write_text(
-        'llm = "llama3.1-8b"\ntp = [1, 2]\nrequests = 50\nhardware = [{name = "h100", gpus = 4}]\n'
+        'llm = "llama3.1-8b"\ntp = [1, 2]\nrequests = 50\nfinalists = 1\nhardware = [{name = "h100", gpus = 4}]\n'
         "[slo]\nttft_s = 9.0\ntpot_s = 0.03\n[workload]\ninput_tokens = 1000\noutput_tokens = 100\n"
     )
     out = tmp_path / "a.json"
