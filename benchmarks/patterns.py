@@ -95,16 +95,16 @@ class Counting:
 
     inner: LengthEngine
     tokens: list[int]
-    foresight: LengthEngine = field(init=False)
+    predictor: LengthEngine = field(init=False)
 
     def __post_init__(self) -> None:
-        self.foresight = self.inner
+        self.predictor = self.inner
 
     def execute(self, step: Step) -> StepResult:
         self.tokens[0] += sum(part.count for part in step.slices if part.count > 1)
         return self.inner.execute(step)
 
-    def scribble(self, step: Step) -> None:
+    def corrupt_kv(self, step: Step) -> None:
         """There are no bytes."""
 
     @property

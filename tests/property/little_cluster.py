@@ -57,7 +57,7 @@ class Arena:
             prompt_logprobs=tuple(TokenLogprob(part.tokens[position], -1.0) for position in asked),
         )
 
-    def scribble(self, step: Step) -> None:
+    def corrupt_kv(self, step: Step) -> None:
         """A process was killed while it wrote."""
         for part in step.slices:
             for position in range(part.start, part.start + part.count):

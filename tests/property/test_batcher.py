@@ -348,7 +348,7 @@ class BatchersUnderAnyOrder(RuleBasedStateMachine):
         """A process dies within whatever it does; some of its reports arrive, perhaps after the next attempt began."""
         process = self.processes[worker]
         if process.step is not None:
-            self.arena.scribble(process.step)
+            self.arena.corrupt_kv(process.step)
         words = process.outbox[:last_words]
         self.processes[worker] = self.process(worker)
         for report in [] if late else words:

@@ -13,14 +13,14 @@ from baton.lab.plan.cluster import cluster_spec
 from baton.lab.plan.demand import LengthClass, strata
 from baton.lab.plan.play import FleetSimulator, describe_results, sample_trace
 from baton.lab.plan.search import PlannedFleet, Search
-from baton.lab.plan.verify import HEADROOM, TRUST_STEP, VerifiedFleet, verify
+from baton.lab.plan.verify import DERATING_STEP, HEADROOM, VerifiedFleet, verify
 from baton.lab.report.summary import RequestRecord
 from baton.lab.sim.cells import CellJob
 from baton.lab.sim.replay_trace import play_cell
 from tests.unit.lab.plan.questions import WORKED, search
 
 
-def plays(found: Search, *, requests: int = 300, seed: int = 1) -> FleetSimulator:
+def simulator(found: Search, *, requests: int = 300, seed: int = 1) -> FleetSimulator:
     return FleetSimulator(search=found, requests=requests, seed=seed)
 
 
@@ -34,16 +34,16 @@ def test_a_fleet_that_promises_too_much_is_searched_for_again() -> None:
     found = bold()
     promised = found.fleet("disaggregated")
     assert promised is not None
-    assert plays(found).play(promised, load=HEADROOM, wanted_ratio=0.9) is None
-    held = verify(found, "disaggregated", plays(found))
+    assert simulator(found).play(promised, load=HEADROOM, wanted_ratio=0.9) is None
+    held = verify(found, "disaggregated", simulator(found))
     assert held is not None
     assert held.holds
     assert held.played is not None
     assert held.played.attainment_ratio >= 0.9
     assert held.fleet.rate_rps < promised.rate_rps
-    trusted = replace(found, derate=held.derate / TRUST_STEP).fleet("disaggregated")
+    trusted = replace(found, derate=held.derate / DERATING_STEP).fleet("disaggregated")
     assert trusted is not None
-    assert plays(found).play(trusted, load=HEADROOM, wanted_ratio=0.9) is None, "with one step more it misses"
+    assert simulator(found).play(trusted, load=HEADROOM, wanted_ratio=0.9) is None, "with one step more it misses"
 
 
 def test_a_play_ends_when_too_many_are_late_and_says_what_the_whole_one_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,18 +57,18 @@ def test_a_play_ends_when_too_many_are_late_and_says_what_the_whole_one_says(mon
     monkeypatch.setattr("baton.lab.plan.play.play_cell", counted)
     fleet = found.fleet("disaggregated")
     assert fleet is not None
-    whole = plays(found).play(fleet, load=1.0, requests_max=250)
+    whole = simulator(found).play(fleet, load=1.0, requests_max=250)
     assert whole is not None
     judged, of_whole = whole.length, sum(closed)
     assert whole.attainment_ratio < 0.9
     assert whole.results.requests == judged.sequences * judged.judged
     closed.clear()
-    assert plays(found).play(fleet, load=1.0, wanted_ratio=0.9, requests_max=250) is None
+    assert simulator(found).play(fleet, load=1.0, wanted_ratio=0.9, requests_max=250) is None
     assert sum(closed) < 0.7 * of_whole
-    just = plays(found).play(fleet, load=1.0, wanted_ratio=whole.attainment_ratio, requests_max=250)
+    just = simulator(found).play(fleet, load=1.0, wanted_ratio=whole.attainment_ratio, requests_max=250)
     assert just == whole, "as many as are wanted meet it, and not one more"
     more_ratio = whole.attainment_ratio + 1e-4
-    assert plays(found).play(fleet, load=1.0, wanted_ratio=more_ratio, requests_max=250) is None
+    assert simulator(found).play(fleet, load=1.0, wanted_ratio=more_ratio, requests_max=250) is None
 
 
 def test_sequences_of_arrivals_differ_and_are_judged_together() -> None:
@@ -76,7 +76,7 @@ def test_sequences_of_arrivals_differ_and_are_judged_together() -> None:
     found = search(WORKED, tp=[1])
     fleet = found.fleet("disaggregated")
     assert fleet is not None
-    played = plays(found).play(fleet, load=1.0)
+    played = simulator(found).play(fleet, load=1.0)
     assert played is not None
     assert len(played.ratios) == played.length.sequences == 3
     assert len(set(played.ratios)) > 1
@@ -89,7 +89,7 @@ def test_sequences_of_arrivals_differ_and_are_judged_together() -> None:
 def test_the_same_fleet_at_the_same_rate_is_played_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rate that is asked for is carried by whole workers: less trust often leaves the same ones."""
     found = search(WORKED, tp=[1], workload={**WORKED["workload"], "rate_rps": 3})
-    fleet, once = found.fleet("mixed"), plays(found)
+    fleet, once = found.fleet("mixed"), simulator(found)
     assert fleet is not None
     first = once.play(fleet, load=1.0)
     monkeypatch.setattr("baton.lab.plan.play.play_cell", None)
@@ -104,7 +104,7 @@ def test_a_shape_that_cannot_be_ahead_is_not_searched_for(monkeypatch: pytest.Mo
     fleet = found.fleet("mixed")
     assert fleet is not None
     monkeypatch.setattr("baton.lab.plan.play.play_cell", None)
-    behind = verify(found, "mixed", plays(found), beat=(0.0, fleet.value("goodput-per-gpu")))
+    behind = verify(found, "mixed", simulator(found), beat=(0.0, fleet.value("goodput-per-gpu")))
     assert behind is not None
     assert (behind.fleet.name, behind.played, behind.holds) == (fleet.name, None, False)
     assert behind.fleet.rate_rps == pytest.approx(fleet.rate_rps / HEADROOM), "so much it would promise at most"
@@ -116,7 +116,7 @@ def test_above_its_rate_a_fleet_that_refuses_what_would_be_late_keeps_more_promi
     fleet = found.fleet("disaggregated")
     assert fleet is not None
     chosen = VerifiedFleet(fleet=fleet, derate=1.0, played=None, holds=False)
-    refusing, taking = play_admissions(plays(found), chosen, ("all", "slo"))
+    refusing, taking = play_admissions(simulator(found), chosen, ("all", "slo"))
     assert (refusing.admission, taking.admission) == ("slo", "all")
     assert refusing.overload_attainment_ratio > 0.5
     assert refusing.overload_attainment_ratio > taking.overload_attainment_ratio
@@ -142,9 +142,9 @@ def test_requests_of_a_trace_are_played_as_they_were_and_not_as_the_mean_of_thei
     found = replace(search(WORKED, tp=[1]), demand=demand)
     fleet = found.fleet("disaggregated")
     assert fleet is not None
-    played = replace(plays(found), drawn=drawn).play(fleet, load=1.0, requests_max=250)
+    played = replace(simulator(found), drawn=drawn).play(fleet, load=1.0, requests_max=250)
     assert played is not None
-    assert played != plays(found).play(fleet, load=1.0, requests_max=250)
+    assert played != simulator(found).play(fleet, load=1.0, requests_max=250)
 
 
 def test_the_simulated_cluster_is_the_fleet() -> None:

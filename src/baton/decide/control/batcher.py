@@ -373,18 +373,18 @@ class Batcher:
         self._forget(lane)
         self._add_event(PrefillFinished(lane.request.id, lane.attempt, self.worker, lane.computed_tokens))
 
-    def take_report(self, *, now_s: float, step_s: float = 0.0, unbooked_tokens: int = 0) -> StepReport | None:
+    def take_report(self, *, now_s: float, step_s: float = 0.0, uncommitted_tokens: int = 0) -> StepReport | None:
         """Return everything to report since the last call; None if there is nothing.
 
-        `unbooked_tokens`: tokens that the current run has computed and not committed.
+        `uncommitted_tokens`: tokens that the current run has computed and not committed.
         """
         report = self._report
         if not (step_s or report.events or report.tokens):
             report.is_load_new = False  # reported with the next step or request for blocks
             return None
-        return report.take(self.view(now_s, unbooked_tokens), step_s)
+        return report.take(self.view(now_s, uncommitted_tokens), step_s)
 
-    def view(self, now_s: float, unbooked_tokens: int = 0) -> WorkerView:
+    def view(self, now_s: float, uncommitted_tokens: int = 0) -> WorkerView:
         """Return the current load."""
         queued_tokens, context_tokens = load_of(self._lanes.values())
         return WorkerView(
@@ -394,7 +394,7 @@ class Batcher:
             running_requests=len(self._ready),
             waiting_requests=len(self._waiting),
             queued_tokens=queued_tokens,
-            context_tokens=context_tokens + unbooked_tokens,
+            context_tokens=context_tokens + uncommitted_tokens,
             observed_at_s=now_s,
             newest_request=self._newest,
         )

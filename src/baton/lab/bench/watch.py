@@ -84,4 +84,4 @@ class WorkerWatch:
         for name in sorted(gone):
             line = timeline.line(name)
             if line.roles[-1].end_s is None:
-                line.silence(moment_s)
+                line.record_death(moment_s)

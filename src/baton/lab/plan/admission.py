@@ -32,7 +32,7 @@ class AdmissionResult(Struct, frozen=True, kw_only=True):
 
 
 def play_admissions(
-    plays: FleetSimulator, chosen: VerifiedFleet, choices: Sequence[Admission]
+    simulator: FleetSimulator, chosen: VerifiedFleet, choices: Sequence[Admission]
 ) -> list[AdmissionResult]:
     """Return the results of each admission mode at the verification load and under overload, best first.
 
@@ -43,7 +43,7 @@ def play_admissions(
     def attained(admission: Admission, load: float) -> float:
         if admission == "all" and load == HEADROOM and chosen.played is not None:
             return chosen.played.attainment_ratio  # the verification ran in this mode
-        played = plays.play(fleet, load=load, promised=admission == "slo", requests_max=PLAYED_MAX)
+        played = simulator.play(fleet, load=load, promised=admission == "slo", requests_max=PLAYED_MAX)
         return played.attainment_ratio if played is not None else 0.0
 
     found: list[AdmissionResult] = []
@@ -58,7 +58,7 @@ def play_admissions(
                 overload_goodput_rps=above * OVERLOAD * fleet.rate_rps,
             )
         )
-    wanted = plays.search.demand.attainment_ratio
+    wanted = simulator.search.demand.attainment_ratio
     return sorted(found, key=lambda each: (each.attainment_ratio < wanted, -each.overload_attainment_ratio))
 
 

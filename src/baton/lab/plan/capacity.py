@@ -119,7 +119,7 @@ def decode_capacity(option: WorkerOption, demand: WorkloadDemand, *, workers: in
     handoff_s = cost.handoff_s(tokens=round(demand.input_tokens), same_host=same_host)
 
     def tpot_s(requests: float) -> float:
-        step_s = _decode_s(cost, _crowded(requests, workers, demand), context)
+        step_s = _decode_s(cost, _peak_requests(requests, workers, demand), context)
         return step_s + (handoff_s + JOIN_STEPS * step_s) / gaps
 
     fitting, full = _fitting(option, demand, workers)
@@ -154,13 +154,13 @@ def mixed_capacity_at(option: WorkerOption, demand: WorkloadDemand, *, workers: 
         requests, busy, both_s, tpot_s = 1.0, 0.0, 0.0, math.inf
         for _ in range(30):
             chunk = max(1.0, step_tokens - requests)
-            both_s = _both_s(cost, demand, _crowded(requests, workers, demand), chunk)
+            both_s = _both_s(cost, demand, _peak_requests(requests, workers, demand), chunk)
             busy = rate_rps * new / chunk * both_s
-            alone_s = _decode_s(cost, _crowded(requests, workers, demand), context)
+            alone_s = _decode_s(cost, _peak_requests(requests, workers, demand), context)
             if busy >= 1:
                 return requests, busy, both_s, math.inf
             tpot_s = 1 / (rate_rps * new / chunk + (1 - busy) / alone_s)
-            tpot_s = alone_s + (tpot_s - alone_s) * _unlucky(requests, demand)
+            tpot_s = alone_s + (tpot_s - alone_s) * _peak_prompts_factor(requests, demand)
             before, requests = requests, rate_rps * demand.output_tokens * tpot_s
             if abs(requests - before) < 3e-3 * before:
                 break
@@ -189,7 +189,7 @@ def mixed_capacity_at(option: WorkerOption, demand: WorkloadDemand, *, workers: 
     )  # fmt: skip
 
 
-def _unlucky(requests: float, demand: WorkloadDemand) -> float:
+def _peak_prompts_factor(requests: float, demand: WorkloadDemand) -> float:
     """Return the factor from the mean number of prompts that arrive during a decode to its quantile.
 
     The quantile is taken at the SLO's attainment ratio. The mean equals the number of decoding requests (Little's law),
@@ -286,7 +286,7 @@ def _decode_s(cost: RooflineCost, requests: float, context: float) -> float:
     return low_s + (high_s - low_s) * (requests - low)
 
 
-def _crowded(requests: float, workers: int, demand: WorkloadDemand) -> float:
+def _peak_requests(requests: float, workers: int, demand: WorkloadDemand) -> float:
     """Return the requests on a worker at the wanted quantile, for a mean of `requests`.
 
     The number of requests in a pool is Poisson, and the router spreads them evenly over its workers.
@@ -308,7 +308,7 @@ def _fitting(option: WorkerOption, demand: WorkloadDemand, workers: int) -> tupl
     """Return the largest mean number of requests that leaves room for peaks, and the name of its limit."""
     held = KV_MAX_RATIO * option.facts.kv_tokens_max / (demand.context_tokens + demand.output_tokens / 2)
     most, full = min((held, "KV memory"), (requests_max(option), "requests at once"))
-    return largest(lambda count: _crowded(count, workers, demand) <= most, most), full
+    return largest(lambda count: _peak_requests(count, workers, demand) <= most, most), full
 
 
 def largest(holds: Callable[[float], bool], top: float) -> float:

@@ -13,10 +13,10 @@ from baton.lab.plan.frontier import fastest_tpot_s
 from baton.lab.plan.options import WorkerOption
 from baton.lab.plan.search import PlannedFleet, Search
 
-LOOSEN = 1.25
+LOOSENING_FACTOR = 1.25
 """Factor by which a round loosens the targets, starting from the fastest option's times."""
 ROUNDS_MAX = 24
-TIGHTENINGS = 7
+BISECTION_STEPS = 7
 """Bisection steps between a target that fails and one that works, so that the suggestion is nearly the tightest."""
 
 
@@ -65,7 +65,7 @@ def _nearest(search: Search, fastest: Targets) -> str:
     missed = {place for place in (0, 1) if least[place] > asked[place]}
     for places in ((0,), (1,), (0, 1)):
         for rounds in range(ROUNDS_MAX) if missed <= set(places) else ():
-            factor = LOOSEN**rounds
+            factor = LOOSENING_FACTOR**rounds
             found = (least[0] * (factor if 0 in places else 1), least[1] * (factor if 1 in places else 1))
             if _fleet(search, found) is not None:
                 return _suggested(search, least, found)
@@ -84,7 +84,7 @@ def _suggested(search: Search, least: Targets, found: Targets) -> str:
 def _tightened(search: Search, least: Targets, found: Targets, place: int) -> Targets:
     """Return the targets, with the target at index `place` as close to its minimum as a fleet can meet."""
     low, high = least[place], found[place]
-    for _ in range(TIGHTENINGS if high > low else 0):
+    for _ in range(BISECTION_STEPS if high > low else 0):
         middle = (low + high) / 2
         tried = (middle, found[1]) if place == 0 else (found[0], middle)
         if _fleet(search, tried) is None:

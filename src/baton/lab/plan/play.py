@@ -157,11 +157,11 @@ def _played(
         if late_max < 0:
             return None
         ratios.append(1 - judge.late / judged.judged)
-        kept += _behind(judge.kept, max((record.end_s for record in kept), default=judge.from_s) - judge.from_s)
+        kept += _shifted(judge.kept, max((record.end_s for record in kept), default=judge.from_s) - judge.from_s)
     return FleetResults(length=judged, results=summarize(kept, slo=targets, wall_s=0.0), ratios=tuple(ratios))
 
 
-def _behind(records: Sequence[RequestRecord], by_s: float) -> Sequence[RequestRecord]:
+def _shifted(records: Sequence[RequestRecord], by_s: float) -> Sequence[RequestRecord]:
     """Return the records with all times `by_s` seconds later."""
     if not by_s:
         return records

@@ -81,7 +81,7 @@ def not_recommended(search: Search, best: PlannedFleet, verified: Mapping[Shape,
     """
     found: list[str] = []
     names = {best.name}
-    for fleet, played in _others(search, best, verified):
+    for fleet, played in _alternatives(search, best, verified):
         if fleet.name not in names:
             names.add(fleet.name)
             found.append(comparison(best, fleet, search.objective) + played)
@@ -94,7 +94,7 @@ def not_recommended(search: Search, best: PlannedFleet, verified: Mapping[Shape,
     return found + _cuts(search, best)
 
 
-def _others(
+def _alternatives(
     search: Search, best: PlannedFleet, verified: Mapping[Shape, VerifiedFleet]
 ) -> Iterable[tuple[PlannedFleet, str]]:
     """Yield the other fleets, each with a note if it did not hold in simulation."""

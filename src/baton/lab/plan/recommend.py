@@ -76,8 +76,8 @@ def recommend(question: PlanInput) -> Recommendation:
         raise ConfigError("\n".join(explain_impossible(search)))
     search, tiers = choose_tier(search, spec.shape, spec.tiers, question.requests)
     drawn = tuple(LengthClass(each.input_tokens, each.output_tokens, 1.0) for each in question.requests)
-    plays = FleetSimulator(search=search, requests=spec.requests, seed=spec.seed, drawn=drawn)
-    verified = _finalists(search, spec, plays)
+    simulator = FleetSimulator(search=search, requests=spec.requests, seed=spec.seed, drawn=drawn)
+    verified = _finalists(search, spec, simulator)
     chosen = max(verified.values(), key=lambda each: each.worth(search)) if verified else _unplayed(search, spec.shape)
     best, believed = chosen.fleet, replace(search, derate=chosen.derate)
     points = frontier(search)
@@ -86,7 +86,7 @@ def recommend(question: PlanInput) -> Recommendation:
     }
     links = [link_advice(option, question.demand, same_host=question.same_host) for option in prefills.values()]
     tokens = round(question.demand.input_tokens)
-    admissions = play_admissions(plays, chosen, spec.admission if spec.finalists else ())
+    admissions = play_admissions(simulator, chosen, spec.admission if spec.finalists else ())
     return Recommendation(
         question=question,
         search=search,
@@ -109,7 +109,7 @@ def recommend(question: PlanInput) -> Recommendation:
     )
 
 
-def _finalists(search: Search, spec: PlanSpec, plays: FleetSimulator) -> dict[Shape, VerifiedFleet]:
+def _finalists(search: Search, spec: PlanSpec, simulator: FleetSimulator) -> dict[Shape, VerifiedFleet]:
     """Return the verified fleet of each shape. The most promising shape is verified first.
 
     Once a fleet meets the SLO, only better fleets of the other shapes are simulated.
@@ -123,7 +123,7 @@ def _finalists(search: Search, spec: PlanSpec, plays: FleetSimulator) -> dict[Sh
     verified: dict[Shape, VerifiedFleet] = {}
     for shape in sorted(promising, key=lambda shape: worth(promising[shape], search), reverse=True):
         held = [worth(each.fleet, search) for each in verified.values() if each.holds]
-        found = verify(search, shape, plays, beat=max(held, default=None))
+        found = verify(search, shape, simulator, beat=max(held, default=None))
         if found is not None:
             verified[shape] = found
     return verified

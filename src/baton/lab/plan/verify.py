@@ -10,8 +10,8 @@ from baton.lab.plan.search import PlannedFleet, Search, Shape
 HEADROOM = 1.05
 """Factor on a fleet's rate in simulation. Nearer to saturation, the result depends on the random sequence of
 arrivals."""
-TRUST_STEP = 0.96
-TRUSTS = tuple(TRUST_STEP**step / HEADROOM for step in range(9))
+DERATING_STEP = 0.96
+DERATINGS = tuple(DERATING_STEP**step / HEADROOM for step in range(9))
 """Derating factors, largest first, for a bisection. A smaller factor means less load per worker."""
 
 Worth = tuple[float, float]
@@ -41,18 +41,20 @@ def worth(fleet: PlannedFleet, search: Search) -> Worth:
     return min(fleet.rate_rps, search.demand.rate_rps or 0.0), fleet.value(search.objective)
 
 
-def verify(search: Search, shape: Shape, plays: FleetSimulator, *, beat: Worth | None = None) -> VerifiedFleet | None:
+def verify(
+    search: Search, shape: Shape, simulator: FleetSimulator, *, beat: Worth | None = None
+) -> VerifiedFleet | None:
     """Return the fleet with the largest derating factor that meets the SLO in simulation.
 
     With `beat`, only fleets that are worth more are simulated. If no factor meets the SLO, return the fleet of
     the smallest factor, with `holds` false. None: the screening finds no fleet.
     """
-    wanted, last = search.demand.attainment_ratio, len(TRUSTS) - 1
-    misses, holds = -1, len(TRUSTS)
+    wanted, last = search.demand.attainment_ratio, len(DERATINGS) - 1
+    misses, holds = -1, len(DERATINGS)
     found: VerifiedFleet | None = None
     while holds - misses > 1:
         place = 0 if misses < 0 else (misses + holds) // 2
-        derate = search.derate * TRUSTS[place]
+        derate = search.derate * DERATINGS[place]
         fleet = replace(search, derate=derate).fleet(shape)
         if fleet is None or not fleet.groups:
             return found
@@ -60,7 +62,7 @@ def verify(search: Search, shape: Shape, plays: FleetSimulator, *, beat: Worth |
             holds = place
             found = found or VerifiedFleet(fleet=fleet, derate=derate, played=None, holds=False)
             continue
-        played = plays.play(fleet, load=HEADROOM, wanted_ratio=0.0 if place == last else wanted)
+        played = simulator.play(fleet, load=HEADROOM, wanted_ratio=0.0 if place == last else wanted)
         if played is not None and played.attainment_ratio >= wanted:
             holds, found = place, VerifiedFleet(fleet=fleet, derate=derate, played=played, holds=True)
         else:

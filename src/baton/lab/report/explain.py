@@ -291,9 +291,9 @@ def _cause_words(event: ClusterEvent) -> str:
             return type(event).__name__
 
 
-def _way_words(handoff: HandoffView) -> str:
+def _handoff_text(handoff: HandoffView) -> str:
     """Return a description of the predicted times of each path of a handoff."""
-    direct, put, get = (_road_words(road) for road in (handoff.direct, handoff.put, handoff.get))
+    direct, put, get = (_path_text(path) for path in (handoff.direct, handoff.put, handoff.get))
     pooled = f", {handoff.pooled_tokens:,} of which the pool has," if handoff.pooled_tokens else ""
     rest = f" and {handoff.rest_s * 1000:,.4g} ms to compute the rest" if handoff.rest_s else ""
     return (
@@ -302,11 +302,11 @@ def _way_words(handoff: HandoffView) -> str:
     )
 
 
-def _road_words(road: LinkView) -> str:
-    said = [] if road.is_measured else ["not measured"]
-    said += [f"failed {road.failed_ago_s:,.3g} s ago"] if road.failed_ago_s < math.inf else []
+def _path_text(path: LinkView) -> str:
+    said = [] if path.is_measured else ["not measured"]
+    said += [f"failed {path.failed_ago_s:,.3g} s ago"] if path.failed_ago_s < math.inf else []
     remarks = f" ({', '.join(said)})" if said else ""
-    return f"{road.expected_s * 1000:,.4g} ms{remarks}"
+    return f"{path.expected_s * 1000:,.4g} ms{remarks}"
 
 
 def _order(command: LoggedCommand) -> str:
@@ -316,7 +316,7 @@ def _order(command: LoggedCommand) -> str:
         case RequestDropped(worker=worker):
             return f"{worker} no longer has it"
         case StartPrefill():
-            return _prefill_words(command)
+            return _prefill_text(command)
         case SendAhead(worker=worker, run_tokens=run_tokens, report=report):
             if report:
                 return f"what there is of its KV goes to {worker} first"
@@ -328,14 +328,14 @@ def _order(command: LoggedCommand) -> str:
             return f"{worker} is told to let go of it"
         case PathChosen(handoff=handoff, path=path):
             chosen = {"direct": "it goes from host to host", "central": "it goes by the pool"}[path]
-            return f"{_way_words(handoff)}; {chosen}"
+            return f"{_handoff_text(handoff)}; {chosen}"
         case CloseRequest(outcome=outcome, reason=reason):
             return f"closed: {outcome}{f', {reason}' if reason else ''}"
         case _:
             return ""
 
 
-def _prefill_words(command: StartPrefill) -> str:
+def _prefill_text(command: StartPrefill) -> str:
     how = {"prompt": "last prompt token", "first_token": "first token", "end": "end"}[command.until]
     said = f"{command.worker} computes it to the {how}"
     if command.fetch:

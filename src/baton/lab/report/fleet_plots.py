@@ -75,7 +75,7 @@ def _rows_plot(lines: Sequence[WorkerLine], borders: Values) -> str:
         floor = 8 + (index + 1) * _ROW
         content += f'<text x="{_NAMES - 6}" y="{floor - 8}" text-anchor="end">{_short_name(line.worker)}</text>'
         content += _roles(line, frame, start_s, float(borders[-1]), floor)
-        content += _hill(running, borders, frame, (floor, most), "a") + _hill(
+        content += _area_curve(running, borders, frame, (floor, most), "a") + _area_curve(
             waiting, borders, frame, (floor, most), "b"
         )
     content += _time_axis(frame)
@@ -97,7 +97,7 @@ def _roles(line: WorkerLine, frame: Frame, start_s: float, end_s: float, floor: 
     return content
 
 
-def _hill(values: Values, borders: Values, frame: Frame, place: tuple[int, float], kind: str) -> str:
+def _area_curve(values: Values, borders: Values, frame: Frame, place: tuple[int, float], kind: str) -> str:
     """Return a curve over a filled area. `place`: y of the row's lower edge in pixels, and the value at full height."""
     floor, most = place
     room = _ROW - _ROLE - 6

@@ -39,7 +39,7 @@ class Outcomes(Struct, frozen=True, kw_only=True):
 
 
 @dataclass(slots=True)
-class _Life:
+class _OpenRequest:
     """State of one open request of the log."""
 
     request: Request
@@ -60,43 +60,43 @@ class LoggedRun:
     """Number of finished requests without a logged time of the first token."""
     open: int = 0
     """Number of requests that are still open at the end of the log."""
-    _lives: dict[RequestId, _Life] = field(default_factory=dict[RequestId, _Life])
+    _opened: dict[RequestId, _OpenRequest] = field(default_factory=dict[RequestId, _OpenRequest])
     _first_tokens: FirstTokens = field(default_factory=FirstTokens)
 
     def take(self, decision: Decision) -> None:
         now_s = decision.now_s
         for request_id in self._first_tokens.take(decision):
-            begun = self._lives.get(request_id)
-            if begun is not None and begun.first_s is None:
-                begun.first_s = now_s
+            opened = self._opened.get(request_id)
+            if opened is not None and opened.first_s is None:
+                opened.first_s = now_s
         for event in coordinator_events(decision.event):
             match event:
                 case RequestArrived(request=request):
-                    self._lives[request.id] = _Life(request, now_s)
-                case RequestFinished(request_id=request_id, output_tokens=output_tokens) if request_id in self._lives:
-                    self._lives[request_id].output_tokens = output_tokens
+                    self._opened[request.id] = _OpenRequest(request, now_s)
+                case RequestFinished(request_id=request_id, output_tokens=output_tokens) if request_id in self._opened:
+                    self._opened[request_id].output_tokens = output_tokens
                 case _:
                     pass  # other events do not change a record
         for command in decision.commands:
-            if isinstance(command, CloseRequest) and command.request_id in self._lives:
-                self._close(self._lives.pop(command.request_id), command, now_s)
-        self.open = len(self._lives)
+            if isinstance(command, CloseRequest) and command.request_id in self._opened:
+                self._close(self._opened.pop(command.request_id), command, now_s)
+        self.open = len(self._opened)
 
-    def _close(self, life: _Life, close: CloseRequest, now_s: float) -> None:
+    def _close(self, opened: _OpenRequest, close: CloseRequest, now_s: float) -> None:
         times_s = array("d")
         if close.outcome == "finished":
-            times_s = _token_times(life.first_s, now_s, life.output_tokens)
+            times_s = _token_times(opened.first_s, now_s, opened.output_tokens)
             self.untimed += not times_s
         self.records.append(
             RequestRecord(
-                arrival_s=life.arrived_s,
+                arrival_s=opened.arrived_s,
                 end_s=now_s,
                 outcome=close.outcome,
                 reject=close.reject,
-                input_tokens=life.request.prompt_tokens,
+                input_tokens=opened.request.prompt_tokens,
                 token_times_s=times_s,
-                slo=life.request.slo,
-                tenant=life.request.tenant,
+                slo=opened.request.slo,
+                tenant=opened.request.tenant,
             )
         )
 

@@ -123,7 +123,7 @@ class WorkerLine:
         if self.roles and self.roles[-1].end_s is None:
             self.roles[-1] = RoleSpan(self.roles[-1].start_s, now_s, self.roles[-1].role)
 
-    def silence(self, now_s: float) -> None:
+    def record_death(self, now_s: float) -> None:
         """Record the worker's death: its role ends and its load is 0."""
         self.leave(now_s)
         self._note(now_s, (0, 0, 0))
@@ -189,11 +189,11 @@ class Timeline:
             case WorkerReported(view=view):
                 self.line(view.id).report(now_s, view)
             case WorkerLost(worker=worker):
-                self.line(worker).silence(now_s)
+                self.line(worker).record_death(now_s)
             case HostLost(host=host):
                 for line in self.workers.values():
                     if line.host == host:
-                        line.silence(now_s)
+                        line.record_death(now_s)
             case RoleSet(worker=worker, role=role):
                 self.line(worker).enter(now_s, role)
             case RequestArrived(request=request):

@@ -333,10 +333,10 @@ class SimCluster:
 def _copy_tokens(copy: CopyBlocks, source: SimEngine, target: SimEngine, pools: Mapping[HostId, HostPool]) -> None:
     """Move the bytes of a copy token by token, because hosts may differ in block size.
 
-    An engine with foresight stores no bytes, so its copies move none.
+    An engine with a predictor stores no bytes, so its copies move none.
     """
     skipped = copy.first_token % pools[copy.source].block_tokens
-    for slot in range(copy.tokens) if source.foresight is None else ():
+    for slot in range(copy.tokens) if source.predictor is None else ():
         target.write(copy.write, slot, source.kv_of(copy.read, skipped + slot, copy.layers), copy.layers)
 
 

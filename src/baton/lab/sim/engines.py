@@ -23,11 +23,11 @@ from baton.decide.kv.window import Window
 STOP_TOKEN = 0
 """Ends a text in both engines."""
 _FRESH_BYTE = 0xEE
-_SCRIBBLE_BYTE = 0xDD
+_GARBAGE_BYTE = 0xDD
 _NO_TOKEN, _STOP = SliceResult(), SliceResult(token=STOP_TOKEN)
 
 
-class Foresight(Protocol):
+class DecodePredictor(Protocol):
     """Predicts decode steps, so that the simulator can skip them instead of computing each one."""
 
     def ends(self, run: DecodeRun) -> tuple[int, Mapping[RequestId, int]]:
@@ -46,7 +46,7 @@ class SimEngine(Protocol):
     """Computes a simulated worker's steps."""
 
     @property
-    def foresight(self) -> Foresight | None:
+    def predictor(self) -> DecodePredictor | None:
         """The engine's prediction of decode steps. None: the engine has to compute every step."""
         ...
 
@@ -61,7 +61,7 @@ class SimEngine(Protocol):
         """Write the KV of the step's layers before `end`."""
         ...
 
-    def scribble(self, step: Step) -> None:
+    def corrupt_kv(self, step: Step) -> None:
         """Overwrite the KV of the step's tokens with garbage, as if the process died while it wrote them."""
         ...
 
@@ -87,7 +87,7 @@ class ContentEngine:
         self._engine = HashEngine(layout, memoryview(arena), window_tokens=seen)
 
     @property
-    def foresight(self) -> None:
+    def predictor(self) -> None:
         """None: the text depends on the KV bytes, so every step is computed."""
         return
 
@@ -97,10 +97,10 @@ class ContentEngine:
     def compute_layers(self, step: Step, end: int) -> None:
         self._engine.compute_layers(step, end)
 
-    def scribble(self, step: Step) -> None:
+    def corrupt_kv(self, step: Step) -> None:
         for part in step.slices:
             for position in range(part.start, part.start + part.count):
-                self._token(part.block_table, position, None)[:] = _SCRIBBLE_BYTE
+                self._token(part.block_table, position, None)[:] = _GARBAGE_BYTE
 
     def kv_of(self, table: Sequence[BlockId], slot: int, layers: LayerSpan | None = None) -> bytes:
         return self._token(table, slot, layers).tobytes()
@@ -132,7 +132,7 @@ class LengthEngine:
     """Number of layers that a step computes one after the other."""
 
     @property
-    def foresight(self) -> Foresight | None:
+    def predictor(self) -> DecodePredictor | None:
         return self if self.jumps else None
 
     def ends(self, run: DecodeRun) -> tuple[int, Mapping[RequestId, int]]:
@@ -157,7 +157,7 @@ class LengthEngine:
     def compute_layers(self, step: Step, end: int) -> None:
         """Do nothing: this engine stores no KV."""
 
-    def scribble(self, step: Step) -> None:
+    def corrupt_kv(self, step: Step) -> None:
         """Do nothing: this engine stores no KV."""
 
     def kv_of(self, table: Sequence[BlockId], slot: int, layers: LayerSpan | None = None) -> bytes:

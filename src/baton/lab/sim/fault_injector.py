@@ -18,9 +18,9 @@ class FaultInjector:
     """Schedules and performs the faults of one run."""
 
     cluster: SimCluster
-    _slow: list[tuple[faults.Slow, SimWorker]] = field(default_factory=list[tuple[faults.Slow, SimWorker]])
+    _slowed: list[tuple[faults.Slow, SimWorker]] = field(default_factory=list[tuple[faults.Slow, SimWorker]])
     """Active slowdowns, each with its process. A restarted process has none."""
-    _lasting: list[faults.DelaySpike | faults.StartsFail] = field(
+    _active: list[faults.DelaySpike | faults.StartsFail] = field(
         default_factory=list[faults.DelaySpike | faults.StartsFail]
     )
     """Active faults of these kinds. They may overlap; each ends at its own time."""
@@ -73,36 +73,36 @@ class FaultInjector:
     def _slow_down(self, fault: faults.Slow) -> None:
         worker = self.cluster.worker(fault.worker)
         if worker is not None:
-            self._slow.append((fault, worker))
-            self._pace(worker)
+            self._slowed.append((fault, worker))
+            self._apply_slowdowns(worker)
 
     def _recover(self, fault: faults.Slow) -> None:
-        place = next((place for place, (slow, _) in enumerate(self._slow) if slow == fault), None)
+        place = next((place for place, (slow, _) in enumerate(self._slowed) if slow == fault), None)
         if place is not None:
-            _, worker = self._slow.pop(place)
-            self._pace(worker)
+            _, worker = self._slowed.pop(place)
+            self._apply_slowdowns(worker)
 
-    def _pace(self, worker: SimWorker) -> None:
+    def _apply_slowdowns(self, worker: SimWorker) -> None:
         """Slow a process by the product of all factors that apply to it now."""
-        worker.slow_down(prod((fault.factor for fault, slow in self._slow if slow is worker), start=1.0))
+        worker.slow_down(prod((fault.factor for fault, slow in self._slowed if slow is worker), start=1.0))
 
     def _begin(self, fault: faults.DelaySpike | faults.StartsFail) -> None:
-        self._lasting.append(fault)
-        self._settle(fault)
+        self._active.append(fault)
+        self._apply_active(fault)
 
     def _end(self, fault: faults.DelaySpike | faults.StartsFail) -> None:
-        self._lasting.remove(fault)
-        self._settle(fault)
+        self._active.remove(fault)
+        self._apply_active(fault)
 
-    def _settle(self, fault: faults.DelaySpike | faults.StartsFail) -> None:
+    def _apply_active(self, fault: faults.DelaySpike | faults.StartsFail) -> None:
         """Apply the combined effect of all active faults of this kind: delays add up; one `StartsFail` is enough."""
         match fault:
             case faults.DelaySpike():
                 delay_messages(
-                    self.cluster, fsum(spike.delay_s for spike in self._lasting if isinstance(spike, faults.DelaySpike))
+                    self.cluster, fsum(spike.delay_s for spike in self._active if isinstance(spike, faults.DelaySpike))
                 )
             case faults.StartsFail():
-                self.cluster.can_start = not any(isinstance(other, faults.StartsFail) for other in self._lasting)
+                self.cluster.can_start = not any(isinstance(other, faults.StartsFail) for other in self._active)
 
 
 def delay_messages(cluster: SimCluster, delay_s: float) -> None:

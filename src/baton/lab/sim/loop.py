@@ -148,30 +148,30 @@ class MessageBatch(Struct, frozen=True, gc=False):
     """When the last of them arrives."""
 
 
-def arrival_times_s(sent_s: array[float], flocks: Sequence[MessageBatch]) -> array[float]:
+def arrival_times_s(sent_s: array[float], batches: Sequence[MessageBatch]) -> array[float]:
     """Return the arrival time of every message. `sent_s` holds their send times, in the order of the batches."""
     if len(sent_s) < ARRAY_MIN:
-        return _one_by_one(sent_s, flocks)
-    delays_s = [_delays_s(flock) for flock in flocks]
-    arrives_s = (np.concatenate(delays_s) if len(flocks) > 1 else delays_s[0]) + np.frombuffer(sent_s)
+        return _one_by_one(sent_s, batches)
+    delays_s = [_delays_s(batch) for batch in batches]
+    arrives_s = (np.concatenate(delays_s) if len(batches) > 1 else delays_s[0]) + np.frombuffer(sent_s)
     begin = 0
-    for flock in flocks:
-        if arrives_s.item(begin) < flock.behind_s:
-            arrives_s[begin] = flock.behind_s
-        begin += flock.messages
+    for batch in batches:
+        if arrives_s.item(begin) < batch.behind_s:
+            arrives_s[begin] = batch.behind_s
+        begin += batch.messages
     return array("d", np.maximum.accumulate(arrives_s, out=arrives_s).tobytes())
 
 
-def _delays_s(flock: MessageBatch) -> npt.NDArray[np.float64]:
-    drawn_s = np.frombuffer(flock.drawn_s)
-    return drawn_s + flock.spike_s if flock.spike_s else drawn_s
+def _delays_s(batch: MessageBatch) -> npt.NDArray[np.float64]:
+    drawn_s = np.frombuffer(batch.drawn_s)
+    return drawn_s + batch.spike_s if batch.spike_s else drawn_s
 
 
-def _one_by_one(sent_s: array[float], flocks: Sequence[MessageBatch]) -> array[float]:
+def _one_by_one(sent_s: array[float], batches: Sequence[MessageBatch]) -> array[float]:
     found_s, sent = array("d"), iter(sent_s)
-    for flock in flocks:
-        latest_s, spike_s = flock.behind_s, flock.spike_s
-        for drawn_s, at_s in zip(flock.drawn_s, sent, strict=False):
+    for batch in batches:
+        latest_s, spike_s = batch.behind_s, batch.spike_s
+        for drawn_s, at_s in zip(batch.drawn_s, sent, strict=False):
             arrives_s = at_s + (drawn_s + spike_s)
             if arrives_s > latest_s:
                 latest_s = arrives_s
@@ -213,9 +213,9 @@ class MessageLink(Generic[Message]):
 
         The caller delivers them once their arrival times are known: with `post`, or as part of a later message.
         """
-        flock = self.delays.several(sent_s, begin, end, self.drained_at_s)
-        self.drained_at_s = flock.last_s
-        return flock
+        batch = self.delays.several(sent_s, begin, end, self.drained_at_s)
+        self.drained_at_s = batch.last_s
+        return batch
 
     def post(self, message: Message, arrives_s: float) -> None:
         """Schedule a message to arrive at a known time."""

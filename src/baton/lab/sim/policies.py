@@ -22,7 +22,7 @@ def configured_policies(config: PolicyConfig, spec: ClusterSpec) -> SimPolicies:
     """
     bound = {"requests_max": spec.queue_requests_max}
     if is_ours(config.admission.use):
-        config = _everywhere(
+        config = _with_plugin_replaced(
             config, config.admission, replace(config.admission, options=bound | config.admission.options)
         )
     return SimPolicies(
@@ -43,7 +43,7 @@ def _refuse(why: str) -> None:
     raise ConfigError(f"{why}. So baton serve goes on, and says it in its log; {ends}: mend the policy")
 
 
-def _everywhere(config: PolicyConfig, old: Plugin, new: Plugin) -> PolicyConfig:
+def _with_plugin_replaced(config: PolicyConfig, old: Plugin, new: Plugin) -> PolicyConfig:
     """Return the configuration with `old` replaced in all families that name it, so that one object serves them."""
     families = {"admission": config.admission, "routing": config.routing, "placement": config.placement}
     return replace(config, **{family: new for family, plugin in families.items() if plugin == old})

@@ -15,7 +15,7 @@ REFUSED_S = 0.01
 
 
 @dataclass(slots=True)
-class _Passage:
+class _ScheduledCopy:
     """A scheduled copy."""
 
     copy: CopyBlocks
@@ -39,7 +39,7 @@ class Wires:
     _sending_until_s: dict[HostId, float] = field(default_factory=dict[HostId, float])
     _receiving_until_s: dict[HostId, float] = field(default_factory=dict[HostId, float])
     _under_way: dict[int, CopyBlocks] = field(default_factory=dict[int, CopyBlocks])
-    _passages: dict[int, _Passage] = field(default_factory=dict[int, _Passage])
+    _scheduled: dict[int, _ScheduledCopy] = field(default_factory=dict[int, _ScheduledCopy])
     """Copies under way on intact wires, in order of arrival."""
     _cuts: list[frozenset[HostId]] = field(default_factory=list[frozenset[HostId]])
 
@@ -54,20 +54,20 @@ class Wires:
         if frozenset((copy.source, copy.target)) in self._cuts:
             self.loop.after(REFUSED_S, partial(self._end, copy, landed=False))
             return
-        passage = self._passages[copy.number] = _Passage(copy, self.seconds(copy))
-        self._line_up(passage)
+        scheduled = self._scheduled[copy.number] = _ScheduledCopy(copy, self.seconds(copy))
+        self._schedule(scheduled)
 
-    def _line_up(self, passage: _Passage) -> None:
+    def _schedule(self, scheduled: _ScheduledCopy) -> None:
         """Schedule a copy behind the copies that its source sends and its target receives."""
         sending_s, receiving_s = self._sending_until_s, self._receiving_until_s
-        source, target = passage.copy.source, passage.copy.target
-        passage.begins_s = max(self.loop.now_s, sending_s.get(source, 0.0), receiving_s.get(target, 0.0))
-        passage.ends_s = sending_s[source] = receiving_s[target] = passage.begins_s + passage.alone_s
-        self.loop.at(passage.ends_s, partial(self._arrive, passage, passage.ends_s))
+        source, target = scheduled.copy.source, scheduled.copy.target
+        scheduled.begins_s = max(self.loop.now_s, sending_s.get(source, 0.0), receiving_s.get(target, 0.0))
+        scheduled.ends_s = sending_s[source] = receiving_s[target] = scheduled.begins_s + scheduled.alone_s
+        self.loop.at(scheduled.ends_s, partial(self._arrive, scheduled, scheduled.ends_s))
 
-    def _arrive(self, passage: _Passage, ends_s: float) -> None:
-        if passage.ends_s == ends_s:  # otherwise the copy was rescheduled to an earlier end
-            self._end(passage.copy, landed=True)
+    def _arrive(self, scheduled: _ScheduledCopy, ends_s: float) -> None:
+        if scheduled.ends_s == ends_s:  # otherwise the copy was rescheduled to an earlier end
+            self._end(scheduled.copy, landed=True)
 
     def cut(self, one: HostId, other: HostId) -> None:
         """Cut the wire between two hosts. Copies on it fail, and so do new ones until `mend`."""
@@ -84,26 +84,26 @@ class Wires:
 
     def _fail(self, copies: list[CopyBlocks]) -> None:
         for copy in copies:
-            self._passages.pop(copy.number, None)
-        self._move_up()
+            self._scheduled.pop(copy.number, None)
+        self._reschedule_waiting()
         for copy in copies:
             self._end(copy, landed=False)
 
-    def _move_up(self) -> None:
+    def _reschedule_waiting(self) -> None:
         """Reschedule waiting copies into the time that failed copies had reserved. Started copies do not change."""
         self._sending_until_s.clear()
         self._receiving_until_s.clear()
-        for passage in self._passages.values():
-            if passage.begins_s > self.loop.now_s:
-                self._line_up(passage)
+        for scheduled in self._scheduled.values():
+            if scheduled.begins_s > self.loop.now_s:
+                self._schedule(scheduled)
             else:
-                source, target = passage.copy.source, passage.copy.target
-                self._sending_until_s[source] = self._receiving_until_s[target] = passage.ends_s
+                source, target = scheduled.copy.source, scheduled.copy.target
+                self._sending_until_s[source] = self._receiving_until_s[target] = scheduled.ends_s
 
     def _end(self, copy: CopyBlocks, *, landed: bool) -> None:
         if self._under_way.pop(copy.number, None) is None:
             return  # it failed before
-        self._passages.pop(copy.number, None)
+        self._scheduled.pop(copy.number, None)
         if landed:
             self.copies += 1
             if copy.layers is None or copy.layers.end == copy.layers.total:

@@ -25,7 +25,7 @@ from baton.core.step import Step
 from baton.core.types import RequestId, WorkerId
 from baton.decide.control.batcher import Batcher
 from baton.decide.control.decode_run import DecodeRun
-from baton.lab.sim.engines import Foresight, SimEngine
+from baton.lab.sim.engines import DecodePredictor, SimEngine
 from baton.lab.sim.loop import ARRAY_MIN, STEP_ENDS, EventLoop, MessageBatch, MessageLink, arrival_times_s
 
 NO_ENDS: Mapping[RequestId, int] = {}
@@ -96,10 +96,10 @@ class SimWorker:
     """Highest number of commands that waited for a step to end."""
     _inbox: list[WorkerCommand] = field(default_factory=list[WorkerCommand])
     _running: _Running | None = None
-    _foresight: Foresight | None = field(init=False)
+    _predictor: DecodePredictor | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self._foresight = self.engine.foresight
+        self._predictor = self.engine.predictor
 
     @property
     def id(self) -> WorkerId:
@@ -119,7 +119,7 @@ class SimWorker:
         """End like a process under SIGKILL: the KV of the current step is left as garbage."""
         self.catch_up()
         if self.executing is not None:
-            self.engine.scribble(self.executing)
+            self.engine.corrupt_kv(self.executing)
         self.dead, self.executing, self._running = True, None, None
 
     def hang(self) -> None:
@@ -139,7 +139,7 @@ class SimWorker:
         if running is not None:
             self._cut(running)
             try:
-                self._book(running, bisect_right(running.ends_s, self.loop.now_s) - running.done)
+                self._record_steps(running, bisect_right(running.ends_s, self.loop.now_s) - running.done)
             except self.ended_by as error:
                 self._break(error)
 
@@ -160,12 +160,12 @@ class SimWorker:
             self._inbox = []
         elif self.batcher.is_idle:
             return
-        foresight = self._foresight
-        planned = self.batcher.plan() if foresight is None else self.batcher.plan_run()
+        predictor = self._predictor
+        planned = self.batcher.plan() if predictor is None else self.batcher.plan_run()
         self._send(step_s=0.0)  # requests for blocks travel while the step runs
         if isinstance(planned, DecodeRun):
-            assert foresight is not None
-            self._begin_run(planned, foresight)
+            assert predictor is not None
+            self._begin_run(planned, predictor)
         elif planned.slices:
             self.executing = planned
             self.steps += 1
@@ -206,14 +206,14 @@ class SimWorker:
 
     # ---- decode steps in closed form
 
-    def _begin_run(self, run: DecodeRun, foresight: Foresight) -> None:
+    def _begin_run(self, run: DecodeRun, predictor: DecodePredictor) -> None:
         run.steps = min(run.steps, RUN_STEPS_MAX)
-        steps, ended = foresight.ends(run)
+        steps, ended = predictor.ends(run)
         ends_s = self._ends_s(run, steps)
         parts: list[Part] = []
         for lane in run.lanes:
             if lane.said is None:
-                lane.said = foresight.token(lane.request)
+                lane.said = predictor.token(lane.request)
             parts.append((lane.request.id, lane.attempt, lane.said))
         self._running = _Running(run, parts, ends_s, ended, [])
         self._wake_for(self._running)
@@ -256,9 +256,9 @@ class SimWorker:
             self._finish_run(running)
             return
         if steps == run.asks_after:
-            self._begin_news(running, steps)
+            self._send_messages(running, steps)
             self.batcher.ask_in_run(run)
-            report = self.batcher.take_report(now_s=self.loop.now_s, unbooked_tokens=steps * len(run.lanes))
+            report = self.batcher.take_report(now_s=self.loop.now_s, uncommitted_tokens=steps * len(run.lanes))
             if report is not None:
                 self.outbound.send(report)
         self._wake_for(running)
@@ -284,14 +284,14 @@ class SimWorker:
 
     def _finish_run(self, running: _Running) -> None:
         try:
-            self._book(running, len(running.ends_s) - running.done)
+            self._record_steps(running, len(running.ends_s) - running.done)
         except self.ended_by as error:
             self._break(error)
             return
         self._running = None
         self._turn()
 
-    def _book(self, running: _Running, steps: int) -> None:
+    def _record_steps(self, running: _Running, steps: int) -> None:
         """Record ended steps in the batcher, and report them to the server.
 
         A report whose arrival time has passed is delivered at once, a later one at its arrival time. If steps name
@@ -301,27 +301,27 @@ class SimWorker:
         if steps <= 0:
             return
         begin, end, names_blocks = running.done, running.done + steps, running.run.names_blocks
-        self._begin_news(running, end)
+        self._send_messages(running, end)
         ends_s = running.ends_s[begin:end]
-        heard_s = arrival_times_s(ends_s, running.begun)
+        arrivals_s = arrival_times_s(ends_s, running.begun)
         running.begun.clear()
         last = end == len(running.ends_s)
-        heard, told = min(bisect_left(heard_s, self.loop.now_s), steps - last), 0
+        arrived, reported = min(bisect_left(arrivals_s, self.loop.now_s), steps - last), 0
         if not names_blocks:
             self._advance(running, steps, running.ended if last else NO_ENDS)
-        for piece in ([heard] if heard else []) + [1] * (steps - heard):
-            first, told = told, told + piece
-            ended = running.ended if last and told == steps else NO_ENDS
+        for piece in ([arrived] if arrived else []) + [1] * (steps - arrived):
+            first, reported = reported, reported + piece
+            ended = running.ended if last and reported == steps else NO_ENDS
             if names_blocks:
                 self._advance(running, piece, ended)
-            report = self.batcher.take_report(now_s=ends_s[told - 1]) if names_blocks or told == steps else None
-            decoded = DecodedSteps(self.id, _with_ends(running.parts, ended), heard_s[first:told], report)
-            if told <= heard:
+            report = self.batcher.take_report(now_s=ends_s[reported - 1]) if names_blocks or reported == steps else None
+            decoded = DecodedSteps(self.id, _with_ends(running.parts, ended), arrivals_s[first:reported], report)
+            if reported <= arrived:
                 self.outbound.deliver(decoded)
             else:
-                self.outbound.post(decoded, heard_s[first])
+                self.outbound.post(decoded, arrivals_s[first])
 
-    def _begin_news(self, running: _Running, steps: int) -> None:
+    def _send_messages(self, running: _Running, steps: int) -> None:
         """Send the messages of the first `steps` steps of a run, unless they are sent."""
         if running.begun_steps < steps:
             running.begun.append(self.outbound.begin(running.ends_s, running.begun_steps, steps))
