@@ -33,18 +33,18 @@ class HeldNode(StoreNode):
 
     def __init__(self) -> None:
         super().__init__(host="127.0.0.1", port=0, capacity_bytes=64_000_000)
-        self.put_names: set[BlockHash] = set()
+        self.put_hashes: set[BlockHash] = set()
         self.was_read = threading.Event()
         self.was_read_first = True
 
-    def _answer(self, connection: socket.socket, verb: bytes, names: list[BlockHash]) -> None:
+    def _answer(self, connection: socket.socket, verb: bytes, hashes: list[BlockHash]) -> None:
         if verb == wire.PUT:
-            self.put_names.update(names)
-            if len(self.put_names) > WHOLE_TOKENS // BLOCK_TOKENS - END_BLOCKS:
+            self.put_hashes.update(hashes)
+            if len(self.put_hashes) > WHOLE_TOKENS // BLOCK_TOKENS - END_BLOCKS:
                 self.was_read_first &= self.was_read.wait(self.ANSWER_S)
         elif verb == wire.GET:
             self.was_read.set()
-        super()._answer(connection, verb, names)
+        super()._answer(connection, verb, hashes)
 
 
 def plain_node() -> StoreNode:
@@ -118,7 +118,7 @@ def test_decode_takes_while_prefill_still_puts(tmp_path: Path, hash_server: Runn
         answer = client.post("/v1/completions", json=HANDED).raise_for_status().json()
         assert answer["choices"][0]["text"] == expected
         assert isinstance(node, HeldNode)
-        assert len(node.put_names) >= WHOLE_TOKENS // BLOCK_TOKENS
+        assert len(node.put_hashes) >= WHOLE_TOKENS // BLOCK_TOKENS
         assert node.was_read_first
         assert server.metric("baton_handoff_bytes_total") == 0
 

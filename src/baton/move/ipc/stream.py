@@ -13,7 +13,7 @@ from baton.move.ipc.frames import FrameReader, frame
 UNSENT_BYTES_MAX = 64 * 1024 * 1024
 """Bound of unsent bytes. A peer that lets more accumulate counts as dead, and the connection is closed."""
 
-_FAREWELL_S = 1.0
+_CLOSE_GRACE_S = 1.0
 """How long a last message may take to be sent before the connection is aborted."""
 
 _ROUNDS = 4
@@ -95,7 +95,7 @@ class FramedStream(asyncio.Protocol, Generic[In]):
         self._transport = None
         if farewell:
             transport.close()
-            asyncio.get_running_loop().call_later(_FAREWELL_S, transport.abort)
+            asyncio.get_running_loop().call_later(_CLOSE_GRACE_S, transport.abort)
         else:
             transport.abort()
 

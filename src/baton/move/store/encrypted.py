@@ -74,25 +74,29 @@ class EncryptedStore:
     def close(self) -> None:
         self._inner.close()
 
-    def _encrypted(self, name: BlockHash, memory: memoryview) -> tuple[BlockHash, memoryview]:
+    def _encrypted(self, block_hash: BlockHash, memory: memoryview) -> tuple[BlockHash, memoryview]:
         sealed = memoryview(np.empty(memory.nbytes + OVERHEAD_BYTES, np.uint8))
         sealed[:NONCE_BYTES] = os.urandom(NONCE_BYTES)
-        self._cipher.encrypt_into(sealed[:NONCE_BYTES], memory, self._context + name, sealed[NONCE_BYTES:])
-        return name, sealed
+        self._cipher.encrypt_into(sealed[:NONCE_BYTES], memory, self._context + block_hash, sealed[NONCE_BYTES:])
+        return block_hash, sealed
 
     def _get_group(self, group: Sequence[tuple[BlockHash, memoryview]]) -> list[bool]:
-        sealed = [(name, memoryview(np.empty(memory.nbytes + OVERHEAD_BYTES, np.uint8))) for name, memory in group]
+        sealed = [
+            (block_hash, memoryview(np.empty(memory.nbytes + OVERHEAD_BYTES, np.uint8))) for block_hash, memory in group
+        ]
         there = self._inner.get(sealed)
         return [
-            is_there and self._decrypted(name, memory, into)
-            for is_there, (name, memory), (_, into) in zip(there, sealed, group, strict=True)
+            is_there and self._decrypted(block_hash, memory, into)
+            for is_there, (block_hash, memory), (_, into) in zip(there, sealed, group, strict=True)
         ]
 
-    def _decrypted(self, name: BlockHash, sealed: memoryview, into: memoryview) -> bool:
+    def _decrypted(self, block_hash: BlockHash, sealed: memoryview, into: memoryview) -> bool:
         try:
-            self._cipher.decrypt_into(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], self._context + name, into.cast("B"))
+            self._cipher.decrypt_into(
+                sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], self._context + block_hash, into.cast("B")
+            )
         except self._wrong:
-            self._inner.drop([name])
+            self._inner.drop([block_hash])
             with self._lock:
                 self._forged += 1
             return False

@@ -96,10 +96,10 @@ class FileStore:
         with self._in_use() as open_:
             new: dict[BlockHash, memoryview] = {}
             with self._changed:
-                for name, memory in dict(blocks).items():
-                    fits = memory.nbytes == self._block_bytes and len(name) <= HASH_BYTES_MAX
-                    if open_ and fits and not self._table.refresh(name):
-                        new[name] = memory
+                for block_hash, memory in dict(blocks).items():
+                    fits = memory.nbytes == self._block_bytes and len(block_hash) <= HASH_BYTES_MAX
+                    if open_ and fits and not self._table.refresh(block_hash):
+                        new[block_hash] = memory
                 tasks = self._reserve(new)
             try:
                 self._do_all(self._io.writes(tasks))
@@ -108,8 +108,11 @@ class FileStore:
                     for task in tasks:
                         self._end_write(task)
             with self._changed:
-                written = {task.name for task in tasks if task.outcome == "whole"}
-                kept = [open_ and (name in written or self._is_held(name, memory)) for name, memory in blocks]
+                written = {task.block_hash for task in tasks if task.outcome == "whole"}
+                kept = [
+                    open_ and (block_hash in written or self._is_held(block_hash, memory))
+                    for block_hash, memory in blocks
+                ]
                 self.counters.refused += kept.count(False)
         return kept
 
@@ -117,9 +120,9 @@ class FileStore:
         with self._in_use() as open_:
             tasks: list[SlotTask | None] = []
             with self._changed:
-                for name, memory in blocks:
-                    slot = self._table.begin_read(name) if open_ and memory.nbytes == self._block_bytes else None
-                    tasks.append(None if slot is None else SlotTask(slot, name, memory.cast("B")))
+                for block_hash, memory in blocks:
+                    slot = self._table.begin_read(block_hash) if open_ and memory.nbytes == self._block_bytes else None
+                    tasks.append(None if slot is None else SlotTask(slot, block_hash, memory.cast("B")))
             wanted = [task for task in tasks if task is not None]
             try:
                 self._do_all(self._io.reads(wanted))
@@ -135,11 +138,11 @@ class FileStore:
 
     def drop(self, hashes: Iterable[BlockHash]) -> None:
         with self._changed:
-            self.counters.dropped += sum([self._table.forget(name) for name in hashes])
+            self.counters.dropped += sum([self._table.forget(block_hash) for block_hash in hashes])
 
     def held(self) -> list[BlockHash]:
         with self._changed:
-            return [name for name, _ in self._table.items()]
+            return [block_hash for block_hash, _ in self._table.items()]
 
     def close(self) -> None:
         """Wait for calls under way, sync the files and write the index."""
@@ -148,7 +151,7 @@ class FileStore:
                 return
             self._closed = True
             self._changed.wait_for(lambda: self._calls == 0)
-            entries = [IndexEntry(name, slot) for name, slot in self._table.items()]
+            entries = [IndexEntry(block_hash, slot) for block_hash, slot in self._table.items()]
             self._table = SlotTable()
         self._threads.shutdown()
         try:
@@ -175,8 +178,8 @@ class FileStore:
                 self._calls -= 1
                 self._changed.notify_all()
 
-    def _is_held(self, name: BlockHash, memory: memoryview) -> bool:
-        return memory.nbytes == self._block_bytes and self._table.holds(name)
+    def _is_held(self, block_hash: BlockHash, memory: memoryview) -> bool:
+        return memory.nbytes == self._block_bytes and self._table.holds(block_hash)
 
     def _reserve(self, new: dict[BlockHash, memoryview]) -> list[SlotTask]:
         """Reserve slots for as many blocks as possible: free ones first, then those of the oldest blocks."""
@@ -192,19 +195,19 @@ class FileStore:
         slots, forgotten = self._table.reserve(len(new))
         self.counters.dropped += forgotten
         tasks = []
-        for slot, (name, memory) in zip(slots, new.items(), strict=False):
+        for slot, (block_hash, memory) in zip(slots, new.items(), strict=False):
             self._sequence += 1
-            tasks.append(SlotTask(slot, name, memory.cast("B"), self._sequence))
+            tasks.append(SlotTask(slot, block_hash, memory.cast("B"), self._sequence))
         return tasks
 
     def _end_write(self, task: SlotTask) -> None:
         if task.outcome == "whole":
-            self.counters.put += self._table.keep(task.name, task.slot)
+            self.counters.put += self._table.keep(task.block_hash, task.slot)
         else:
             self._table.add_free([task.slot])
 
     def _end_read(self, task: SlotTask) -> None:
-        if task.outcome != "whole" and self._table.forget(task.name, slot=task.slot):
+        if task.outcome != "whole" and self._table.forget(task.block_hash, slot=task.slot):
             self.counters.damaged += task.outcome == "damaged"
         self._table.end_read(task.slot)
 
@@ -254,9 +257,9 @@ class FileStore:
             entries = self._scan(slots)
         free = set(slots)
         for entry in entries:
-            if entry.slot in free and not self._table.holds(entry.name):
+            if entry.slot in free and not self._table.holds(entry.block_hash):
                 free.remove(entry.slot)
-                self._table.keep(entry.name, entry.slot)
+                self._table.keep(entry.block_hash, entry.slot)
         self._table.add_free(free)
 
     def _scan(self, slots: list[int]) -> list[IndexEntry]:
@@ -268,9 +271,9 @@ class FileStore:
             else:
                 self.counters.damaged += found == "damaged"
         self._sequence = max((header.sequence for header in headers), default=0)
-        youngest = {header.name: header for header in sorted(headers, key=lambda header: header.sequence)}
+        youngest = {header.block_hash: header for header in sorted(headers, key=lambda header: header.sequence)}
         aged = sorted(youngest.values(), key=lambda header: header.sequence)
-        return [IndexEntry(header.name, header.slot) for header in aged]
+        return [IndexEntry(header.block_hash, header.slot) for header in aged]
 
     def _header_of(self, slot: int) -> SlotHeader | str:
         try:

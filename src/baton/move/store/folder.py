@@ -34,7 +34,7 @@ class Description(Struct, frozen=True, kw_only=True):
 class IndexEntry(Struct, frozen=True, array_like=True):
     """One block in the index of a clean shutdown."""
 
-    name: BlockHash
+    block_hash: BlockHash
     slot: int
 
 

@@ -24,30 +24,32 @@ class MemoryStore:
 
     def put(self, blocks: Sequence[tuple[BlockHash, memoryview]]) -> list[bool]:
         with self._lock:
-            fitting = {name: memory for name, memory in blocks if memory.nbytes == self._block_bytes and self._room}
-            for name in fitting:
-                if name in self._blocks:
-                    self._blocks[name] = self._blocks.pop(name)  # now the youngest
-            for name, memory in fitting.items():
-                if name not in self._blocks:
-                    self._keep(name, memory)
-            kept = [name in self._blocks for name, _ in blocks]
+            fitting = {
+                block_hash: memory for block_hash, memory in blocks if memory.nbytes == self._block_bytes and self._room
+            }
+            for block_hash in fitting:
+                if block_hash in self._blocks:
+                    self._blocks[block_hash] = self._blocks.pop(block_hash)  # now the youngest
+            for block_hash, memory in fitting.items():
+                if block_hash not in self._blocks:
+                    self._keep(block_hash, memory)
+            kept = [block_hash in self._blocks for block_hash, _ in blocks]
             self.counters.refused += kept.count(False)
         return kept
 
-    def _keep(self, name: BlockHash, memory: memoryview) -> None:
+    def _keep(self, block_hash: BlockHash, memory: memoryview) -> None:
         while len(self._blocks) >= self._room:
             del self._blocks[next(iter(self._blocks))]
             self.counters.dropped += 1
-        self._blocks[name] = bytes(memory)
+        self._blocks[block_hash] = bytes(memory)
         self.counters.put += 1
 
     def get(self, blocks: Sequence[tuple[BlockHash, memoryview]]) -> list[bool]:
         with self._lock:
-            return [self._get(name, memory) for name, memory in blocks]
+            return [self._get(block_hash, memory) for block_hash, memory in blocks]
 
-    def _get(self, name: BlockHash, memory: memoryview) -> bool:
-        found = self._blocks.get(name)
+    def _get(self, block_hash: BlockHash, memory: memoryview) -> bool:
+        found = self._blocks.get(block_hash)
         if found is None or memory.nbytes != len(found):
             self.counters.misses += 1
             return False
@@ -57,8 +59,8 @@ class MemoryStore:
 
     def drop(self, hashes: Iterable[BlockHash]) -> None:
         with self._lock:
-            for name in hashes:
-                if self._blocks.pop(name, None) is not None:
+            for block_hash in hashes:
+                if self._blocks.pop(block_hash, None) is not None:
                     self.counters.dropped += 1
 
     def held(self) -> list[BlockHash]:

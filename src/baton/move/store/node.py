@@ -83,15 +83,15 @@ class StoreNode:
     def _serve(self, connection: socket.socket) -> None:
         """Serve one client until it hangs up, stalls (OSError) or sends an invalid request."""
         wire.bound_waits(connection, IDLE_S)
-        if not self._greet(connection):
+        if not self._handshake(connection):
             return
         while True:
             verb, count = wire.REQUEST.unpack(wire.receive(connection, wire.REQUEST.size))
-            if count > wire.NAMES_MAX:
+            if count > wire.HASHES_MAX:
                 return
-            self._answer(connection, verb, wire.receive_names(connection, count))
+            self._answer(connection, verb, wire.receive_hashes(connection, count))
 
-    def _greet(self, connection: socket.socket) -> bool:
+    def _handshake(self, connection: socket.socket) -> bool:
         """Exchange greetings, and lend the memory to a client of this machine. Return whether it is accepted."""
         magic, digest, block_bytes = wire.HELLO.unpack(wire.receive(connection, wire.HELLO.size))
         if magic != wire.MAGIC or (_is_near(connection) and not is_same_user(connection)):
@@ -114,18 +114,18 @@ class StoreNode:
             send_views(connection, [answer])
         return agrees
 
-    def _answer(self, connection: socket.socket, verb: bytes, names: list[BlockHash]) -> None:
+    def _answer(self, connection: socket.socket, verb: bytes, hashes: list[BlockHash]) -> None:
         if verb == wire.PUT:
-            self._put(connection, names)
+            self._put(connection, hashes)
         elif verb == wire.GET:
-            self._get(connection, names)
+            self._get(connection, hashes)
         elif verb == wire.DROP:
             with self._lock:
-                dropped = sum([self._table.forget(name) for name in names])
+                dropped = sum([self._table.forget(block_hash) for block_hash in hashes])
             send_views(connection, [wire.NUMBER.pack(dropped)])
         elif verb == wire.HELD:
             with self._lock:
-                held = [name for name, _ in self._table.items()]
+                held = [block_hash for block_hash, _ in self._table.items()]
             send_views(connection, [wire.NUMBER.pack(len(held)), *held])
         else:
             raise ConnectionAbortedError(f"unknown request {verb!r}")
@@ -140,38 +140,38 @@ class StoreNode:
     def _place(self, slot: int) -> bytes:
         return wire.PLACE.pack(self._checksums[slot], slot * self._block_bytes)
 
-    def _put(self, connection: socket.socket, names: list[BlockHash]) -> None:
+    def _put(self, connection: socket.socket, hashes: list[BlockHash]) -> None:
         """Reserve slots for the missing blocks, receive the blocks, and make them readable once all have arrived."""
         with self._lock:
-            new = [name for name in dict.fromkeys(names) if not self._table.refresh(name)]
+            new = [block_hash for block_hash in dict.fromkeys(hashes) if not self._table.refresh(block_hash)]
             slots, _ = self._table.reserve(len(new))
         wanted = dict(zip(new, slots, strict=False))
         sums = [memoryview(bytearray(CHECKSUM_BYTES)) for _ in slots]
         received = False
         try:
             if _is_near(connection):  # the client writes the slots itself and sends checksums only
-                send_views(connection, [_flags(names, wanted), *map(self._place, slots)])
+                send_views(connection, [_flags(hashes, wanted), *map(self._place, slots)])
                 coming = sums
             else:
-                send_views(connection, [_flags(names, wanted)])
+                send_views(connection, [_flags(hashes, wanted)])
                 coming = [part for slot, total in zip(slots, sums, strict=True) for part in (total, self._slot(slot))]
             receive_views(connection, coming)
             received = True
         finally:
             with self._lock:
-                for (name, slot), total in zip(wanted.items(), sums, strict=True):
+                for (block_hash, slot), total in zip(wanted.items(), sums, strict=True):
                     self._checksums[slot] = bytes(total)
                     if received:
-                        self._table.keep(name, slot)
+                        self._table.keep(block_hash, slot)
                     else:
                         self._table.add_free([slot])
-                kept = {name for name in names if self._table.holds(name)}
-        send_views(connection, [_flags(names, kept)])
+                kept = {block_hash for block_hash in hashes if self._table.holds(block_hash)}
+        send_views(connection, [_flags(hashes, kept)])
 
-    def _get(self, connection: socket.socket, names: list[BlockHash]) -> None:
+    def _get(self, connection: socket.socket, hashes: list[BlockHash]) -> None:
         """Send the blocks, or their places to a client of this machine. Their slots stay pinned until it is done."""
         with self._lock:
-            found = [self._table.begin_read(name) for name in names]
+            found = [self._table.begin_read(block_hash) for block_hash in hashes]
             slots = [slot for slot in found if slot is not None]
             lent = [self._place(slot) for slot in slots] if _is_near(connection) else None
             parts = lent or [part for slot in slots for part in (self._checksums[slot], self._slot(slot))]
@@ -190,13 +190,13 @@ def _is_near(connection: socket.socket) -> bool:
     return connection.family == socket.AF_UNIX
 
 
-def _flags(names: Sequence[BlockHash], chosen: dict[BlockHash, int] | set[BlockHash]) -> bytes:
+def _flags(hashes: Sequence[BlockHash], chosen: dict[BlockHash, int] | set[BlockHash]) -> bytes:
     """Return one byte per hash: 1 if it is chosen. If a hash is listed twice, only its first byte can be 1."""
     seen: set[BlockHash] = set()
     flags = bytearray()
-    for name in names:
-        flags.append(name in chosen and name not in seen)
-        seen.add(name)
+    for block_hash in hashes:
+        flags.append(block_hash in chosen and block_hash not in seen)
+        seen.add(block_hash)
     return bytes(flags)
 
 

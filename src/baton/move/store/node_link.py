@@ -120,7 +120,7 @@ class SharedMemoryLink:
 
 def _ask(connection: socket.socket, verb: bytes, blocks: Sequence[Block]) -> bytes:
     """Send a request (`verb`) for blocks, which lists their hashes. Return the node's flag for each block."""
-    send_views(connection, [wire.REQUEST.pack(verb, len(blocks)), *(name for name, _ in blocks)])
+    send_views(connection, [wire.REQUEST.pack(verb, len(blocks)), *(block_hash for block_hash, _ in blocks)])
     return wire.receive(connection, len(blocks))
 
 

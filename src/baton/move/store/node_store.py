@@ -68,34 +68,34 @@ class NodeStore:
         return self._dialer.is_near
 
     def put(self, blocks: Sequence[Block]) -> list[bool]:
-        new = {name: memory.cast("B") for name, memory in blocks if self._fits(name, memory)}
+        new = {block_hash: memory.cast("B") for block_hash, memory in blocks if self._fits(block_hash, memory)}
         kept = dict(zip(new, self._in_parts(self._put_part, list(new.items())), strict=True))
-        answers = [self._fits(name, memory) and kept[name] for name, memory in blocks]
+        answers = [self._fits(block_hash, memory) and kept[block_hash] for block_hash, memory in blocks]
         self._reach.count(refused=answers.count(False))
         return answers
 
     def get(self, blocks: Sequence[Block]) -> list[bool]:
-        wanted = [(name, memory.cast("B")) for name, memory in blocks if self._fits(name, memory)]
+        wanted = [(block_hash, memory.cast("B")) for block_hash, memory in blocks if self._fits(block_hash, memory)]
         outcomes = iter(self._in_parts(self._get_part, wanted))
-        found = [self._fits(name, memory) and next(outcomes) for name, memory in blocks]
+        found = [self._fits(block_hash, memory) and next(outcomes) for block_hash, memory in blocks]
         self._reach.count(hits=found.count(True), misses=found.count(False))
         return found
 
     def drop(self, hashes: Iterable[BlockHash]) -> None:
-        names = [name for name in dict.fromkeys(hashes) if len(name) == wire.NAME_BYTES]
+        valid = [block_hash for block_hash in dict.fromkeys(hashes) if len(block_hash) == wire.HASH_BYTES]
 
         def ask(link: NodeLink) -> int:
-            send_views(link.connection, [wire.REQUEST.pack(wire.DROP, len(names)), *names])
+            send_views(link.connection, [wire.REQUEST.pack(wire.DROP, len(valid)), *valid])
             return wire.receive_number(link.connection)
 
-        self._reach.count(dropped=(self._call(ask) or 0) if names else 0)
+        self._reach.count(dropped=(self._call(ask) or 0) if valid else 0)
 
     def held(self) -> list[BlockHash]:
         """List the blocks of all hosts, oldest first."""
         try:
             with self._dialer.connect().connection as connection:
                 send_views(connection, [wire.REQUEST.pack(wire.HELD, 0)])
-                return wire.receive_names(connection, wire.receive_number(connection))
+                return wire.receive_hashes(connection, wire.receive_number(connection))
         except OSError as error:
             raise StoreError(f"{self._where} does not list its blocks: {error}") from None
 
@@ -105,8 +105,8 @@ class NodeStore:
         self._copiers.shutdown()
         self._hang_up()
 
-    def _fits(self, name: BlockHash, memory: memoryview) -> bool:
-        return memory.nbytes == self._block_bytes and len(name) == wire.NAME_BYTES
+    def _fits(self, block_hash: BlockHash, memory: memoryview) -> bool:
+        return memory.nbytes == self._block_bytes and len(block_hash) == wire.HASH_BYTES
 
     def _ask(self) -> None:
         self._dialer.connect().connection.close()
@@ -153,7 +153,7 @@ class NodeStore:
         """
         total_bytes = len(blocks) * self._block_bytes
         parts = 1 if self.is_near else max(1, min(self._streams, total_bytes // PART_BYTES, len(blocks)))
-        size = min(wire.NAMES_MAX, max(1, -(-len(blocks) // parts)))
+        size = min(wire.HASHES_MAX, max(1, -(-len(blocks) // parts)))
         cut = [blocks[start : start + size] for start in range(0, len(blocks), size)]
         if not self._reach.is_open:
             return [False] * len(blocks)
@@ -167,7 +167,7 @@ class NodeStore:
 
     def _get_part(self, blocks: Sequence[Block]) -> list[bool]:
         came = self._call(lambda link: link.get(blocks)) or [None] * len(blocks)
-        damaged = [name for (name, _), is_whole in zip(blocks, came, strict=True) if is_whole is False]
+        damaged = [block_hash for (block_hash, _), is_whole in zip(blocks, came, strict=True) if is_whole is False]
         if damaged:
             self._reach.count(damaged=len(damaged))
             self.drop(damaged)

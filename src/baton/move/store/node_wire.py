@@ -23,8 +23,8 @@ import struct
 from baton.core.types import BlockHash
 from baton.move.ipc.connections import limit_waits, receive_views
 
-NAME_BYTES = 16
-NAMES_MAX = 1 << 16
+HASH_BYTES = 16
+HASHES_MAX = 1 << 16
 """Bound of the hashes in one request."""
 HELLO = struct.Struct("<8s16sQ")
 """MAGIC, digest of the layout's fingerprint, bytes per block."""
@@ -64,6 +64,6 @@ def receive_number(connection: socket.socket) -> int:
     return NUMBER.unpack(receive(connection, NUMBER.size))[0]
 
 
-def receive_names(connection: socket.socket, count: int) -> list[BlockHash]:
-    data = receive(connection, count * NAME_BYTES)
-    return [BlockHash(data[start : start + NAME_BYTES]) for start in range(0, len(data), NAME_BYTES)]
+def receive_hashes(connection: socket.socket, count: int) -> list[BlockHash]:
+    data = receive(connection, count * HASH_BYTES)
+    return [BlockHash(data[start : start + HASH_BYTES]) for start in range(0, len(data), HASH_BYTES)]

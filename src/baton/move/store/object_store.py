@@ -16,7 +16,7 @@ from baton.move.store.checksum import fingerprint_digest
 from baton.move.store.direct_io import copy_bytes
 from baton.move.store.port import StoreCounters
 from baton.move.store.reachability import Reachability
-from baton.move.store.slot_header import HEADER_BYTES, detached_header, matches_header, parse_name
+from baton.move.store.slot_header import HEADER_BYTES, detached_header, matches_header, parse_block_hash
 
 THREADS = 8
 """Concurrent requests: an object store has a high latency."""
@@ -74,9 +74,9 @@ class ObjectStore:
         return self._reach.counters
 
     def put(self, blocks: Sequence[tuple[BlockHash, memoryview]]) -> list[bool]:
-        new = {name: memory.cast("B") for name, memory in blocks if memory.nbytes == self._block_bytes}
+        new = {block_hash: memory.cast("B") for block_hash, memory in blocks if memory.nbytes == self._block_bytes}
         kept = dict(zip(new, self._each(self._put, list(new.items())), strict=True))
-        answers = [memory.nbytes == self._block_bytes and kept[name] for name, memory in blocks]
+        answers = [memory.nbytes == self._block_bytes and kept[block_hash] for block_hash, memory in blocks]
         self._reach.count(refused=answers.count(False))
         return answers
 
@@ -87,7 +87,7 @@ class ObjectStore:
 
     def drop(self, hashes: Iterable[BlockHash]) -> None:
         """Delete the objects. `dropped` counts all hashes, because the store does not report which objects existed."""
-        paths = [name.hex() for name in dict.fromkeys(hashes)]
+        paths = [block_hash.hex() for block_hash in dict.fromkeys(hashes)]
         if not paths or not self._reach.is_open:
             return
         try:
@@ -103,7 +103,7 @@ class ObjectStore:
         except self._failures as error:
             raise StoreError(f"{self._place} does not list its objects: {_first_line(error)}") from None
         aged = sorted(objects, key=lambda entry: entry["last_modified"])
-        return [name for entry in aged if (name := parse_name(entry["path"])) is not None]
+        return [block_hash for entry in aged if (block_hash := parse_block_hash(entry["path"])) is not None]
 
     def close(self) -> None:
         self._reach.close()
@@ -121,46 +121,46 @@ class ObjectStore:
         return list(self._threads.map(call, blocks) if len(blocks) > 1 else map(call, blocks))
 
     def _put(self, block: tuple[BlockHash, memoryview]) -> bool:
-        name, memory = block
+        block_hash, memory = block
         if not self._reach.is_open:
             return False
         try:
-            if self._is_there(name):
+            if self._is_there(block_hash):
                 return True
-            header = detached_header(name, memory, layout=self._layout)
-            self._obstore.put(self._bucket, name.hex(), header + memory)
+            header = detached_header(block_hash, memory, layout=self._layout)
+            self._obstore.put(self._bucket, block_hash.hex(), header + memory)
         except self._failures as error:
             self._fail(error)
             return False
         self._reach.count(put=1)
         return True
 
-    def _is_there(self, name: BlockHash) -> bool:
+    def _is_there(self, block_hash: BlockHash) -> bool:
         try:
-            return self._obstore.head(self._bucket, name.hex())["size"] == HEADER_BYTES + self._block_bytes
+            return self._obstore.head(self._bucket, block_hash.hex())["size"] == HEADER_BYTES + self._block_bytes
         except FileNotFoundError:
             return False
 
     def _get(self, block: tuple[BlockHash, memoryview]) -> bool:
-        name, memory = block
+        block_hash, memory = block
         if memory.nbytes != self._block_bytes or not self._reach.is_open:
             return False
         try:
-            data = memoryview(self._obstore.get(self._bucket, name.hex()).bytes())
+            data = memoryview(self._obstore.get(self._bucket, block_hash.hex()).bytes())
         except FileNotFoundError:
             return False
         except self._failures as error:
             self._fail(error)
             return False
-        return self._fits(name, data, memory.cast("B"))
+        return self._fits(block_hash, data, memory.cast("B"))
 
-    def _fits(self, name: BlockHash, data: memoryview, memory: memoryview) -> bool:
+    def _fits(self, block_hash: BlockHash, data: memoryview, memory: memoryview) -> bool:
         if data.nbytes == HEADER_BYTES + self._block_bytes:
             copy_bytes(memory, data[HEADER_BYTES:])
-            if matches_header(data[:HEADER_BYTES], name, memory, layout=self._layout):
+            if matches_header(data[:HEADER_BYTES], block_hash, memory, layout=self._layout):
                 return True
         self._reach.count(damaged=1)
-        self.drop([name])
+        self.drop([block_hash])
         return False
 
     def _fail(self, error: Exception) -> None:

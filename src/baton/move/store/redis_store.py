@@ -12,7 +12,7 @@ from baton.move.store.checksum import fingerprint_digest
 from baton.move.store.direct_io import copy_bytes
 from baton.move.store.port import StoreCounters
 from baton.move.store.reachability import Reachability
-from baton.move.store.slot_header import HEADER_BYTES, detached_header, matches_header, parse_name
+from baton.move.store.slot_header import HEADER_BYTES, detached_header, matches_header, parse_block_hash
 
 if TYPE_CHECKING:
     import redis
@@ -76,26 +76,28 @@ class RedisStore:
         return self._reach.counters
 
     def put(self, blocks: Sequence[tuple[BlockHash, memoryview]]) -> list[bool]:
-        new = {name: memory.cast("B") for name, memory in blocks if memory.nbytes == self._block_bytes}
+        new = {block_hash: memory.cast("B") for block_hash, memory in blocks if memory.nbytes == self._block_bytes}
         kept = self._existing(list(new)) if new else set()
-        for group in self._groups([(name, memory) for name, memory in new.items() if name not in kept]):
+        for group in self._groups(
+            [(block_hash, memory) for block_hash, memory in new.items() if block_hash not in kept]
+        ):
             kept |= self._put_group(group)
-        answers = [name in kept and memory.nbytes == self._block_bytes for name, memory in blocks]
+        answers = [block_hash in kept and memory.nbytes == self._block_bytes for block_hash, memory in blocks]
         self._reach.count(refused=answers.count(False))
         return answers
 
     def get(self, blocks: Sequence[tuple[BlockHash, memoryview]]) -> list[bool]:
-        wanted = [(name, memory.cast("B")) for name, memory in blocks if memory.nbytes == self._block_bytes]
+        wanted = [(block_hash, memory.cast("B")) for block_hash, memory in blocks if memory.nbytes == self._block_bytes]
         outcomes = iter([outcome for group in self._groups(wanted) for outcome in self._get_group(group)])
         found = [memory.nbytes == self._block_bytes and next(outcomes) == "whole" for _, memory in blocks]
         self._reach.count(hits=found.count(True), misses=found.count(False))
         return found
 
     def drop(self, hashes: Iterable[BlockHash]) -> None:
-        names = list(dict.fromkeys(hashes))
-        if not names or not self._reach.is_open:
+        unique = list(dict.fromkeys(hashes))
+        if not unique or not self._reach.is_open:
             return
-        self._reach.count(dropped=sum(isinstance(answer, int) and answer > 0 for answer in self._unlink(names)))
+        self._reach.count(dropped=sum(isinstance(answer, int) and answer > 0 for answer in self._unlink(unique)))
 
     def held(self) -> list[BlockHash]:
         """List the blocks of this layout, of all hosts, in no order: the server does not know their age."""
@@ -104,8 +106,8 @@ class RedisStore:
             keys = [key[name_chars] for key in self._client.scan_iter(match=self._prefix + b"*", count=1000)]
         except self._refused as error:
             raise StoreError(f"the Redis at {self._where} does not list its keys: {error}") from None
-        names = (parse_name(key.decode(errors="replace")) for key in dict.fromkeys(keys))
-        return [name for name in names if name is not None]
+        parsed = (parse_block_hash(key.decode(errors="replace")) for key in dict.fromkeys(keys))
+        return [block_hash for block_hash in parsed if block_hash is not None]
 
     def close(self) -> None:
         self._reach.close()
@@ -114,11 +116,11 @@ class RedisStore:
     def _ask(self) -> None:
         self._client.ping()
 
-    def _key(self, name: BlockHash) -> bytes:
-        return self._prefix + name.hex().encode()
+    def _key(self, block_hash: BlockHash) -> bytes:
+        return self._prefix + block_hash.hex().encode()
 
-    def _piece_keys(self, name: BlockHash) -> list[bytes]:
-        return [self._key(name) + b":%d" % piece for piece in range(self._pieces)]
+    def _piece_keys(self, block_hash: BlockHash) -> list[bytes]:
+        return [self._key(block_hash) + b":%d" % piece for piece in range(self._pieces)]
 
     def _piece_slices(self) -> list[slice]:
         return [slice(start, start + PIECE_BYTES) for start in range(0, self._block_bytes, PIECE_BYTES)]
@@ -151,22 +153,26 @@ class RedisStore:
         else:
             self._reach.refused(error)
 
-    def _existing(self, names: list[BlockHash]) -> set[BlockHash]:
-        answers = self._execute([("EXISTS", self._key(name), *self._piece_keys(name)) for name in names])
-        return {name for name, answer in zip(names, answers, strict=False) if answer == self._pieces + 1}
+    def _existing(self, hashes: list[BlockHash]) -> set[BlockHash]:
+        answers = self._execute(
+            [("EXISTS", self._key(block_hash), *self._piece_keys(block_hash)) for block_hash in hashes]
+        )
+        return {block_hash for block_hash, answer in zip(hashes, answers, strict=False) if answer == self._pieces + 1}
 
     def _put_group(self, group: list[tuple[BlockHash, memoryview]]) -> set[BlockHash]:
         ending = () if self._ttl_s is None else ("EX", self._ttl_s)
         commands: list[tuple[object, ...]] = []
-        for name, memory in group:
-            pieces = zip(self._piece_keys(name), self._piece_slices(), strict=True)
+        for block_hash, memory in group:
+            pieces = zip(self._piece_keys(block_hash), self._piece_slices(), strict=True)
             commands += [("SET", key, memory[piece], *ending) for key, piece in pieces]
-            commands.append(("SET", self._key(name), detached_header(name, memory, layout=self._layout), *ending))
+            commands.append(
+                ("SET", self._key(block_hash), detached_header(block_hash, memory, layout=self._layout), *ending)
+            )
         answers = self._execute(commands)
         each = self._pieces + 1
         kept = {
-            name
-            for index, (name, _) in enumerate(group)
+            block_hash
+            for index, (block_hash, _) in enumerate(group)
             if len(answers) == len(commands)
             and not any(isinstance(answer, Exception) for answer in answers[index * each : (index + 1) * each])
         }
@@ -174,25 +180,33 @@ class RedisStore:
         return kept
 
     def _get_group(self, group: list[tuple[BlockHash, memoryview]]) -> list[Outcome]:
-        commands = [("GET", key) for name, _ in group for key in (self._key(name), *self._piece_keys(name))]
+        commands = [
+            ("GET", key) for block_hash, _ in group for key in (self._key(block_hash), *self._piece_keys(block_hash))
+        ]
         answers, each = self._execute(commands), self._pieces + 1
         if len(answers) != len(commands):
             return ["lost"] * len(group)
         outcomes = [
-            self._outcome(name, memory, answers[index * each : (index + 1) * each])
-            for index, (name, memory) in enumerate(group)
+            self._outcome(block_hash, memory, answers[index * each : (index + 1) * each])
+            for index, (block_hash, memory) in enumerate(group)
         ]
-        useless = [name for (name, _), outcome in zip(group, outcomes, strict=True) if outcome in ("damaged", "torn")]
+        useless = [
+            block_hash
+            for (block_hash, _), outcome in zip(group, outcomes, strict=True)
+            if outcome in ("damaged", "torn")
+        ]
         if useless:
             self._reach.count(damaged=outcomes.count("damaged"))
             self._unlink(useless)
         return outcomes
 
-    def _unlink(self, names: list[BlockHash]) -> list[object]:
+    def _unlink(self, hashes: list[BlockHash]) -> list[object]:
         """Remove all values of blocks. Return how many values of each block existed."""
-        return self._execute([("UNLINK", self._key(name), *self._piece_keys(name)) for name in names])
+        return self._execute(
+            [("UNLINK", self._key(block_hash), *self._piece_keys(block_hash)) for block_hash in hashes]
+        )
 
-    def _outcome(self, name: BlockHash, memory: memoryview, answers: Sequence[object]) -> Outcome:
+    def _outcome(self, block_hash: BlockHash, memory: memoryview, answers: Sequence[object]) -> Outcome:
         """Join the pieces and verify them. A block with missing pieces is "torn": some were evicted or dropped."""
         if not all(isinstance(answer, bytes) for answer in answers):
             return "torn" if any(isinstance(answer, bytes) for answer in answers) else "missing"
@@ -203,7 +217,7 @@ class RedisStore:
         for piece in pieces:
             copy_bytes(memory[start : start + len(piece)], memoryview(piece))
             start += len(piece)
-        return "whole" if matches_header(header, name, memory, layout=self._layout) else "damaged"
+        return "whole" if matches_header(header, block_hash, memory, layout=self._layout) else "damaged"
 
     def _warn_if_unbounded(self) -> None:
         try:

@@ -30,12 +30,19 @@ class SlotHeader:
     sequence: int
     """Number of the put: of two headers, the one with the higher number is younger."""
     size_bytes: int
-    name: BlockHash
+    block_hash: BlockHash
     payload_checksum: bytes
 
     def pack_into(self, memory: memoryview) -> None:
         """Write the header into memory."""
-        fields = (self.slot, self.sequence, self.size_bytes, len(self.name), self.name, self.payload_checksum)
+        fields = (
+            self.slot,
+            self.sequence,
+            self.size_bytes,
+            len(self.block_hash),
+            self.block_hash,
+            self.payload_checksum,
+        )
         packed = _FIELDS.pack(_MAGIC, self.layout, *fields)
         memory[:HEADER_BYTES] = packed + checksum(packed)
 
@@ -50,7 +57,7 @@ def read_header(memory: memoryview, *, layout: bytes, slot: int) -> SlotHeader |
     packed = bytes(memory[: _FIELDS.size])
     if len(memory) < HEADER_BYTES or checksum(packed) != memory[_FIELDS.size : HEADER_BYTES]:
         return None
-    magic, found_layout, found_slot, sequence, size_bytes, name_bytes, name, payload = _FIELDS.unpack(packed)
+    magic, found_layout, found_slot, sequence, size_bytes, hash_bytes, block_hash, payload = _FIELDS.unpack(packed)
     if (magic, found_layout, found_slot) != (_MAGIC, layout, slot):
         return None
     return SlotHeader(
@@ -58,36 +65,41 @@ def read_header(memory: memoryview, *, layout: bytes, slot: int) -> SlotHeader |
         slot=slot,
         sequence=sequence,
         size_bytes=size_bytes,
-        name=BlockHash(name[:name_bytes]),
+        block_hash=BlockHash(block_hash[:hash_bytes]),
         payload_checksum=payload,
     )
 
 
-def detached_header(name: BlockHash, memory: memoryview, *, layout: bytes) -> bytes:
+def detached_header(block_hash: BlockHash, memory: memoryview, *, layout: bytes) -> bytes:
     """Return the header of a block for a store without slots."""
     header = SlotHeader(
-        layout=layout, slot=0, sequence=0, size_bytes=memory.nbytes, name=name, payload_checksum=checksum(memory)
+        layout=layout,
+        slot=0,
+        sequence=0,
+        size_bytes=memory.nbytes,
+        block_hash=block_hash,
+        payload_checksum=checksum(memory),
     )
     packed = memoryview(bytearray(HEADER_BYTES))
     header.pack_into(packed)
     return bytes(packed)
 
 
-def matches_header(packed: bytes | memoryview, name: BlockHash, memory: memoryview, *, layout: bytes) -> bool:
-    """Return whether received bytes are those of the block with hash `name`, by their detached header."""
+def matches_header(packed: bytes | memoryview, block_hash: BlockHash, memory: memoryview, *, layout: bytes) -> bool:
+    """Return whether received bytes are those of the block with hash `block_hash`, by their detached header."""
     header = read_header(memoryview(packed), layout=layout, slot=0)
     return (
         header is not None
-        and header.name == name
+        and header.block_hash == block_hash
         and header.size_bytes == memory.nbytes
         and header.payload_checksum == checksum(memory)
     )
 
 
-def parse_name(text: str) -> BlockHash | None:
+def parse_block_hash(text: str) -> BlockHash | None:
     """Parse a block's hash from the hexadecimal key on a server. Return None for a key of another program."""
     try:
-        name = BlockHash(bytes.fromhex(text))
+        block_hash = BlockHash(bytes.fromhex(text))
     except ValueError:
         return None
-    return name if name.hex() == text else None
+    return block_hash if block_hash.hex() == text else None

@@ -33,7 +33,7 @@ class SlotTask:
     """Read or write of one block."""
 
     slot: int
-    name: BlockHash
+    block_hash: BlockHash
     memory: memoryview
     sequence: int = 0
     outcome: Outcome = "failed"
@@ -184,7 +184,7 @@ class SlotIo:
             slot=task.slot,
             sequence=task.sequence,
             size_bytes=self._block_bytes,
-            name=task.name,
+            block_hash=task.block_hash,
             payload_checksum=checksum_in_parts(task.memory),
         )
 
@@ -212,5 +212,5 @@ class SlotIo:
     def _own_header(self, task: SlotTask, memory: memoryview) -> SlotHeader | None:
         """Return the header of the task's block, or None if it is damaged or of another block."""
         header = read_header(memory, layout=self._layout, slot=task.slot)
-        is_own = header is not None and header.name == task.name and header.size_bytes == self._block_bytes
+        is_own = header is not None and header.block_hash == task.block_hash and header.size_bytes == self._block_bytes
         return header if is_own else None

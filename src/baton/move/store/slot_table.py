@@ -23,14 +23,14 @@ class SlotTable:
         """Return blocks and their slots, oldest first."""
         return list(self._slots.items())
 
-    def holds(self, name: BlockHash) -> bool:
-        return name in self._slots
+    def holds(self, block_hash: BlockHash) -> bool:
+        return block_hash in self._slots
 
-    def refresh(self, name: BlockHash) -> bool:
+    def refresh(self, block_hash: BlockHash) -> bool:
         """Make a block the youngest. Return whether it exists."""
-        if name not in self._slots:
+        if block_hash not in self._slots:
             return False
-        self._slots.move_to_end(name)
+        self._slots.move_to_end(block_hash)
         return True
 
     def free_slots(self) -> int:
@@ -41,9 +41,9 @@ class SlotTable:
         for slot in slots:
             heapq.heappush(self._free, slot)
 
-    def begin_read(self, name: BlockHash) -> int | None:
+    def begin_read(self, block_hash: BlockHash) -> int | None:
         """Return a block's slot and pin it until `end_read`. Return None if the block is missing."""
-        slot = self._slots.get(name)
+        slot = self._slots.get(block_hash)
         if slot is not None:
             self._readers[slot] += 1
         return slot
@@ -66,28 +66,28 @@ class SlotTable:
         for _ in range(len(self._slots)):
             if len(taken) == count:
                 break
-            name, slot = self._slots.popitem(last=False)
+            block_hash, slot = self._slots.popitem(last=False)
             if slot in self._readers:
-                self._slots[name] = slot  # it is being read, so it becomes the youngest
+                self._slots[block_hash] = slot  # it is being read, so it becomes the youngest
                 continue
             taken.append(slot)
             forgotten += 1
         return sorted(taken), forgotten
 
-    def keep(self, name: BlockHash, slot: int) -> bool:
+    def keep(self, block_hash: BlockHash, slot: int) -> bool:
         """Assign a written slot to its block. Return False if the block exists already: then the slot is free again."""
-        if name in self._slots:
+        if block_hash in self._slots:
             heapq.heappush(self._free, slot)
             return False
-        self._slots[name] = slot
+        self._slots[block_hash] = slot
         return True
 
-    def forget(self, name: BlockHash, *, slot: int | None = None) -> bool:
+    def forget(self, block_hash: BlockHash, *, slot: int | None = None) -> bool:
         """Remove a block; with `slot`, only if it is in that slot. Return whether it was removed."""
-        found = self._slots.get(name)
+        found = self._slots.get(block_hash)
         if found is None or slot not in (None, found):
             return False
-        del self._slots[name]
+        del self._slots[block_hash]
         if found in self._readers:
             self._leaving.add(found)
         else:

@@ -98,7 +98,7 @@ class NixlTransport:
     def pull(self, ticket: Ticket, into: Sequence[Extent]) -> PiecewisePull:
         target = self._source.memories.target_of(ticket, into, name=self.name)
         local = _kind_of(into, self._locations)
-        peer, query = self._peers.at(ticket.address), OfferQuery(ticket)
+        peer, query = self._peers.get_or_create(ticket.address), OfferQuery(ticket)
         pull = PiecewisePull(ticket, target, interrupt=no_interrupt, check=lambda: peer.check(query, target))
         self._copier.start(pull, lambda: peer.open(query, local))
         return pull
@@ -148,15 +148,15 @@ class _NixlPeer:
         self.client = SourceClient(f"at {address}", lambda stall_s: socket.create_connection((host, port), stall_s))
         self._agent = agent
         self._lock = threading.Lock()
-        self._met: dict[bytes, str] = {}
+        self._agent_names: dict[bytes, str] = {}
 
     def open(self, query: OfferQuery, local: Kind) -> Move:
         """Ask for permission. Return the function that reads a piece into local memory of the kind `local`."""
         card = self.client.ask(query, Verb.CARD, _receive_card)
         with self._lock:
-            if card.agent not in self._met:
-                self._met = {card.agent: self._agent.meet(card.agent)}
-            name = self._met[card.agent]
+            if card.agent not in self._agent_names:
+                self._agent_names = {card.agent: self._agent.add_remote_agent(card.agent)}
+            name = self._agent_names[card.agent]
         kind = _kind_of(query.ticket.extents, card.locations)
         bases = {region: location.address for region, location in enumerate(card.locations)}
         remote = located(collated(rows_of(query.ticket.extents)), bases)

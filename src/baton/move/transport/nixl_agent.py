@@ -68,7 +68,7 @@ class NixlAgent:
         """Return the description that another agent needs to read this agent's memory."""
         return self._call(lambda: self._agent.get_agent_metadata())
 
-    def meet(self, metadata: bytes) -> str:
+    def add_remote_agent(self, metadata: bytes) -> str:
         """Register another agent. Return its name."""
         return _text(self._call(lambda: self._agent.add_remote_agent(metadata)))
 

@@ -85,7 +85,7 @@ class ShmTransport:
 
     def pull(self, ticket: Ticket, into: Sequence[Extent]) -> PiecewisePull:
         target = self._source.memories.target_of(ticket, into, name=self.name)
-        peer, query = self._peers.at(ticket.address), OfferQuery(ticket)
+        peer, query = self._peers.get_or_create(ticket.address), OfferQuery(ticket)
         pull = PiecewisePull(ticket, target, interrupt=no_interrupt, check=lambda: peer.check(query))
         self._copier.start(pull, lambda: self._copier.from_spread(pull, peer.open(query)))
         return pull
@@ -97,7 +97,7 @@ class ShmTransport:
         On leaving, raises TransferError if the offer has ended meanwhile: then discard the results. Release the views
         before `close`.
         """
-        peer, query = self._peers.at(ticket.address), OfferQuery(ticket)
+        peer, query = self._peers.get_or_create(ticket.address), OfferQuery(ticket)
         spread = peer.open(query)
         yield spread.cut(0, spread.size_bytes)
         peer.check(query)

@@ -133,7 +133,7 @@ class Peers(Generic[AnyPeer]):
         self._peers: dict[str, AnyPeer] = {}
         self._closed = False
 
-    def at(self, address: str) -> AnyPeer:
+    def get_or_create(self, address: str) -> AnyPeer:
         """Return the source at an address. Raises TransferError if `make` fails, or after `hang_up`."""
         with self._lock:
             if self._closed:
