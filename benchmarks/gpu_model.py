@@ -76,7 +76,7 @@ class Work:
                 dense += math.prod(shape)
         if self.config.experts is None:
             return dense, dense
-        share = self.config.experts.used / self.config.experts.count
+        share = self.config.experts.per_token / self.config.experts.count
         return dense + routed * (1 - (1 - share) ** tokens), dense + routed * share
 
     def floor_s(self, limits: Ceilings, tokens: int, keys_read: int, pairs: int) -> float:

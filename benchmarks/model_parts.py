@@ -26,7 +26,7 @@ DEEPSEEK_LITE = Latent(
     q_rank=None, kv_rank=512, rope_dim=64, nope_dim=128, value_dim=128, score_scale=192**-0.5, rope_pairs=True
 )
 HIDDEN, WIDTH = 1024, 512
-MIXTURE = Experts(layers=(0,), count=32, used=4, intermediate=WIDTH, normalized=True)
+MIXTURE = Experts(layers=(0,), count=32, per_token=4, intermediate=WIDTH, normalized=True)
 
 
 def latent_forms(repeats: int) -> dict[str, dict[str, float | bool]]:

@@ -179,7 +179,7 @@ def _mlps(config: ModelConfig, rows: int) -> tuple[float, float]:
     whole = 3.0 * config.hidden * config.intermediate * (config.layers - routed)
     if config.experts is None:
         return whole, whole
-    count, used = config.experts.count, config.experts.used
+    count, used = config.experts.count, config.experts.per_token
     expert = 3.0 * config.hidden * config.experts.intermediate
     shared = 3.0 * config.hidden * config.experts.shared_intermediate
     met = expert * count * (1.0 - (1.0 - used / count) ** rows)

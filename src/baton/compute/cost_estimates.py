@@ -104,7 +104,7 @@ def _parameter_counts(config: ModelConfig) -> tuple[float, float]:
     A token does not use an embedding table that is not tied to the output projection: it looks up one row.
     """
     held = used = 0.0
-    chosen = config.experts.used / config.experts.count if config.experts is not None else 1.0
+    chosen = config.experts.per_token / config.experts.count if config.experts is not None else 1.0
     for name, shape in expected_shapes(config).items():
         held += prod(shape)
         if name == "model.embed_tokens.weight" and not config.tied_embeddings:

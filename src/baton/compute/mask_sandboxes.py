@@ -105,7 +105,7 @@ class _MaskProcess:
         self._sandbox: Sandbox | None = None
         self._has_answered = False
         """The current sandbox has answered a job, so its memory may be that of an earlier job."""
-        self._suspect: RequestMasks | None = None
+        self._retried_job: RequestMasks | None = None
         """Job to send first to the next sandbox: the last one broke its memory limit, perhaps due to earlier jobs."""
         self._outstanding: deque[RequestMasks] = deque()
         self._last: OrderedDict[RequestId, RequestMasks] = OrderedDict()
@@ -183,7 +183,7 @@ class _MaskProcess:
         try:
             answers = sandbox.answers(wait_s)
         except EOFError:
-            self._bury(sandbox)
+            self._record_end(sandbox)
             return
         for answer in answers:
             self._note(self._outstanding.popleft(), answer)
@@ -197,9 +197,9 @@ class _MaskProcess:
                 return None
             starting, self._starting = self._starting, None
             self._sandbox, self._has_answered = starting.result(), False
-            if self._suspect is not None:
-                suspect, self._suspect = self._suspect, None
-                self._send(suspect, whole=True)
+            if self._retried_job is not None:
+                retried, self._retried_job = self._retried_job, None
+                self._send(retried, whole=True)
             return None
         return self._sandbox
 
@@ -212,7 +212,7 @@ class _MaskProcess:
         self._has_answered = True
         self._remember(masks)
 
-    def _bury(self, sandbox: Sandbox) -> None:
+    def _record_end(self, sandbox: Sandbox) -> None:
         """Fail the request whose job has ended the sandbox. The others are sent again to the next sandbox."""
         reason = self._server.end_reason(sandbox)
         self._sandbox = None
@@ -221,7 +221,7 @@ class _MaskProcess:
             culprit = self._outstanding.popleft()
             self._outstanding.clear()
             if reason.is_memory_limit and self._has_answered:
-                self._suspect = culprit
+                self._retried_job = culprit
                 return
             deaths = self._deaths.pop(culprit.grammar, 0) + 1
             self._deaths[culprit.grammar] = deaths

@@ -29,7 +29,7 @@ class AllowedTokens(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class AllowedRow:
+class AllowedTokensRow:
     """Row `index` of another `AllowedTokens`, for a slice with one draft position."""
 
     allowed: AllowedTokens
@@ -75,7 +75,7 @@ class Slice(Struct, frozen=True, kw_only=True, gc=False):
         """Return the slice with only its first `draft` drafts (0 .. drafts)."""
         if self.drafts == 0:
             return self
-        allowed = None if self.allowed is None else AllowedRow(self.allowed, draft)
+        allowed = None if self.allowed is None else AllowedTokensRow(self.allowed, draft)
         return replace(self, count=self.count - self.drafts + draft, drafts=0, allowed=allowed)
 
 

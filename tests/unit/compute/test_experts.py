@@ -15,15 +15,15 @@ from baton.compute.torch.layers.mlp import GatedMlp
 
 HIDDEN, COUNT = 16, 12
 KINDS = {
-    "plain": Experts(layers=(0,), count=COUNT, used=3, intermediate=8, normalized=False),
-    "normalized": Experts(layers=(0,), count=COUNT, used=2, intermediate=8, normalized=True),
+    "plain": Experts(layers=(0,), count=COUNT, per_token=3, intermediate=8, normalized=False),
+    "normalized": Experts(layers=(0,), count=COUNT, per_token=2, intermediate=8, normalized=True),
     "best_groups": Experts(
-        layers=(0,), count=COUNT, used=3, intermediate=8, normalized=False, scale=4.0, groups=4, groups_used=2
+        layers=(0,), count=COUNT, per_token=3, intermediate=8, normalized=False, scale=4.0, groups=4, groups_used=2
     ),
     "biased_sigmoid": Experts(
         layers=(0,),
         count=COUNT,
-        used=4,
+        per_token=4,
         intermediate=8,
         scoring="sigmoid",
         normalized=True,
@@ -54,7 +54,7 @@ def _by_definition(router: Router, token: Tensor) -> dict[int, float]:
     groups = [sum(sorted(choice[first : first + size])[-summed:]) for first in range(0, COUNT, size)]
     best = sorted(range(experts.groups), key=lambda group: -groups[group])[: experts.groups_used]
     allowed = [expert for expert in range(COUNT) if expert // size in best]
-    chosen = sorted(allowed, key=lambda expert: -choice[expert])[: experts.used]
+    chosen = sorted(allowed, key=lambda expert: -choice[expert])[: experts.per_token]
     total = sum(scores[expert] for expert in chosen) if experts.normalized else 1.0
     return {expert: scores[expert] / total * experts.scale for expert in chosen}
 
@@ -73,7 +73,7 @@ def test_the_first_of_experts_with_equal_scores_is_chosen(kind: str) -> None:
     """So every engine, on every device, chooses the same experts."""
     router = Router(torch.zeros(COUNT, HIDDEN), None, KINDS[kind])
     chosen, _ = router.choose(torch.randn(50, HIDDEN))
-    assert chosen.tolist() == [list(range(KINDS[kind].used))] * 50
+    assert chosen.tolist() == [list(range(KINDS[kind].per_token))] * 50
 
 
 def test_a_token_does_not_depend_on_the_experts_of_other_tokens() -> None:

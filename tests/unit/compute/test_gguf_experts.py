@@ -84,7 +84,7 @@ def _add_expert_sizes(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
     experts = config.experts
     assert experts is not None
     writer.add_expert_count(experts.count)
-    writer.add_expert_used_count(experts.used)
+    writer.add_expert_used_count(experts.per_token)
     if config.architecture != "mixtral":
         writer.add_expert_feed_forward_length(experts.intermediate)
     if config.architecture == "qwen2moe":

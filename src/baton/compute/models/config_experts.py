@@ -59,7 +59,7 @@ def read_experts(where: Path, raw: Mapping[str, Any], architecture: str, layers:
         experts = Experts(
             layers=tuple(range(layers)),
             count=config.count,
-            used=config.num_experts_per_tok,
+            per_token=config.num_experts_per_tok,
             intermediate=config.intermediate_size,
             normalized=True,
         )
@@ -81,13 +81,13 @@ def check_experts(where: Path, experts: Experts) -> Experts | None:
         or experts.count * len(experts.layers) > EXPERTS_IN_ALL_MAX
         or not 0 < experts.groups_used <= experts.groups
         or rest
-        or not 0 < experts.used <= selectable
+        or not 0 < experts.per_token <= selectable
         or experts.intermediate <= 0
         or (experts.group_score == "best_two" and in_group < 2)
     ):
         raise ModelError(
-            f"{where}: {experts.used} of {experts.count} experts from {experts.groups_used} of {experts.groups} groups "
-            f"of width {experts.intermediate} do not fit together; use the model's own file"
+            f"{where}: {experts.per_token} of {experts.count} experts from {experts.groups_used} of {experts.groups} "
+            f"groups of width {experts.intermediate} do not fit together; use the model's own file"
         )
     return experts
 
@@ -98,7 +98,7 @@ def _qwen(config: _Experts, architecture: str, layers: int) -> Experts:
     return Experts(
         layers=tuple(routed),
         count=config.count,
-        used=config.num_experts_per_tok,
+        per_token=config.num_experts_per_tok,
         intermediate=config.moe_intermediate_size,
         normalized=config.norm_topk_prob,
         shared_intermediate=config.shared_expert_intermediate_size if architecture == "qwen2moe" else 0,
@@ -120,7 +120,7 @@ def _deepseek(where: Path, config: _Experts, architecture: str, layers: int) -> 
     return Experts(
         layers=tuple(range(max(config.first_k_dense_replace, 0), layers)),
         count=config.count,
-        used=config.num_experts_per_tok,
+        per_token=config.num_experts_per_tok,
         intermediate=config.moe_intermediate_size,
         scoring="sigmoid" if third else "softmax",
         normalized=config.norm_topk_prob,

@@ -65,7 +65,7 @@ def _experts(keys: GGUFKeys, layers: int) -> Experts | None:
     experts = Experts(
         layers=tuple(routed),
         count=count,
-        used=keys.integer("expert_used_count"),
+        per_token=keys.integer("expert_used_count"),
         intermediate=width,
         scoring="sigmoid" if sigmoid else "softmax",
         # Only files of DeepSeek state it. llama.cpp fixes it in code for every other architecture.

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from baton.core.errors import ModelError
 
@@ -57,8 +57,8 @@ class Experts(Struct, frozen=True, kw_only=True):
     layers: tuple[int, ...]
     """The layers with experts. Other layers have one MLP."""
     count: int
-    used: int
-    """The number of experts that compute a token."""
+    per_token: int = field(name="used")
+    """The number of experts that compute a token. Encoded as `used`: the fingerprint of stored KV depends on it."""
     intermediate: int
     """The width of one expert's MLP."""
     scoring: ExpertScoring = "softmax"

@@ -75,7 +75,7 @@ class NativeWeightLoader:
         return NativeRouter(
             scores=self._held.matrix(rows),
             experts=experts.count,
-            used=experts.used,
+            used=experts.per_token,
             normalized=experts.normalized,
             sigmoid=experts.scoring == "sigmoid",
             groups=experts.groups,

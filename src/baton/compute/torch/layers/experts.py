@@ -43,7 +43,7 @@ class Router:
         logits = functional.linear(hidden.float(), self.weight)  # [tokens, experts]
         scores = logits.sigmoid() if self.experts.scoring == "sigmoid" else logits.softmax(-1)
         choice = scores if self.choice_bias is None else scores + self.choice_bias
-        chosen = _best(self._in_best_groups(choice), self.experts.used)
+        chosen = _best(self._in_best_groups(choice), self.experts.per_token)
         weights = scores.gather(-1, chosen)
         if self.experts.normalized:
             weights = weights / (weights.sum(-1, keepdim=True) + WEIGHT_SUM_MIN)
