@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from baton.core.validation import Range
 
-Patience = Annotated[float, Range(least=0.1, most=86400)]
+TimeoutSeconds = Annotated[float, Range(least=0.1, most=86400)]
 Rate = Annotated[int, Range(least=0, most=2**40)]
 
 
@@ -19,13 +19,13 @@ class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Maximum bytes of a request's headers."""
     headers_max: Annotated[int, Range(least=8, most=2**16)] = 100
     """Maximum headers of a request."""
-    header_s: Patience = 10.0
+    header_s: TimeoutSeconds = 10.0
     """Deadline for a request's headers, and for a TLS handshake."""
-    body_s: Patience = 60.0
+    body_s: TimeoutSeconds = 60.0
     """Deadline for a request's body, after its headers."""
-    idle_s: Patience = 30.0
+    idle_s: TimeoutSeconds = 30.0
     """A connection without a request is closed after this time."""
-    send_s: Patience = 60.0
+    send_s: TimeoutSeconds = 60.0
     """A client that does not empty its full send buffer within this time is disconnected."""
     connections_max: Annotated[int, Range(least=1, most=2**20)] = 4096
     """Maximum connections. Fewer if the system allows fewer open files."""

@@ -347,10 +347,10 @@ class OwnWorkers:
         self._driver.lose(worker, reason)
         del self._driver.links[worker]
 
-    def hear(self, worker: WorkerId, payload: bytes) -> WorkerMessage | None:
+    def receive(self, worker: WorkerId, payload: bytes) -> WorkerMessage | None:
         message = self._decoder.decode(payload)
         if isinstance(message, StepReport | LayersDone):
-            self._driver.hear(message)
+            self._driver.apply_report(message)
             return None
         return message
 

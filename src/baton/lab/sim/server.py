@@ -110,7 +110,7 @@ class SimServer:
     def lose(self, worker: WorkerId, reason: str) -> None:
         """Report that a worker died, or that it cannot start."""
         self.routes.pop(worker, None)
-        self._orphan({worker})
+        self._detach_requests({worker})
         self.tell(WorkerLost(worker, reason))
         self._watch_room()
 
@@ -119,7 +119,7 @@ class SimServer:
         workers = {view.id for view in self.cluster.workers.values() if view.host == host}
         for worker in workers:
             self.routes.pop(worker, None)
-        self._orphan(workers)
+        self._detach_requests(workers)
         self.tell(HostLost(host, reason))
         self._watch_room()
 
@@ -203,9 +203,9 @@ class SimServer:
         since_s = self.coordinator.waiting_since_s
         if since_s is not None and not self._is_watching:
             self._is_watching = True
-            self.loop.at(since_s + self.wait_s, self._turn_away)
+            self.loop.at(since_s + self.wait_s, self._reject_waiting)
 
-    def _turn_away(self) -> None:
+    def _reject_waiting(self) -> None:
         self._is_watching = False
         if self.coordinator.waiting_since_s is not None:
             self.tell(WaitedTooLong(self.wait_s))
@@ -224,7 +224,7 @@ class SimServer:
             self.tell(QueuedTooLong())
         self._watch_queue()
 
-    def _orphan(self, workers: set[WorkerId]) -> None:
+    def _detach_requests(self, workers: set[WorkerId]) -> None:
         for life in self.journal.lives.values():
             if life.worker in workers:
                 life.worker = None

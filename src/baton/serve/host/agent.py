@@ -57,8 +57,8 @@ class HostOptions:
 class Agent:
     """Join the server again and again, until a signal comes or the server is unreachable for `join_wait_s`."""
 
-    def __init__(self, wishes: HostOptions, *, tell: Callable[[str], None]) -> None:
-        self._wishes = wishes
+    def __init__(self, options: HostOptions, *, tell: Callable[[str], None]) -> None:
+        self._options = options
         self._tell = tell
         self._stopped = asyncio.Event()
         self._membership: Membership | None = None
@@ -77,9 +77,9 @@ class Agent:
                 reason = await self._stay()
             except JoinFailedError as error:
                 failures += 1
-                left_s = gone_s + self._wishes.join_wait_s - now_s()
+                left_s = gone_s + self._options.join_wait_s - now_s()
                 if left_s < 0:
-                    self._tell(f"given up after {self._wishes.join_wait_s:.0f} s: {error}")
+                    self._tell(f"given up after {self._options.join_wait_s:.0f} s: {error}")
                     return 1
                 if str(error) != said:
                     said = str(error)
@@ -95,26 +95,26 @@ class Agent:
         return 0
 
     async def _stay(self) -> str:
-        wishes = self._wishes
-        server = server_address(wishes.url)
-        terms = await asyncio.to_thread(request_terms, wishes.url, wishes.api_key)
-        config = _config(terms, wishes)
+        options = self._options
+        server = server_address(options.url)
+        terms = await asyncio.to_thread(request_terms, options.url, options.api_key)
+        config = _config(terms, options)
         card = limit_context(config, await asyncio.to_thread(resolve_model, config.model, config.load_format))
         address = HostAddress(
-            host=HostId(wishes.name),
+            host=HostId(options.name),
             server=server,
             port=terms.port,
             token=terms.token,
             tls=terms.tls,
             mover_secret=terms.mover_secret,
-            listen=wishes.listen,
-            advertise=wishes.advertise,
+            listen=options.listen,
+            advertise=options.advertise,
         )
         computing = choose_computing(config, card, terms.config.kv.block_tokens)
         self._membership = Membership(priced(config, card, computing), card, computing, self._tell)
         if self._stopped.is_set():
             return "a signal came"
-        return await self._membership.stay(address)
+        return await self._membership.join_and_serve(address)
 
     async def _pause(self, pause_s: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -126,24 +126,24 @@ class Agent:
             self._membership.leave("the agent was told to end")
 
 
-def _config(terms: HostTerms, wishes: HostOptions) -> Config:
+def _config(terms: HostTerms, options: HostOptions) -> Config:
     """Return the server's configuration with this host's options in place."""
-    kv = msgspec.structs.asdict(terms.config.kv) | {"blocks": wishes.kv_blocks}
-    if wishes.block_tokens:
-        kv["block_tokens"] = wishes.block_tokens
-    if wishes.kv_dtype is not None:
-        kv["dtype"] = wishes.kv_dtype
+    kv = msgspec.structs.asdict(terms.config.kv) | {"blocks": options.kv_blocks}
+    if options.block_tokens:
+        kv["block_tokens"] = options.block_tokens
+    if options.kv_dtype is not None:
+        kv["dtype"] = options.kv_dtype
     return msgspec.structs.replace(
         terms.config,
-        model=wishes.model or terms.config.model,
-        served_name="" if wishes.model else terms.config.served_name,  # for log lines only: requests go to the server
-        topology=wishes.topology,
+        model=options.model or terms.config.model,
+        served_name="" if options.model else terms.config.served_name,  # for log lines only: requests go to the server
+        topology=options.topology,
         parallel=ParallelConfig(
-            tensor=wishes.tensor or terms.config.parallel.tensor,
-            pipeline=wishes.pipeline or terms.config.parallel.pipeline,
+            tensor=options.tensor or terms.config.parallel.tensor,
+            pipeline=options.pipeline or terms.config.parallel.pipeline,
         ),
-        device=wishes.device,
-        threads=wishes.threads,
+        device=options.device,
+        threads=options.threads,
         kv=KVConfig(**kv),
-        tiers=(*wishes.tiers, *terms.config.tiers),
+        tiers=(*options.tiers, *terms.config.tiers),
     )

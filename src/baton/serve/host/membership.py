@@ -26,7 +26,7 @@ from baton.move.ipc.tls import client_context
 from baton.serve.host.build import Computing, HostParts, build_host, device_prices
 from baton.serve.host.child_process import WorkerProcess
 from baton.serve.host.join_request import JoinFailedError
-from baton.serve.host.mover_keeper import MoverKeeper
+from baton.serve.host.mover_supervisor import MoverSupervisor
 from baton.serve.host.supervisor import Notices, Supervisor
 from baton.serve.host.tasks import prefault
 from baton.serve.host.tier_opening import fingerprint_of
@@ -93,7 +93,7 @@ class Membership:
         self._computing = computing
         self._identity = kv_identity(card)
         self._tell = tell
-        self._stream = FramedStream[ToAgentMessage](ToAgentMessage, on_message=self._hear_server, on_end=self._end)
+        self._stream = FramedStream[ToAgentMessage](ToAgentMessage, on_message=self._on_message, on_end=self._end)
         self._decoder = msgspec.msgpack.Decoder(
             OpaqueReport | OpaqueLayers | WorkerReady | WorkerProgress | WorkerFailed | Pong
         )
@@ -101,12 +101,12 @@ class Membership:
         self._over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._mover_up: asyncio.Future[tuple[int, MoverReady]] = asyncio.get_running_loop().create_future()
         self._answer: asyncio.Future[Welcome | JoinRefused] = asyncio.get_running_loop().create_future()
-        self._keeper: MoverKeeper | None = None
+        self._mover: MoverSupervisor | None = None
         self._supervisor: Supervisor | None = None
         self.failure = ""
         """Reason why no worker of this host can be kept alive. Empty: there is none."""
 
-    async def stay(self, address: HostAddress) -> str:
+    async def join_and_serve(self, address: HostAddress) -> str:
         """Join and serve. Return the reason of the end; no process is left then.
 
         Raises JoinFailedError if the host may try again, ConfigError if that would not help.
@@ -159,8 +159,8 @@ class Membership:
             fingerprint=fingerprint_of(self._identity, self._computing.layout, self._computing.dtype),
         )
         silent_s = self._config.hosts.mover_silent_s
-        self._keeper = MoverKeeper(setup, parts.arena.fd, self, silent_s=silent_s, tell=self._tell)
-        self._keeper.start()
+        self._mover = MoverSupervisor(setup, parts.arena.fd, self, silent_s=silent_s, tell=self._tell)
+        self._mover.start()
         if not await self._first(self._mover_up, _MOVER_S):
             raise JoinFailedError(f"the mover of {address.host} is not ready after {_MOVER_S:.0f} s, see above")
 
@@ -210,20 +210,20 @@ class Membership:
         if self._supervisor is not None:
             self._supervisor.abandon()
             await self._supervisor.stop()
-        if self._keeper is not None:
-            await self._keeper.stop()
+        if self._mover is not None:
+            await self._mover.stop()
 
     # ---- messages of the server
 
-    def _hear_server(self, message: ToAgentMessage) -> None:
+    def _on_message(self, message: ToAgentMessage) -> None:
         match message:
             case ForWorker(worker=worker, payload=payload):
                 link = self._links.get(worker)
                 if link is not None:
                     link.send_payload(payload)
             case ForMover(generation=generation, order=order):
-                if self._keeper is not None:
-                    self._keeper.send(generation, order)
+                if self._mover is not None:
+                    self._mover.send(generation, order)
             case HostPing():
                 self._stream.put(HostPong())
             case Resize(command=command):
@@ -252,7 +252,7 @@ class Membership:
         del self._links[worker]
         self._stream.put(WorkerDown(worker, reason, retired=True))
 
-    def hear(self, worker: WorkerId, payload: bytes) -> WorkerMessage | None:
+    def receive(self, worker: WorkerId, payload: bytes) -> WorkerMessage | None:
         message = self._decoder.decode(payload)
         if isinstance(message, OpaqueReport | OpaqueLayers):
             self._stream.put(FromWorker(worker, payload))
@@ -274,5 +274,5 @@ class Membership:
         else:
             self._end(f"the mover of {host} is lost: {reason}")
 
-    def mover_said(self, host: HostId, generation: int, event: MoverEvent) -> None:
+    def mover_reported(self, host: HostId, generation: int, event: MoverEvent) -> None:
         self._stream.put(FromMover(generation, event))

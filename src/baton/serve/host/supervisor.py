@@ -74,7 +74,7 @@ class Supervisor:
         self._survival = survival
         self._notices = notices
         self._stopping = False
-        self._keepers: set[asyncio.Task[None]] = set()
+        self._supervising: set[asyncio.Task[None]] = set()
         self._watchers: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -85,7 +85,7 @@ class Supervisor:
     def _start(self, slot: _Slot) -> None:
         slot.process = self._make(slot)
         self._listener.add(slot.process)
-        for tasks, run in ((self._keepers, self._keep), (self._watchers, self._watch)):
+        for tasks, run in ((self._supervising, self._supervise), (self._watchers, self._watch)):
             task = spawn(run(slot), self._notices.tell)
             tasks.add(task)
             task.add_done_callback(tasks.discard)  # scaling adds and ends workers for as long as the server lives
@@ -122,22 +122,24 @@ class Supervisor:
                 slot.process.send(Shutdown())
             elif slot.process is not None:
                 slot.process.kill()  # it reads no message before it has loaded the model
-        keepers, late = list(self._keepers), set[asyncio.Task[None]]()
-        if keepers:
-            _done, late = await asyncio.wait(keepers, timeout=_SHUTDOWN_S)
+        supervising, late = list(self._supervising), set[asyncio.Task[None]]()
+        if supervising:
+            _done, late = await asyncio.wait(supervising, timeout=_SHUTDOWN_S)
         for slot in self._slots.values():
             if late and slot.process is not None:
                 slot.process.kill()
-        if keepers:
-            await asyncio.wait(keepers)
+        if supervising:
+            await asyncio.wait(supervising)
         for task in list(self._watchers):
             task.cancel()
 
     def _make(self, slot: _Slot) -> WorkerProcess:
         view = slot.setup.view
-        return WorkerProcess(view, on_message=lambda payload: self._hear(slot, payload), on_output=self._notices.tell)
+        return WorkerProcess(
+            view, on_message=lambda payload: self._on_message(slot, payload), on_output=self._notices.tell
+        )
 
-    async def _keep(self, slot: _Slot) -> None:
+    async def _supervise(self, slot: _Slot) -> None:
         """Run the processes of one worker, one after the other."""
         worker = slot.setup.view.id
         while not self._stopping:
@@ -220,11 +222,11 @@ class Supervisor:
             elif process.state == "ready":
                 process.send(Ping())
 
-    def _hear(self, slot: _Slot, payload: bytes) -> None:
+    def _on_message(self, slot: _Slot, payload: bytes) -> None:
         slot.heard_s = now_s()
         process = slot.process
         assert process is not None
-        match self._listener.hear(slot.setup.view.id, payload):
+        match self._listener.receive(slot.setup.view.id, payload):
             case WorkerReady():
                 process.state = "ready"
                 self._listener.join(process)

@@ -46,6 +46,6 @@ class WorkerListener(Protocol):
         """Remove a worker for good: scaling has ended it, or has added it and it cannot be kept alive."""
         ...
 
-    def hear(self, worker: WorkerId, payload: bytes) -> WorkerMessage | None:
+    def receive(self, worker: WorkerId, payload: bytes) -> WorkerMessage | None:
         """Handle an encoded message of a worker. Return it if it concerns the supervisor."""
         ...

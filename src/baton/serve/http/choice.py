@@ -91,7 +91,7 @@ class ChoiceText:
         )
         self._scanner = StopScanner(self.rules.stop_strings)
 
-    def take(self, update: Update) -> ChoiceDelta:
+    def apply(self, update: Update) -> ChoiceDelta:
         """Return the parts of an update that can be sent to the client now. Raises RequestError if the request failed.
 
         Sets `finish_reason` when the choice ends. A stop string ends it before the worker does.

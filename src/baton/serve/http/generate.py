@@ -209,7 +209,7 @@ class TextResponse:
 
     async def _next(self, choice: ChoiceText) -> ChoiceDelta:
         """Wait for new tokens of a choice, and return the parts that can be sent to the client now."""
-        delta = choice.take(await choice.live.next())
+        delta = choice.apply(await choice.live.next())
         if choice.is_cut_short:  # the text ended it (stop string, last allowed call): the worker would go on
             self._gateway.finish(choice.live)
         return delta

@@ -195,7 +195,7 @@ class Copying:
         common = [name for name in target.transports if name in source.transports and (near or name != "shm")]
         return common[0] if common else ""
 
-    def mover_said(self, host: HostId, generation: int, event: CopyEvent) -> None:
+    def mover_reported(self, host: HostId, generation: int, event: CopyEvent) -> None:
         """Handle an answer of a mover. Answers of earlier generations are dropped: their copies have ended."""
         mover, made = self._movers.get(host), self._copies.get(event.number)
         if mover is None or mover.generation != generation or made is None:

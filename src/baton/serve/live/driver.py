@@ -58,7 +58,7 @@ from baton.serve.live.log_file import LogWriter
 from baton.serve.live.metrics_registry import Metrics
 from baton.serve.live.recorder import Recorder
 from baton.serve.live.tiers import LiveTiers
-from baton.serve.live.waiting import Arrivals, RoomWatch, Waits
+from baton.serve.live.waiting import Arrivals, Waits, WaitTimers
 
 log = logging.getLogger("baton.server")
 
@@ -91,7 +91,7 @@ class Driver:
         self.arrivals = Arrivals()
         self.copying = Copying(copy_s=copy_s, now_s=now_s, later=_later, ended=self._copied)
         self.tiers = LiveTiers(metrics, self)
-        self.room = RoomWatch(self, waits)
+        self.wait_timers = WaitTimers(self, waits)
         self.recorder = Recorder(metrics)
         self._meter = LoadMeter(taken_s=now_s())
         self._resizes: list[StartWorker | RetireWorker] = []
@@ -116,7 +116,7 @@ class Driver:
                 log.error("%s", self.log.end)
         for command in commands:
             self._perform(command)
-        self.room.look_at_queue()
+        self.wait_timers.set_queue_timer()
 
     # ---- requests
 
@@ -126,7 +126,7 @@ class Driver:
         self.quiet.clear()
         self._meter.arrived(request)
         self.tell(RequestArrived(request))
-        self.room.look()
+        self.wait_timers.reset_timer()
         return live
 
     def set_role(self, link: WorkerLink, role: Role) -> None:
@@ -156,9 +156,9 @@ class Driver:
         link = self.links.get(worker)
         if link is not None:
             link.view = WorkerView(id=worker, host=link.view.host, role=link.view.role)
-        self._orphan({worker})
+        self._detach_requests({worker})
         self.tell(WorkerLost(worker, reason))
-        self.room.look()
+        self.wait_timers.reset_timer()
 
     def add_host(self, added: HostAdded) -> None:
         """Add a host. Its workers may join from now on."""
@@ -170,12 +170,12 @@ class Driver:
         lost = {worker for worker, link in self.links.items() if link.view.host == host}
         for worker in lost:
             del self.links[worker]
-        self._orphan(lost)
+        self._detach_requests(lost)
         self.tell(HostLost(host, reason))
         self.layouts.pop(host, None)
-        self.room.look()
+        self.wait_timers.reset_timer()
 
-    def _orphan(self, workers: Set[WorkerId]) -> None:
+    def _detach_requests(self, workers: Set[WorkerId]) -> None:
         """Detach requests from lost workers: a new process under the same name does not know them."""
         for live in self.live.values():
             if live.worker in workers:
@@ -191,7 +191,7 @@ class Driver:
             log.warning("%s -> %s, KV of %s: %s", copy.source, copy.target, copy.request_id, end.error)
         self.tell(CopyEnded(copy.request_id, copy.number, end.landed))
 
-    def hear(self, report: StepReport | LayersDone) -> None:
+    def apply_report(self, report: StepReport | LayersDone) -> None:
         """Process a worker's report: pass tokens to their requests, then events to the cluster."""
         if isinstance(report, LayersDone):
             self.tell(report)

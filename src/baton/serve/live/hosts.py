@@ -25,7 +25,7 @@ from baton.decide.kv.window import request_tokens_max
 from baton.move.clock import now_s
 from baton.move.ipc.challenge import SECRET_BYTES
 from baton.move.ipc.tls import ServerTls
-from baton.serve.host.mover_keeper import MoverKeeper
+from baton.serve.host.mover_supervisor import MoverSupervisor
 from baton.serve.host.tier_opening import is_shared
 from baton.serve.live.assembly import Parts, window_of
 from baton.serve.live.joined_host import JoinedHost
@@ -70,7 +70,7 @@ class Hosts:
         self._mover_secret = secrets.token_bytes(SECRET_BYTES)
         self._opening = asyncio.Lock()
         self._listening: asyncio.Server | None = None
-        self._mover: MoverKeeper | None = None
+        self._mover: MoverSupervisor | None = None
         self._movers: dict[HostId, int] = {}
         """Each host whose mover is ready, and the generation of that mover."""
         self._form: KVForm | None = None
@@ -135,10 +135,10 @@ class Hosts:
             raise RequestError(f"{message}; set hosts.port to a free one", status=503, code="no_hosts") from error
 
     def _accept(self) -> asyncio.Protocol:
-        if len(self._arrivals.strangers) + len(self._joined) >= _CONNECTIONS_MAX:
+        if len(self._arrivals.unauthenticated) + len(self._joined) >= _CONNECTIONS_MAX:
             return _Rejected()
         host = JoinedHost(self, self._parts.config.hosts.silent_s)
-        self._arrivals.strangers.add(host)
+        self._arrivals.unauthenticated.add(host)
         return host.stream
 
     def admit(self, host: JoinedHost, hello: HostHello) -> Welcome | JoinRefused:
@@ -149,7 +149,7 @@ class Hosts:
             return refusal
         layout = hello.form.layout
         self._start_own_mover(host.stream.address)
-        self._arrivals.strangers.discard(host)
+        self._arrivals.unauthenticated.discard(host)
         self._joined[hello.host] = host
         self._arrivals.without_workers.add(hello.host)
         self.driver.add_host(HostAdded(hello.host, hello.blocks_total, layout, tuple(hello.mover.tiers)))
@@ -208,11 +208,11 @@ class Hosts:
         """Handle a worker of a host that became ready or was lost."""
         self._changed()
 
-    def gone(self, host: JoinedHost, reason: str) -> None:
+    def connection_ended(self, host: JoinedHost, reason: str) -> None:
         """Handle the end of a connection. `host` may have never joined."""
-        self._arrivals.strangers.discard(host)
+        self._arrivals.unauthenticated.discard(host)
         if self._joined.get(host.id) is not host:
-            self.driver.room.look()
+            self.driver.wait_timers.reset_timer()
             return
         del self._joined[host.id]
         self._arrivals.without_workers.discard(host.id)
@@ -244,7 +244,7 @@ class Hosts:
         """Disconnect every host, and stop the server's own mover."""
         if self._listening is not None:
             self._listening.close()
-        for host in [*self._joined.values(), *self._arrivals.strangers]:
+        for host in [*self._joined.values(), *self._arrivals.unauthenticated]:
             host.dismiss("the server ends")
         if self._mover is not None:
             await self._mover.stop()
@@ -265,7 +265,7 @@ class Hosts:
             advertise=config.advertise or address,
             secret=self._mover_secret,
         )
-        self._mover = MoverKeeper(setup, own.arena.fd, self, silent_s=config.mover_silent_s, tell=self._tell)
+        self._mover = MoverSupervisor(setup, own.arena.fd, self, silent_s=config.mover_silent_s, tell=self._tell)
         self.copying.add_host(own.id, self._mover, self.driver.layout)
         self._mover.start()
 
@@ -286,12 +286,12 @@ class Hosts:
             if host in self._joined:  # the mover of the server's own host does not serve its tiers
                 self.driver.tiers.end_all(host)
 
-    def mover_said(self, host: HostId, generation: int, event: MoverEvent) -> None:
+    def mover_reported(self, host: HostId, generation: int, event: MoverEvent) -> None:
         """Pass on a report of a mover. Drop tier reports of an earlier generation: its orders have ended."""
         if not isinstance(event, StoreEvent):
-            self.copying.mover_said(host, generation, event)
+            self.copying.mover_reported(host, generation, event)
         elif self._movers.get(host) == generation:
-            self.driver.tiers.heard(host, event)
+            self.driver.tiers.handle_event(host, event)
 
     def _order(self, host: JoinedHost, name: HostId, order: TierOrder) -> bool:
         """Send a tier order to a host's mover. False: no mover runs at the moment."""

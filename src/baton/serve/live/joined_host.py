@@ -13,7 +13,7 @@ from baton.core.messages import RetireWorker, StartWorker, StepReport, WorkerCom
 from baton.core.types import HostId, WorkerId, WorkerView
 from baton.move.ipc.frames import FRAME_BYTES_MAX
 from baton.move.ipc.stream import FramedStream, watch
-from baton.serve.host.mover_keeper import MoverListener
+from baton.serve.host.mover_supervisor import MoverListener
 from baton.serve.live.driver import Driver
 from baton.serve.messages.hosting import (
     Dismissed,
@@ -58,7 +58,7 @@ class Registry(MoverListener, Protocol):
         """Handle a worker of a host that became ready or was lost."""
         ...
 
-    def gone(self, host: JoinedHost, reason: str) -> None:
+    def connection_ended(self, host: JoinedHost, reason: str) -> None:
         """Handle the end of a connection, also of one that was rejected or never sent its hello."""
         ...
 
@@ -83,7 +83,7 @@ class JoinedHost:
         self.id = HostId("")
         """Empty until it is admitted."""
         self.stream: FramedStream[FromAgentMessage] = FramedStream(
-            FromAgentMessage, on_message=self._hear, on_end=self._ended
+            FromAgentMessage, on_message=self._on_message, on_end=self._ended
         )
         self.stream.frames.bytes_max = _HELLO_BYTES_MAX
         self._registry = registry
@@ -132,11 +132,11 @@ class JoinedHost:
     def _ended(self, reason: str) -> None:
         self._watch.cancel()
         self._deadline.cancel()
-        self._registry.gone(self, reason)
+        self._registry.connection_ended(self, reason)
 
-    def _hear(self, message: FromAgentMessage) -> None:
+    def _on_message(self, message: FromAgentMessage) -> None:
         if isinstance(message, HostHello):
-            self._greet(message)
+            self._on_hello(message)
             return
         if isinstance(message, HostPong):
             return
@@ -146,7 +146,7 @@ class JoinedHost:
         registry = self._registry
         match message:
             case FromWorker():
-                self._hear_worker(message)
+                self._on_worker_message(message)
             case WorkerStarting() | WorkerUp() | WorkerDown():
                 self._note(message)
             case MoverUp(generation=generation, ready=ready):
@@ -154,13 +154,13 @@ class JoinedHost:
             case MoverDown(generation=generation, reason=reason):
                 registry.mover_lost(self.id, generation, reason)
             case FromMover(generation=generation, event=event):
-                registry.mover_said(self.id, generation, event)
+                registry.mover_reported(self.id, generation, event)
             case HostLeaves(reason=reason):
                 self.stream.end(reason)
             case _:
                 assert_never(message)
 
-    def _greet(self, hello: HostHello) -> None:
+    def _on_hello(self, hello: HostHello) -> None:
         answer = JoinRefused("this connection has a host already", again=False) if self.id else self._admit(hello)
         if isinstance(answer, JoinRefused):
             self.stream.end(answer.reason, answer)
@@ -175,7 +175,7 @@ class JoinedHost:
             self._deadline.cancel()
         return answer
 
-    def _hear_worker(self, message: FromWorker) -> None:
+    def _on_worker_message(self, message: FromWorker) -> None:
         """Pass a worker's report to the driver. Its other messages are for the supervisor of its own host."""
         report = self._decoder.decode(message.payload)
         if (
@@ -183,7 +183,7 @@ class JoinedHost:
             and report.worker == message.worker
             and message.worker in self._workers
         ):
-            self._registry.driver.hear(report)
+            self._registry.driver.apply_report(report)
 
     def _note(self, message: WorkerStarting | WorkerUp | WorkerDown) -> None:
         driver = self._registry.driver

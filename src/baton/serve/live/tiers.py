@@ -79,12 +79,12 @@ class LiveTiers:
     def end_all(self, host: HostId) -> None:
         """Fail the work under way of a host whose mover is dead."""
         for place, write in [(place, write) for place, write in self._writes.items() if place[0] == host]:
-            self.heard(place[0], _failure(write))
+            self.handle_event(place[0], _failure(write))
         for load in [load for load in self._loads.values() if load.host == host]:
-            self.heard(host, _failure(load))
+            self.handle_event(host, _failure(load))
         pool = self._listener.pools.get(host)
         for tier in sorted(pool.tiers.resting) if pool is not None and pool.tiers is not None else ():
-            self.heard(host, TierRests(tier, rests=False))  # the next mover has no record of failures
+            self.handle_event(host, TierRests(tier, rests=False))  # the next mover has no record of failures
 
     def perform(self, command: StoreBlocks | DropBlocks | LoadBlocks) -> None:
         """Pass on a command of a pool.
@@ -97,9 +97,9 @@ class LiveTiers:
         elif isinstance(command, LoadBlocks):
             self._loads[command.number] = command
         if (send is None or not send(command)) and not isinstance(command, DropBlocks):
-            asyncio.get_running_loop().call_soon(self.heard, command.host, _failure(command))
+            asyncio.get_running_loop().call_soon(self.handle_event, command.host, _failure(command))
 
-    def heard(self, host: HostId, event: StoreEvent) -> None:
+    def handle_event(self, host: HostId, event: StoreEvent) -> None:
         """Count an event of a tier and pass it to the cluster. Repeated answers are ignored."""
         if self._is_closed:
             return
@@ -165,10 +165,10 @@ class OwnTiers:
 
     def _tell(self, loop: asyncio.AbstractEventLoop, event: StoreEvent) -> None:
         if not loop.is_closed():
-            loop.call_soon_threadsafe(self._heard, event)
+            loop.call_soon_threadsafe(self._handle_event, event)
 
-    def _heard(self, event: StoreEvent) -> None:
-        self._live.heard(self._host, event)
+    def _handle_event(self, event: StoreEvent) -> None:
+        self._live.handle_event(self._host, event)
         if isinstance(event, TierOpened) and not event.more:
             self._unlisted.discard(event.tier)
             if not self._unlisted:

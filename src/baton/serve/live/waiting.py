@@ -30,7 +30,7 @@ class Arrivals:
 
     tokens: OrderedDict[str, float] = field(default_factory=OrderedDict[str, float])
     """Tokens of hosts that asked to join, with their times of issue."""
-    strangers: set[Connection] = field(default_factory=set[Connection])
+    unauthenticated: set[Connection] = field(default_factory=set[Connection])
     """Connections that have not presented a token."""
     without_workers: set[HostId] = field(default_factory=set[HostId])
     """Joined hosts that have not announced a worker yet."""
@@ -39,7 +39,7 @@ class Arrivals:
     def is_any(self) -> bool:
         """Return whether a host may join soon. Connections without a token count only while some token is valid."""
         asked = any(now_s() - given_s <= TOKEN_S for given_s in self.tokens.values())
-        return (asked and bool(self.strangers)) or bool(self.without_workers)
+        return (asked and bool(self.unauthenticated)) or bool(self.without_workers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Waits:
 
 
 class Waiting(Protocol):
-    """The part of the driver that `RoomWatch` uses."""
+    """The part of the driver that `WaitTimers` uses."""
 
     arrivals: Arrivals
     cluster: Cluster
@@ -63,7 +63,7 @@ class Waiting(Protocol):
     def tell(self, event: WaitedTooLong | QueuedTooLong) -> None: ...
 
 
-class RoomWatch:
+class WaitTimers:
     """Tells the cluster when the oldest waiting request is overdue. Two timers serve all requests."""
 
     def __init__(self, driver: Waiting, waits: Waits) -> None:
@@ -72,7 +72,7 @@ class RoomWatch:
         self._timer: asyncio.TimerHandle | None = None
         self._queue_timer: asyncio.TimerHandle | None = None
 
-    def look(self) -> None:
+    def reset_timer(self) -> None:
         """Set the timer again, because a request began to wait or the time limit may have changed."""
         if self._timer is not None:
             self._timer.cancel()
@@ -81,19 +81,19 @@ class RoomWatch:
         if since_s is not None:
             limit_s = self._limit_s()
             left_s = max(0.0, since_s + limit_s - now_s())
-            self._timer = asyncio.get_running_loop().call_later(left_s, self._turn_away, limit_s)
+            self._timer = asyncio.get_running_loop().call_later(left_s, self._reject_waiting, limit_s)
 
     def _limit_s(self) -> float:
         driver, waits = self._driver, self._waits
         starts = driver.arrivals.is_any or any(link.state == "starting" for link in driver.links.values())
         return waits.wait_s + waits.start_s if starts else waits.wait_s
 
-    def _turn_away(self, limit_s: float) -> None:
+    def _reject_waiting(self, limit_s: float) -> None:
         if limit_s == self._limit_s():
             self._driver.tell(WaitedTooLong(limit_s))
-        self.look()
+        self.reset_timer()
 
-    def look_at_queue(self) -> None:
+    def set_queue_timer(self) -> None:
         """Set the timer of the queue if a request is in it and the timer is not set."""
         deadline_s = self._driver.cluster.coordinator.queue.deadline_s
         if deadline_s is not None and self._queue_timer is None:
@@ -104,4 +104,4 @@ class RoomWatch:
         self._queue_timer = None
         if self._driver.cluster.coordinator.queue.overdue(now_s()):
             self._driver.tell(QueuedTooLong())
-        self.look_at_queue()
+        self.set_queue_timer()

@@ -31,7 +31,7 @@ class LayerWatch:
         self._thread: threading.Thread | None = None
 
     @contextmanager
-    def over(self, step: Step) -> Generator[None]:
+    def reporting(self, step: Step) -> Generator[None]:
         """Watch a step while the body of the with statement computes it."""
         self._progress.layers = 0  # before the thread polls: it still has the count of the previous step
         self._tell(LayersDone(self._worker, step.streamed, 0))

@@ -54,7 +54,7 @@ class StepLoop:
 
     def _execute(self, step: Step) -> None:
         try:
-            with self.watch.over(step) if self.watch is not None and step.streamed else nullcontext():
+            with self.watch.reporting(step) if self.watch is not None and step.streamed else nullcontext():
                 result = self.engine.execute(step)  # the only slow line
         except DeviceError:
             raise  # every later step would fail too: other workers take the requests

@@ -16,7 +16,7 @@ from baton.core.errors import ConfigError
 from baton.serve.host.agent import Agent, HostOptions
 
 
-def wishes(url: str, join_wait_s: float = 300.0) -> HostOptions:
+def options(url: str, join_wait_s: float = 300.0) -> HostOptions:
     return HostOptions(
         url=url,
         name="a",
@@ -64,7 +64,7 @@ def test_each_new_reason_is_told_once_with_how_long_it_is_waited_for() -> None:
     told: list[str] = []
     with answering((503, "loading"), (503, "loading"), (503, "it ends"), (404, "no such path")) as url:
         with pytest.raises(ConfigError, match="no such path"):
-            asyncio.run(Agent(wishes(url), tell=told.append).run())
+            asyncio.run(Agent(options(url), tell=told.append).run())
         assert [line.partition("; trying again for ")[0] for line in told] == [
             f"{url} answers 503: loading",
             f"{url} answers 503: it ends",
@@ -76,5 +76,5 @@ def test_without_a_server_it_ends_with_1() -> None:
     told: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    assert asyncio.run(Agent(wishes(url, join_wait_s=0.0), tell=told.append).run()) == 1
+    assert asyncio.run(Agent(options(url, join_wait_s=0.0), tell=told.append).run()) == 1
     assert told[-1].startswith(f"given up after 0 s: there is no server at {url}")

@@ -49,24 +49,24 @@ def news(data: bytes, finish: Finish | None = None, *, first: int = 0) -> Update
 
 def test_a_character_over_many_tokens_comes_out_whole() -> None:
     choice = make()
-    assert [choice.take(news(bytes([byte]))).text for byte in "🙂!".encode()] == ["", "", "", "🙂", "!"]
+    assert [choice.apply(news(bytes([byte]))).text for byte in "🙂!".encode()] == ["", "", "", "🙂", "!"]
 
 
 def test_half_a_character_at_the_end_is_shown_as_one_that_is_missing() -> None:
     choice = make()
-    assert choice.take(news("a🙂".encode()[:3])).text == "a"
-    assert choice.take(Update(finish=LENGTH)).text == "\ufffd"
+    assert choice.apply(news("a🙂".encode()[:3])).text == "a"
+    assert choice.apply(Update(finish=LENGTH)).text == "\ufffd"
 
 
 def test_a_stop_string_may_be_completed_by_the_last_half_character() -> None:
     choice = make(stops=("b\ufffd",))
-    assert choice.take(news(b"ab\xf0", LENGTH)).text == "a"
+    assert choice.apply(news(b"ab\xf0", LENGTH)).text == "a"
 
 
 def test_a_met_stop_string_ends_the_generation_as_finished() -> None:
     """Not as cancelled: the client got all the text it asked for."""
     choice = make(stops=("END",))
-    assert choice.take(news(b"say END now")).text == "say "
+    assert choice.apply(news(b"say END now")).text == "say "
     assert choice.finish_reason == "stop"
     assert choice.output_tokens == 7
     assert choice.is_cut_short
@@ -74,24 +74,24 @@ def test_a_met_stop_string_ends_the_generation_as_finished() -> None:
 
 def test_text_that_was_held_back_comes_with_the_end() -> None:
     choice = make(stops=("END",))
-    assert choice.take(news(b"say EN")).text == "say "
-    assert choice.take(Update(finish=LENGTH)).text == "EN"
+    assert choice.apply(news(b"say EN")).text == "say "
+    assert choice.apply(Update(finish=LENGTH)).text == "EN"
     assert choice.finish_reason == "length"
 
 
 def test_logprobs_come_with_the_text_of_their_tokens() -> None:
     """A token whose text is held back holds its entry back, so nothing is sent about text that is cut off later."""
     choice = make(stops=("END",), with_logprobs=True)
-    assert [entry.offset for entry in choice.take(news(b"aEN")).entries] == [0]
-    assert [entry.offset for entry in choice.take(news(b"b")).entries] == [1, 2, 3]
-    assert choice.take(news(b"END")).entries == ()
+    assert [entry.offset for entry in choice.apply(news(b"aEN")).entries] == [0]
+    assert [entry.offset for entry in choice.apply(news(b"b")).entries] == [1, 2, 3]
+    assert choice.apply(news(b"END")).entries == ()
 
 
 def test_the_stop_token_counts_but_is_not_shown() -> None:
     choice = make(with_logprobs=True)
     eos = OutputToken(RequestId("r"), 1, 1, EOS, TokenLogprob(EOS, -1.0))
     finish = Finish(outcome="finished", reason="stop")
-    piece = choice.take(Update(tokens=(*news(b"a").tokens, eos), finish=finish))
+    piece = choice.apply(Update(tokens=(*news(b"a").tokens, eos), finish=finish))
     assert (piece.text, len(piece.entries), choice.output_tokens) == ("a", 1, 2)
 
 
@@ -100,7 +100,7 @@ def test_an_echo_shifts_the_offsets() -> None:
     scores = tuple(TokenLogprob(token, -2.0) for token in TOKENIZER.encode("hé")[1:])
     [token] = news(b"a").tokens
     scored = OutputToken(token.request_id, 1, 0, token.token, token.logprob, scores)
-    piece = choice.take(Update(tokens=(scored,)))
+    piece = choice.apply(Update(tokens=(scored,)))
     assert piece.text == "héa"
     assert [(entry.offset, entry.logprob is None) for entry in piece.entries] == [
         (0, True),
@@ -112,12 +112,12 @@ def test_an_echo_shifts_the_offsets() -> None:
 
 def test_a_bad_end_is_an_error() -> None:
     with pytest.raises(RequestError, match="the worker died") as failed:
-        make().take(Update(finish=Finish(outcome="failed", message="the worker died")))
+        make().apply(Update(finish=Finish(outcome="failed", message="the worker died")))
     assert failed.value.status == 500
 
 
 def test_no_news_is_an_empty_piece() -> None:
-    assert not make().take(news(b""))
+    assert not make().apply(news(b""))
     assert ChoiceDelta("a")
 
 

@@ -132,12 +132,12 @@ class World:
         mover = self.movers[host]
         if mover.orders:
             for news in mover.act(refuse=refuse):
-                self.copying.mover_said(host, mover.generation, news)
+                self.copying.mover_reported(host, mover.generation, news)
 
     def end(self, host: HostId, number: int, *, landed: bool) -> None:
         mover = self.movers[host]
         for news in mover.end(number, landed=landed):
-            self.copying.mover_said(host, mover.generation, news)
+            self.copying.mover_reported(host, mover.generation, news)
 
     def lose_mover(self, host: HostId) -> None:
         generation = self.movers[host].generation

@@ -117,8 +117,8 @@ def test_a_connection_without_a_tls_handshake_is_forgotten(monkeypatch: pytest.M
         writer.write(b"no handshake\r\n" * 100)
         with contextlib.suppress(ConnectionError):
             await reader.read()
-        assert parts.driver.arrivals.strangers
-        while parts.driver.arrivals.strangers:  # noqa: ASYNC110  no event tells when a connection is forgotten
+        assert parts.driver.arrivals.unauthenticated
+        while parts.driver.arrivals.unauthenticated:  # noqa: ASYNC110  no event tells when a connection is forgotten
             await asyncio.sleep(0)
         writer.close()
         await hosts.stop()

@@ -52,7 +52,7 @@ def _hear(parts: Parts, *indexes: int, ended: bool = False) -> None:
     view = WorkerView(id=parts.own.setups[0].view.id, host=HOST, role="mixed")
     tokens = tuple(OutputToken(REQUEST, 1, index, 7) for index in indexes)
     end = (RequestFinished(REQUEST, 1, view.id, "length"),) if ended else ()
-    parts.driver.hear(StepReport(view.id, tokens, end, view))
+    parts.driver.apply_report(StepReport(view.id, tokens, end, view))
 
 
 def _count(parts: Parts, name: str) -> float:
@@ -123,7 +123,7 @@ def test_a_prompt_has_started_when_its_first_step_began(parts: Parts) -> None:
     live = _submit(parts)
     view = WorkerView(id=parts.own.setups[0].view.id, host=HOST, role="mixed")
     token = OutputToken(REQUEST, 1, 0, 7)
-    parts.driver.hear(StepReport(view.id, (token,), (), view, step_s=5.0, started=(REQUEST,)))
+    parts.driver.apply_report(StepReport(view.id, (token,), (), view, step_s=5.0, started=(REQUEST,)))
     prefill_s = live.timings().prefill_s
     assert prefill_s is not None
     assert abs(prefill_s - 5.0) < 1e-6

@@ -50,7 +50,7 @@ def watch(told: queue.Queue[LayersDone], progress: Progress) -> LayerWatch:
 def test_layers_are_told_group_by_group(watch: LayerWatch, progress: Progress, told: queue.Queue[LayersDone]) -> None:
     """The step begins with none; the last group is the smallest."""
     heard: list[int] = []
-    with watch.over(step_of(groups=3)):
+    with watch.reporting(step_of(groups=3)):
         heard.append(told.get(timeout=WAIT_S).layers)
         for done in (3, 5, 7):
             progress.layers = done
@@ -62,7 +62,7 @@ def test_the_word_of_the_step_before_does_not_count(
     watch: LayerWatch, progress: Progress, told: queue.Queue[LayersDone]
 ) -> None:
     progress.layers = LAYERS
-    with watch.over(step_of(groups=7, attempt=4)):
+    with watch.reporting(step_of(groups=7, attempt=4)):
         assert told.get(timeout=WAIT_S) == LayersDone(WorkerId("w"), ((RequestId("r"), 4),), 0)
         progress.layers = 1
         assert told.get(timeout=WAIT_S).layers == 1
@@ -74,7 +74,7 @@ def test_one_thread_watches_one_step_after_the_other(
 ) -> None:
     """A step that ends before its layers were looked at is told by its report alone."""
     for attempt in range(50):
-        with watch.over(step_of(groups=7, attempt=attempt)):
+        with watch.reporting(step_of(groups=7, attempt=attempt)):
             assert told.get(timeout=WAIT_S).layers == 0
             if attempt % 2:
                 progress.layers = 2

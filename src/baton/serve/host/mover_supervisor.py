@@ -44,10 +44,10 @@ class MoverListener(Protocol):
         """The mover is dead: no thread of this generation reads or writes the arena any more."""
         ...
 
-    def mover_said(self, host: HostId, generation: int, event: MoverEvent) -> None: ...
+    def mover_reported(self, host: HostId, generation: int, event: MoverEvent) -> None: ...
 
 
-class MoverKeeper:
+class MoverSupervisor:
     """Run one mover process after the other. Each is a generation, and an order is for one generation only."""
 
     def __init__(
@@ -61,7 +61,7 @@ class MoverKeeper:
         self._tell = tell
         self._process: ChildProcess | None = None
         self._is_ready = False
-        self._heard_s = 0.0
+        self._last_message_s = 0.0
         self._failure = ""
         self._decoder = msgspec.msgpack.Decoder(FromMoverMessage)
         self._encoder = msgspec.msgpack.Encoder()
@@ -75,7 +75,7 @@ class MoverKeeper:
 
     def start(self) -> None:
         """Start the mover in the background. The listener is told when it is ready."""
-        self._tasks = [spawn(work, self._tell) for work in (self._keep(), self._watch())]
+        self._tasks = [spawn(work, self._tell) for work in (self._supervise(), self._watch())]
 
     def send(self, generation: int, order: MoverOrder) -> None:
         """Send an order. One of an earlier generation is dropped: the loss of that mover has ended its transfer."""
@@ -87,15 +87,15 @@ class MoverKeeper:
         self._stopped.set()
         if self._process is not None:
             self._process.kill()
-        keeping, watching = self._tasks
+        supervising, watching = self._tasks
         watching.cancel()
-        await asyncio.wait({keeping})
+        await asyncio.wait({supervising})
 
-    async def _keep(self) -> None:
+    async def _supervise(self) -> None:
         quick_deaths = 0
         while not self._stopped.is_set():
             self.generation += 1
-            began_s = self._heard_s = now_s()
+            began_s = self._last_message_s = now_s()
             self._is_ready, self._failure = False, ""
             ended = await self._run(self.generation)
             self._process = None
@@ -113,7 +113,7 @@ class MoverKeeper:
         process = ChildProcess(
             f"the mover of {self._setup.host}",
             "baton.serve.host.mover",
-            on_message=lambda payload: self._hear(generation, payload),
+            on_message=lambda payload: self._on_message(generation, payload),
             on_output=self._tell,
         )
         try:
@@ -132,14 +132,14 @@ class MoverKeeper:
             if self._process is None:
                 continue
             limit_s = self._silent_s if self._is_ready else _START_S
-            if now_s() - self._heard_s > limit_s:
+            if now_s() - self._last_message_s > limit_s:
                 self._failure = f"it has not answered for {limit_s:.0f} s and was killed"
                 self._process.kill()
             elif self._is_ready:
                 self._process.send_payload(self._encoder.encode(Ping()))
 
-    def _hear(self, generation: int, payload: bytes) -> None:
-        self._heard_s = now_s()
+    def _on_message(self, generation: int, payload: bytes) -> None:
+        self._last_message_s = now_s()
         host = self._setup.host
         match self._decoder.decode(payload):
             case MoverReady() as ready:
@@ -150,4 +150,4 @@ class MoverKeeper:
             case MoverPong():
                 pass
             case event:
-                self._listener.mover_said(host, generation, event)
+                self._listener.mover_reported(host, generation, event)
