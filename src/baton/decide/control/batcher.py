@@ -248,7 +248,7 @@ class Batcher:
         if room <= 0 or len(asking) == len(self._waiting):
             return
         tokens = sum(lane.remaining_tokens for lane in (*asking, *self._ready) if lane.remaining_tokens > 1)
-        here = {name for lane in self._ready if lane.hashes for name in lane.known_names(0, lane.sealed_blocks)}
+        here = {held for lane in self._ready if lane.hashes for held in lane.cached_hashes(0, lane.sealed_blocks)}
         soon = self._being_computed([*self._ready, *asking]) - here
         for lane in self._in_turn():
             if room <= 0 or tokens >= 2 * self._limits.step_tokens_max:
@@ -275,7 +275,7 @@ class Batcher:
             yield left.pop(0)
 
     def _being_computed(self, lanes: Sequence[Lane]) -> set[BlockHash]:
-        return {name for lane in lanes if lane.hashes for name in lane.known_names(lane.sealed_blocks)}
+        return {held for lane in lanes if lane.hashes for held in lane.cached_hashes(lane.sealed_blocks)}
 
     def _ask(self, lane: Lane, length_tokens: int, prefix: tuple[BlockHash, ...] = ()) -> None:
         lane.expect(lane.blocks_for(length_tokens + self._growth_tokens))
@@ -304,17 +304,17 @@ class Batcher:
             if outcome.failure:
                 self.fail(part, outcome.failure)
             else:
-                self._book(self._lanes[part.request_id], part, outcome)
+                self._record_slice(self._lanes[part.request_id], part, outcome)
 
     def commit_run(self, run: DecodeRun, steps: int, ended: Mapping[RequestId, int]) -> None:
         """Record steps of a run. `ended`: requests that end with the last step, and their last tokens.
 
-        Tokens are not reported: the simulator, which skips these steps, knows them (`Lane.said`) and their times.
+        Tokens are not reported: the simulator skips these steps and has them (`Lane.repeated_token`) and their times.
         """
         for lane in run.lanes:
             lane.decode_on(steps, ended.get(lane.request.id))
             self._fairness.served(lane.request, prompt_tokens=0, output_tokens=steps)
-            first, hashes = lane.seal() if run.names_blocks else (0, ())
+            first, hashes = lane.seal() if run.seals_blocks else (0, ())
             if hashes:
                 self._report.events.append(BlocksSealed(lane.request.id, lane.attempt, self.worker, first, hashes))
             if lane.request.id in ended or len(lane.tokens) >= lane.tokens_max:
@@ -326,14 +326,14 @@ class Batcher:
         self._forget(lane)
         self._add_event(RequestFailed(part.request_id, lane.attempt, self.worker, reason))
 
-    def _book(self, lane: Lane, part: Slice, outcome: SliceResult) -> None:
+    def _record_slice(self, lane: Lane, part: Slice, outcome: SliceResult) -> None:
         """Record a slice: its computed tokens, the sampled token, and one more token per accepted draft."""
         is_late = part.sample and outcome.token is None
         count = part.count - part.drafts - is_late  # the masks were late: compute the last token again
         self._report.is_load_new |= count > 1
         lane.computed_tokens += count
         lane.prompt_logprobs += outcome.prompt_logprobs
-        self._book_token(lane, outcome)
+        self._record_token(lane, outcome)
         if lane.drafter is None or not part.drafts or is_late:
             return
         self._report.drafted_tokens += part.drafts
@@ -342,9 +342,9 @@ class Batcher:
         for token, logprob in outcome.further:
             self._report.accepted_tokens += 1
             lane.computed_tokens += 1
-            self._book_token(lane, SliceResult(token=token, logprob=logprob))
+            self._record_token(lane, SliceResult(token=token, logprob=logprob))
 
-    def _book_token(self, lane: Lane, outcome: SliceResult) -> None:
+    def _record_token(self, lane: Lane, outcome: SliceResult) -> None:
         if outcome.token is not None:
             lane.tokens.append(outcome.token)
         first, hashes = lane.seal()

@@ -40,30 +40,30 @@ def build_coordinator(
 
 def build_policies(policy: PolicyConfig, cost: CostModel) -> Policies:
     """Load the policy of every family. Raises ConfigError if a plug-in is invalid."""
-    cast = _Cast()
+    loader = _PolicyLoader()
     return Policies(
-        admission=cast.play(policy.admission, AdmissionPolicy),
-        routing=cast.play(policy.routing, RoutingPolicy),
-        placement=cast.play(policy.placement, PlacementPolicy),
-        fairness=cast.play(policy.fairness, FairnessPolicy),
-        roles=cast.play(policy.roles, RolesPolicy),
-        scaling=cast.play(policy.scaling, ScalingPolicy),
-        moves=cast.play(policy.moves, MovesPolicy),
-        lengths=cast.play(policy.lengths, LengthsPolicy),
-        streaming=cast.play(policy.streaming, StreamingPolicy),
-        handoff=cast.play(policy.handoff, HandoffPolicy),
-        first_token=cast.play(policy.first_token, FirstTokenPolicy),
+        admission=loader.load(policy.admission, AdmissionPolicy),
+        routing=loader.load(policy.routing, RoutingPolicy),
+        placement=loader.load(policy.placement, PlacementPolicy),
+        fairness=loader.load(policy.fairness, FairnessPolicy),
+        roles=loader.load(policy.roles, RolesPolicy),
+        scaling=loader.load(policy.scaling, ScalingPolicy),
+        moves=loader.load(policy.moves, MovesPolicy),
+        lengths=loader.load(policy.lengths, LengthsPolicy),
+        streaming=loader.load(policy.streaming, StreamingPolicy),
+        handoff=loader.load(policy.handoff, HandoffPolicy),
+        first_token=loader.load(policy.first_token, FirstTokenPolicy),
         cost=cost,
     )
 
 
 @dataclass(slots=True)
-class _Cast:
+class _PolicyLoader:
     """Loads policies. Families that name the same class with the same options share one object."""
 
     made: dict[tuple[str, bytes], object] = field(default_factory=dict[tuple[str, bytes], object])
 
-    def play(self, plugin: Plugin, port: type[Port]) -> Port:
+    def load(self, plugin: Plugin, port: type[Port]) -> Port:
         key = (plugin.use, msgspec.json.encode(plugin.options, order="sorted"))
         if key not in self.made:
             self.made[key] = load_plugin(plugin.use, plugin.options, expects=port)

@@ -95,7 +95,7 @@ class Cluster:
         self.decided, self._out = [], []
         match event:
             case WorkerSaid():
-                self._hear(event, now_s)
+                self._apply_report(event, now_s)
             case RequestArrived(request=request):
                 hits = self.transfers.tier_reads.hits(request)
                 self._ask_coordinator(RequestArrived(request, hits) if hits else event, now_s)
@@ -110,14 +110,14 @@ class Cluster:
                 self.transfers.hosts.add(event)
         return self._out
 
-    def _hear(self, said: WorkerSaid, now_s: float) -> None:
+    def _apply_report(self, report: WorkerSaid, now_s: float) -> None:
         """Apply a worker's events in order, then its load. The events of a lost worker are for the coordinator only."""
-        for request_id, attempt in said.begun:
-            self._ask_coordinator(DecodeBegun(request_id, attempt, said.worker), now_s)
-        view = self.workers.get(said.worker)
-        for event in said.events:
+        for request_id, attempt in report.begun:
+            self._ask_coordinator(DecodeBegun(request_id, attempt, report.worker), now_s)
+        view = self.workers.get(report.worker)
+        for event in report.events:
             if view is not None:
-                self._carry_out(self.transfers.hear(view.host, event, now_s), now_s)
+                self._carry_out(self.transfers.handle_batcher_event(view.host, event, now_s), now_s)
             match event:
                 case PrefillFinished(request_id=request_id):
                     self._ask_coordinator(event, now_s)
@@ -126,8 +126,8 @@ class Cluster:
                     self._ask_coordinator(event, now_s)
                 case _:
                     pass
-        if said.view is not None:
-            self._ask_coordinator(WorkerReported(said.view), now_s)
+        if report.view is not None:
+            self._ask_coordinator(WorkerReported(report.view), now_s)
 
     def _ask_coordinator(self, event: CoordinatorEvent, now_s: float) -> None:
         commands = self._coordinate(event, now_s)

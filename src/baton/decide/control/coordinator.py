@@ -109,7 +109,7 @@ class Coordinator:
                 workers = [view.id for view in self._fleet.views() if view.host == host]
                 return self._lose(workers, reason)
             case WaitedTooLong(wait_s=wait_s):
-                return self._turn_away(wait_s)
+                return self._reject_waiting(wait_s)
             case QueuedTooLong():
                 return [command for close in self.queue.reject_overdue(now_s) for command in self._end(close)]
             case RequestDropped():
@@ -265,11 +265,11 @@ class Coordinator:
         flight.stage = "decode"
         return []
 
-    def _turn_away(self, wait_s: float) -> list[CoordinatorCommand]:
+    def _reject_waiting(self, wait_s: float) -> list[CoordinatorCommand]:
         """Reject the requests that have waited at least `wait_s`, so that their clients can use another server."""
         why = f"no worker has been there for {wait_s:g} s; send the request again, later or to another server"
         overdue = self._room.overdue(wait_s, self._now_s)
-        return [command for name in overdue for command in self._close(name, "rejected", why, "no_worker")]
+        return [command for request_id in overdue for command in self._close(request_id, "rejected", why, "no_worker")]
 
     def _close(
         self, request_id: RequestId, outcome: Outcome, reason: str = "", reject: RejectReason | None = None

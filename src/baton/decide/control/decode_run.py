@@ -26,7 +26,7 @@ class DecodeRun:
     """Steps for which every request has blocks; more grants extend it. The run ends after this many steps."""
     context_tokens: int
     """Tokens whose KV the first step reads, including the new ones."""
-    names_blocks: bool
+    seals_blocks: bool
     """True if full blocks are sealed. If False, a step that ends no request has nothing to report."""
 
 
@@ -39,7 +39,7 @@ def plan_decode_run(lanes: Sequence[Lane]) -> DecodeRun | None:
     """
     left: list[int] = []
     asks: list[int] = []
-    names_blocks, context_tokens = False, 0
+    seals_blocks, context_tokens = False, 0
     for lane in lanes:
         length, request = len(lane.tokens), lane.request
         if length - lane.computed_tokens != 1 or lane.until != "end" or length == request.prompt_tokens:
@@ -47,11 +47,11 @@ def plan_decode_run(lanes: Sequence[Lane]) -> DecodeRun | None:
         left.append(lane.tokens_max - length)
         asks.append(lane.grow_at_tokens - length)
         if request.shares_blocks:
-            names_blocks = True
+            seals_blocks = True
             if lane.attempt > 1:
                 left.append((lane.sealed_blocks + 1) * lane.block_tokens - lane.computed_tokens)
         context_tokens += length
-    return DecodeRun(lanes, min(left), min(asks), room_steps(lanes), context_tokens, names_blocks)
+    return DecodeRun(lanes, min(left), min(asks), room_steps(lanes), context_tokens, seals_blocks)
 
 
 def room_steps(lanes: Sequence[Lane]) -> int:

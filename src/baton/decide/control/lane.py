@@ -51,7 +51,7 @@ class Lane:
     """Layer streaming of the last chunk; see `Slice.stream`."""
     drafter: Drafter | None = None
     """Created with the first draft."""
-    said: array[int] | None = None
+    repeated_token: array[int] | None = None
     """Simulation only: the token (one element) that it samples in every step but the last."""
     tokens_max: int = field(init=False)
     """Maximum length in tokens. The last output token is never computed, but its room is counted."""
@@ -87,7 +87,7 @@ class Lane:
             return ()
         if self.request.sampling.prompt_logprobs and self.output_tokens == 0:
             return ()
-        return self._names(len(self.tokens) - 1)
+        return self._block_hashes(len(self.tokens) - 1)
 
     def blocks_for(self, tokens: int) -> int:
         return -(-min(tokens, self.tokens_max) // self.block_tokens)
@@ -119,19 +119,19 @@ class Lane:
         full = self.computed_tokens >= (self.sealed_blocks + 1) * self.block_tokens
         if not full or not self.request.shares_blocks:
             return self.sealed_blocks, ()
-        first, names = self.sealed_blocks, self._names(self.computed_tokens)
-        self.sealed_blocks = len(names)
-        return first, names[first:]
+        first, hashes = self.sealed_blocks, self._block_hashes(self.computed_tokens)
+        self.sealed_blocks = len(hashes)
+        return first, hashes[first:]
 
     def decode_on(self, steps: int, last: int | None) -> None:
         """Append the tokens of `steps` decode steps. `last`: replaces the last one."""
-        assert self.said is not None, f"the simulator has not set the tokens of {self.request.id}"
+        assert self.repeated_token is not None, f"the simulator has not set the tokens of {self.request.id}"
         self.computed_tokens += steps
-        self.tokens.extend(self.said * steps)
+        self.tokens.extend(self.repeated_token * steps)
         if last is not None:
             self.tokens[-1] = last
 
-    def _names(self, tokens: int) -> tuple[BlockHash, ...]:
+    def _block_hashes(self, tokens: int) -> tuple[BlockHash, ...]:
         """Return the hashes of the full blocks of the first `tokens` tokens. Hashes are cached."""
         runs = tokens // self.block_tokens * self.hash_runs
         run_tokens = self.block_tokens // self.hash_runs
@@ -141,7 +141,7 @@ class Lane:
             self.hashes.append(block_hash(parent, self.tokens[start : start + run_tokens]))
         return hashes_per_block(self.hashes[:runs], self.hash_runs)
 
-    def known_names(self, first: int, end: int | None = None) -> tuple[BlockHash, ...]:
+    def cached_hashes(self, first: int, end: int | None = None) -> tuple[BlockHash, ...]:
         """Return the cached hashes of blocks [first, end). `end` None: up to the last full block."""
         full = len(self.tokens) // self.block_tokens if end is None else end
         return hashes_per_block(self.hashes[first * self.hash_runs : full * self.hash_runs], self.hash_runs)
@@ -157,7 +157,7 @@ class Lane:
 
         A hit on the chat template, which all prompts share, is not.
         """
-        shared = sum(name in soon for name in self.prefix())
+        shared = sum(block_hash in soon for block_hash in self.prefix())
         return 2 * shared * self.block_tokens >= self.remaining_tokens
 
 

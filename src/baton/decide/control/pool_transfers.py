@@ -46,7 +46,7 @@ class PoolHandoff:
     """Minimum blocks per write and read."""
     pooled_blocks: int
     """Leading blocks that the target or the pool is known to have."""
-    taken_blocks: int
+    target_blocks: int
     """Leading blocks that the target has or is reading."""
     start: StartDecode | None = None
     """The start that waits for the put. None: the prompt is streamed into the pool while it is computed."""
@@ -94,7 +94,7 @@ class PoolTransfers:
         if handoff is None or not (yield from self._choose(handoff, tokens, now_s)):
             return False
         self._numbers += 1
-        missing = hashes[handoff.taken_blocks :]
+        missing = hashes[handoff.target_blocks :]
         handoff.start, handoff.number = start, self._numbers
         handoff.run_blocks = run_blocks(len(missing), least_blocks)
         self._handoffs[request.id] = handoff
@@ -150,7 +150,7 @@ class PoolTransfers:
             hashes=hashes,
             run_blocks=least_blocks,
             pooled_blocks=held_blocks,
-            taken_blocks=held_blocks,
+            target_blocks=held_blocks,
         )
 
     def _blocks(self, tokens: int, target: HostId) -> int:
@@ -175,13 +175,13 @@ class PoolTransfers:
             return
         while handoff.pooled_blocks < len(hashes) and handoff.tier.has(hashes[handoff.pooled_blocks]):
             handoff.pooled_blocks += 1
-        if handoff.pooled_blocks - handoff.taken_blocks < handoff.run_blocks:
+        if handoff.pooled_blocks - handoff.target_blocks < handoff.run_blocks:
             return
         hits = self.hosts.tier_hits(target, hashes[: handoff.pooled_blocks])
         blocks = hits[-1].tokens // pool.block_tokens if hits else 0
-        if blocks - handoff.taken_blocks < handoff.run_blocks:
+        if blocks - handoff.target_blocks < handoff.run_blocks:
             return  # the store is busy or suspended
-        handoff.taken_blocks = blocks
+        handoff.target_blocks = blocks
         transfer = Transfer(
             number=self.table.next_number(),
             request=request,
@@ -247,7 +247,7 @@ class PoolTransfers:
     def _view(self, handoff: PoolHandoff, tokens: int, now_s: float) -> HandoffView:
         """Return the predicted times of both paths."""
         source, target, tier, links = handoff.source, handoff.target, handoff.tier, self.links
-        block_tokens, blocks, held = self.hosts.pools[target].block_tokens, len(handoff.hashes), handoff.taken_blocks
+        block_tokens, blocks, held = self.hosts.pools[target].block_tokens, len(handoff.hashes), handoff.target_blocks
         held_tokens, full_tokens = held * block_tokens, blocks * block_tokens
         pooled = [tier.has(block_hash) for block_hash in handoff.hashes[held:]]
         missing_tokens = pooled.count(False) * block_tokens

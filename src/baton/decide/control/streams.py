@@ -188,7 +188,7 @@ class Streams:
         if stream is not None and stream.transfer is None:
             yield from self._send_more(stream)
 
-    def over(self, transfer: Transfer, *, landed: bool) -> Steps[None]:
+    def transfer_ended(self, transfer: Transfer, *, landed: bool) -> Steps[None]:
         """Continue a stream after one of its transfers has ended. End it after a chunk, which is the last transfer."""
         stream = self._streams.get(transfer.request.id)
         if stream is None or stream.transfer is not transfer:

@@ -118,7 +118,7 @@ class Transfers:
             case _:
                 assert_never(event)
 
-    def hear(self, host: HostId, event: BatcherEvent, now_s: float) -> Steps[None]:
+    def handle_batcher_event(self, host: HostId, event: BatcherEvent, now_s: float) -> Steps[None]:
         """Pass a worker's event to the pool of its host, and copy what the worker has computed."""
         self._now_s = now_s
         if isinstance(event, PrefillFinished):
@@ -131,7 +131,7 @@ class Transfers:
 
     def settle(self, request_id: RequestId) -> Steps[None]:
         """End the transfer of a chunk if no copy is under way, after the coordinator has handled the prompt's end."""
-        yield from self._chunk_over(self._chunks.settle(request_id))
+        yield from self._chunk_ended(self._chunks.settle(request_id))
 
     def tell_pool(self, host: HostId, event: PoolEvent) -> Sequence[PoolCommand]:
         """Pass an event to a host's pool. Return its commands."""
@@ -147,7 +147,7 @@ class Transfers:
         request_id = start.request.id
         self.hosts.homes.setdefault(request_id, set())
         self._forget_pool(request_id)  # an abandoned attempt may still wait there
-        yield from self._chunk_over(self._streams.stop(request_id))
+        yield from self._chunk_ended(self._streams.stop(request_id))
         if self.table.is_empty:
             yield from self._place(start)
             return
@@ -163,7 +163,7 @@ class Transfers:
         transfer.start = start
         self.hosts.homes[request_id].add(target)
         yield ToPool(target, start)
-        yield from self._chunk_over(self._chunks.settle(request_id))
+        yield from self._chunk_ended(self._chunks.settle(request_id))
 
     def _place(self, start: Start) -> Steps[None]:
         """Begin a transfer for a start if it needs one; otherwise start the request at once."""
@@ -245,7 +245,7 @@ class Transfers:
 
     def _release(self, request_id: RequestId) -> Steps[None]:
         """Release a closed request on every host, and give up its transfers."""
-        yield from self._chunk_over(self._streams.stop(request_id))
+        yield from self._chunk_ended(self._streams.stop(request_id))
         self._forget_pool(request_id)
         transfer = self.table.awaited(request_id)
         if transfer is not None:
@@ -273,7 +273,7 @@ class Transfers:
 
     def _lose_chunks(self, lost: WorkerId | HostId) -> Steps[None]:
         for request_id in self._chunks.of(lost):
-            yield from self._chunk_over(self._chunks.call_off(request_id))
+            yield from self._chunk_ended(self._chunks.call_off(request_id))
 
     def _lose_host(self, lost: HostLost) -> Steps[None]:
         """End the transfers of a lost host. In between, the coordinator starts its requests on other hosts."""
@@ -305,7 +305,7 @@ class Transfers:
         """Continue the transfer, or the chunk transfer, that an ended copy belongs to."""
         self.links.copy_ends(end, self._now_s)
         if self._chunks.has_copy(end.number):
-            yield from self._chunk_over(self._chunks.copy_ended(end))
+            yield from self._chunk_ended(self._chunks.copy_ended(end))
         elif (transfer := self.table.find(end.number, end.request_id)) is not None:
             yield from self._ended(transfer, blocks=None if end.landed else 0, landed=end.landed)
 
@@ -331,7 +331,7 @@ class Transfers:
             tokens = min(tokens, transfer.cached_tokens + blocks * pool.block_tokens)
         yield from self._over(transfer, tokens, landed=landed and not transfer.is_too_late)
 
-    def _chunk_over(self, chunk: ChunkTransfer | None) -> Steps[None]:
+    def _chunk_ended(self, chunk: ChunkTransfer | None) -> Steps[None]:
         """End the transfer of a chunk. Does nothing for None: there is no chunk, or a copy of it is under way."""
         if chunk is None:
             return
@@ -366,7 +366,7 @@ class Transfers:
         """Continue a stream, or after a read ahead the start that waited for it or the handoff through the pool."""
         held = self._held.get(transfer.request.id)
         if not transfer.is_read_ahead:
-            yield from self._streams.over(transfer, landed=landed)
+            yield from self._streams.transfer_ended(transfer, landed=landed)
         elif held is not None and held[1] == transfer.target:
             del self._held[transfer.request.id]
             yield from self._place(held[0])

@@ -54,7 +54,7 @@ class CustomHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     node_w: float | None = None
 
     @property
-    def said(self) -> dict[str, Any]:
+    def given(self) -> dict[str, Any]:
         """The values that are set."""
         values = structs.asdict(self)
         return {key: values[key] for key in _RANGES if values[key] is not None}
@@ -62,7 +62,7 @@ class CustomHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def plain(self) -> dict[str, Any]:
         """The description as plain data, as in a file."""
-        return {"name": self.name, **({"like": self.like} if self.like else {}), **self.said}
+        return {"name": self.name, **({"like": self.like} if self.like else {}), **self.given}
 
     def problems(self) -> list[str]:
         """Return every problem, except an unknown `like`."""
@@ -75,10 +75,10 @@ class CustomHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
         found += [
             _RANGES[key].problem(f"{where} {key}", value)
-            for key, value in self.said.items()
+            for key, value in self.given.items()
             if not _RANGES[key].takes(value)
         ]
-        missing = [key for key in NEEDED if key not in self.said]
+        missing = [key for key in NEEDED if key not in self.given]
         if missing and not self.like:
             found.append(
                 f"{where} {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; or say which known GPU "
@@ -97,18 +97,18 @@ def described(own: CustomHardware) -> Hardware:
         base = None
     if problems:
         raise ConfigError("\n".join(problems))
-    said = own.said
+    given = own.given
     if base is None:
-        base = nearest_hardware(bf16_flops=said["bf16_flops"], memory_bytes_per_s=said["memory_bytes_per_s"])
-        said = dict.fromkeys(NEVER_BORROWED) | said
-    elif "gpu_w" in said or "gpus_per_node" in said:
-        said = {"node_w": None} | said  # the power of the known node does not apply
-    borrowed = [key for key in _RANGES if key not in said]
+        base = nearest_hardware(bf16_flops=given["bf16_flops"], memory_bytes_per_s=given["memory_bytes_per_s"])
+        given = dict.fromkeys(NEVER_BORROWED) | given
+    elif "gpu_w" in given or "gpus_per_node" in given:
+        given = {"node_w": None} | given  # the power of the known node does not apply
+    borrowed = [key for key in _RANGES if key not in given]
     note = (
         f"{own.name}: kernel efficiencies of {base.kernels.name}, all-reduce of {base.links.name}, scaled to its peaks"
     )
     note += f"; {', '.join(borrowed)} of {base.name}" if borrowed else ""
-    return structs.replace(base, name=own.name, note=note, **said)
+    return structs.replace(base, name=own.name, note=note, **given)
 
 
 def nearest_hardware(*, bf16_flops: float, memory_bytes_per_s: float) -> Hardware:

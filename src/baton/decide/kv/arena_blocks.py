@@ -42,7 +42,7 @@ class ArenaBlocks:
         holding.hashes, holding.preempted = list(prefix[: hit.count]), False
         holding.computed_tokens = hit.count * self.block_tokens if hit.blocks else 0
 
-    def _slide(self, holding: Holding) -> None:
+    def _unpin_behind_window(self, holding: Holding) -> None:
         """Unpin blocks that have left the attention window."""
         behind = behind_blocks(self.window, holding.computed_tokens, self.block_tokens)
         if behind > holding.behind:
@@ -90,7 +90,7 @@ class ArenaBlocks:
         if first <= len(holding.hashes):
             holding.hashes[first:] = hashes
         events = self._seal_held(holding, first, hashes)
-        self._slide(holding)
+        self._unpin_behind_window(holding)
         return events
 
     def _seal_held(self, holding: Holding, first: int, hashes: Sequence[BlockHash]) -> list[BlocksStored]:

@@ -23,7 +23,7 @@ class Grants:
     holdings: Mapping[RequestId, Holding]
     """All holdings of the host."""
     kept_free_blocks: int
-    """Free blocks that are never granted in advance; see `Holding.stock_blocks`. The arena's size: no such grants."""
+    """Free blocks that are never granted in advance; see `Holding.advance_blocks`. The arena's size: no such grants."""
     ahead_blocks: int | None
     """Blocks beyond the computed ones that a request may hold; see `Holding.goal`. None: unlimited."""
     _wanting: dict[RequestId, None] = field(default_factory=dict[RequestId, None])
@@ -56,7 +56,7 @@ class Grants:
         self._wanting = {request_id: None for request_id in unmet if request_id in self.holdings}
         return commands
 
-    def to_spare(self, holding: Holding, first: int) -> Hit | None:
+    def grantable_hit(self, holding: Holding, first: int) -> Hit | None:
         """Return the prefix hit of a request that can be granted at once. None: the request has to wait.
 
         Requires that no other request waits for blocks. `first`: as in `ArenaBlocks.hit`.
@@ -115,7 +115,7 @@ class Grants:
     def _take(self, holding: Holding, count: int) -> list[BlocksRemoved]:
         arena = self.arena
         spare_blocks = (arena.blocks.free - count - self.kept_free_blocks) // len(self.holdings)
-        taken, news = arena.take(count + holding.stock_blocks(count, spare_blocks, arena.block_tokens))
+        taken, news = arena.take(count + holding.advance_blocks(count, spare_blocks, arena.block_tokens))
         holding.table += tuple(taken)
         return news
 

@@ -90,12 +90,12 @@ class Holding:
         """Sort key: lower values are served first and preempted last. The id makes ties deterministic."""
         return (self.request.priority, self.request.arrived_at_s, self.request.id)
 
-    def stock_blocks(self, count: int, spare_blocks: int, block_tokens: int) -> int:
-        """Return the stock: blocks to grant beyond the requested `count`, so that the request asks less often.
+    def advance_blocks(self, count: int, spare_blocks: int, block_tokens: int) -> int:
+        """Return the number of blocks to grant in advance, beyond the requested `count`: the request asks less often.
 
         `spare_blocks`: this request's equal share of the free blocks beyond `Grants.kept_free_blocks`. May be negative.
-        No block is evicted and no request preempted for a stock. A stock at most doubles the blocks of a request, and
-        never exceeds the need of its longest output. A landing request gets no stock: its copy is planned already.
+        No block is evicted and no request preempted for them. They at most double the blocks of a request, and never
+        exceed the need of its longest output. A landing request gets none: its copy is planned already.
         """
         if spare_blocks <= 0 or self.landing:
             return 0

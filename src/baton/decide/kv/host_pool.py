@@ -208,7 +208,7 @@ class HostPool:
             holding.prefix = prefix_of(request, block_runs=self.block_runs, block_tokens=self.block_tokens)
         tokens = request.prompt_tokens + min(self._growth_tokens, request.output_tokens_max)
         holding.wanted = -(-tokens // self.block_tokens)
-        hit = self.grants.to_spare(holding, 0)
+        hit = self.grants.grantable_hit(holding, 0)
         if hit is None:
             holding.wanted = 0
             return []
@@ -315,7 +315,7 @@ class HostPool:
         """Grant free blocks for KV that is sent ahead. Refuse a request that holds blocks here already."""
         request_id = event.request.id
         holding = Holding(event.request, event.attempt, None, wanted=event.blocks, prefix=event.prefix, landing=True)
-        hit = None if request_id in self._holdings else self.grants.to_spare(holding, event.first_block)
+        hit = None if request_id in self._holdings else self.grants.grantable_hit(holding, event.first_block)
         if hit is None:
             return [LandingRefused(self.host, request_id, event.attempt)]
         self._holdings[request_id] = holding

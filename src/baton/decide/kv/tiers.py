@@ -316,10 +316,10 @@ class Tiers:
         if not gone:
             return []
         for block_hash in gone:
-            self._unback(block_hash)
+            self._update_backed(block_hash)
         return [DropBlocks(self.host, tier.name, tuple(gone))]
 
-    def _unback(self, block_hash: BlockHash) -> None:
+    def _update_backed(self, block_hash: BlockHash) -> None:
         """Clear `is_backed` of a block that a tier has lost, unless another tier has it."""
         block = self.arena.find(block_hash)
         facts = self.arena.facts(block) if block is not None else None

@@ -111,7 +111,7 @@ class SloHeadroom:
         cluster = with_bound(cluster)
         plan = self._plan(request, cluster.workers, cluster, cost)
         decoders = self._decoding.among(cluster.workers, self._shares)
-        tpot_s = min(self._answer(worker, request, cluster, cost)[0] for worker in decoders)
+        tpot_s = min(self._predict_decode(worker, request, cluster, cost)[0] for worker in decoders)
         return refuse_late(request.slo, plan.ttft_s / self.ttft_slack, tpot_s / self.tpot_slack)
 
     def route(self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel) -> Route:
@@ -158,17 +158,18 @@ class SloHeadroom:
 
         def key(worker: WorkerView) -> tuple[bool, bool, float, bool, WorkerId]:
             stays = source is None or source == worker.host
-            tpot_s, prompts_ratio = self._answer(worker, request, cluster, cost)
+            tpot_s, prompts_ratio = self._predict_decode(worker, request, cluster, cost)
             tpot_s += handoff_share_s(worker.kind, same_host=stays)
             is_full = 0 < worker.kv_tokens_max < worker.context_tokens + tokens
             is_full = is_full or 0 < worker.requests_max <= decoding_requests(worker)
             is_lent = worker.role == "prefill"
             if slo is None:
                 return (is_full, False, tpot_s, is_lent, worker.id)
-            slow, late = tpot_s / slo.tpot_s, self._late(worker, tokens, slo, cost.on(worker.kind))
+            tpot_pressure = tpot_s / slo.tpot_s
+            ttft_pressure = self._ttft_pressure(worker, tokens, slo, cost.on(worker.kind))
             mixing = 1.0 + (self.mixing_ratio - 1.0) * min(1.0, prompts_ratio) if is_lent else 1.0
-            misses_slo = slow > self.tpot_slack or late > self.ttft_slack
-            return (is_full, misses_slo, max(slow, late) * mixing, is_lent, worker.id)
+            misses_slo = tpot_pressure > self.tpot_slack or ttft_pressure > self.ttft_slack
+            return (is_full, misses_slo, max(tpot_pressure, ttft_pressure) * mixing, is_lent, worker.id)
 
         chosen = min(candidates, key=key) if _is_ahead(candidates, cluster) else None
         if chosen is None or any(key(chosen)[:2]):
@@ -249,17 +250,18 @@ class SloHeadroom:
             if wait_s + rest_s < ttft_s:
                 ttft_s, prompt_s, fetch, work = wait_s + rest_s, rest_s, best, rest
         ttft_s += first_token_delay_s(worker, request, cluster, cost, prompt_s=prompt_s)
-        late = ttft_s / slo.ttft_s
-        slow = self._slow(worker, request, cluster, model, work.alone_s)
+        ttft_pressure = ttft_s / slo.ttft_s
+        tpot_pressure = self._tpot_pressure(worker, request, cluster, model, work.alone_s)
         mixing, risk = 1.0, 1.0
         if request.slo is not None and decoding_requests(worker):
             mixing, risk = self.mixing_ratio, 1.0 + arena.fill_ratio
         return _Plan(
-            worker=worker, fetch=fetch, ttft_s=ttft_s, work_s=work.alone_s, pressure=max(late, slow) * risk * mixing,
-            misses_slo=request.slo is not None and max(late, slow * risk) > self.ttft_slack,
+            worker=worker, fetch=fetch, ttft_s=ttft_s, work_s=work.alone_s,
+            pressure=max(ttft_pressure, tpot_pressure) * risk * mixing,
+            misses_slo=request.slo is not None and max(ttft_pressure, tpot_pressure * risk) > self.ttft_slack,
         )  # fmt: skip
 
-    def _slow(
+    def _tpot_pressure(
         self, worker: WorkerView, request: Request, cluster: ClusterView, model: CostModel, work_s: float
     ) -> float:
         """Return the TPOT pressure on the requests that decode on the worker, with this prompt added."""
@@ -271,7 +273,7 @@ class SloHeadroom:
         tpot_s = _decode_s(worker, 0, 0, model) + shared_s / self._answer_tokens(worker, cluster)
         return tpot_s / self._slo(request, model).tpot_s
 
-    def _answer(
+    def _predict_decode(
         self, worker: WorkerView, request: Request, cluster: ClusterView, cost: CostModel
     ) -> tuple[float, float]:
         """Predict the TPOT of a request that decodes on this worker, and the share of the worker's time for prompts.
@@ -288,7 +290,7 @@ class SloHeadroom:
         prompts_ratio = share.at(self._now_s, memory_s) / memory_s
         return alone_s + prompts_ratio * self._slo(request, model).tpot_s, prompts_ratio
 
-    def _late(self, worker: WorkerView, tokens: int, slo: Slo, model: CostModel) -> float:
+    def _ttft_pressure(self, worker: WorkerView, tokens: int, slo: Slo, model: CostModel) -> float:
         """Return the TTFT pressure on the worker's queued prompts, with one more request that decodes."""
         if not worker.queued_tokens:
             return 0.0

@@ -48,9 +48,9 @@ class HardwareSpec(CustomHardware, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def own(self) -> CustomHardware | None:
         """Custom description of the hardware. None: the catalogue's entry applies, except for a given price."""
-        if not self.like and self.said.keys() <= {"usd_per_hour"}:
+        if not self.like and self.given.keys() <= {"usd_per_hour"}:
             return None
-        return CustomHardware(name=self.name, like=self.like, **self.said)
+        return CustomHardware(name=self.name, like=self.like, **self.given)
 
 
 class SloSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

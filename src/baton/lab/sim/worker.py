@@ -212,9 +212,9 @@ class SimWorker:
         ends_s = self._ends_s(run, steps)
         parts: list[Part] = []
         for lane in run.lanes:
-            if lane.said is None:
-                lane.said = predictor.token(lane.request)
-            parts.append((lane.request.id, lane.attempt, lane.said))
+            if lane.repeated_token is None:
+                lane.repeated_token = predictor.token(lane.request)
+            parts.append((lane.request.id, lane.attempt, lane.repeated_token))
         self._running = _Running(run, parts, ends_s, ended, [])
         self._wake_for(self._running)
 
@@ -300,21 +300,21 @@ class SimWorker:
         """
         if steps <= 0:
             return
-        begin, end, names_blocks = running.done, running.done + steps, running.run.names_blocks
+        begin, end, seals_blocks = running.done, running.done + steps, running.run.seals_blocks
         self._send_messages(running, end)
         ends_s = running.ends_s[begin:end]
         arrivals_s = arrival_times_s(ends_s, running.begun)
         running.begun.clear()
         last = end == len(running.ends_s)
         arrived, reported = min(bisect_left(arrivals_s, self.loop.now_s), steps - last), 0
-        if not names_blocks:
+        if not seals_blocks:
             self._advance(running, steps, running.ended if last else NO_ENDS)
         for piece in ([arrived] if arrived else []) + [1] * (steps - arrived):
             first, reported = reported, reported + piece
             ended = running.ended if last and reported == steps else NO_ENDS
-            if names_blocks:
+            if seals_blocks:
                 self._advance(running, piece, ended)
-            report = self.batcher.take_report(now_s=ends_s[reported - 1]) if names_blocks or reported == steps else None
+            report = self.batcher.take_report(now_s=ends_s[reported - 1]) if seals_blocks or reported == steps else None
             decoded = DecodedSteps(self.id, _with_ends(running.parts, ended), arrivals_s[first:reported], report)
             if reported <= arrived:
                 self.outbound.deliver(decoded)
