@@ -11,6 +11,7 @@ from baton.cli.serve import tell
 from baton.core.errors import ConfigError
 from baton.core.http_config import is_loopback
 from baton.core.keys import read_shared_secret
+from baton.move.memory_limits import memory_free_bytes
 from baton.move.store.node import StoreNode
 
 PORT = 8700
@@ -43,6 +44,9 @@ def run(args: argparse.Namespace) -> int:
             f"--host is {args.host}, so other machines reach this node, but it has no secret: give it --secret-file, or"
             " let every client read and write with --insecure"
         )
+    free_bytes = memory_free_bytes()
+    if args.bytes > free_bytes:  # otherwise the system kills the process while it faults the memory in
+        raise ConfigError(f"--bytes is {args.bytes:g}, but only {free_bytes:g} bytes of memory are free; give less")
     secret = b"" if args.secret_file is None else read_shared_secret(args.secret_file)
     wakeup, signalled = socket.socketpair()
     signalled.setblocking(False)

@@ -7,7 +7,6 @@ import os
 import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from baton.compute.models.card import ModelCard
 from baton.core.config import Config, Topology
@@ -15,6 +14,7 @@ from baton.core.errors import ConfigError
 from baton.core.types import HostId, Role, WorkerId, WorkerView
 from baton.decide.kv.layout import KVLayout
 from baton.move.cores import own_cores
+from baton.move.memory_limits import memory_free_bytes, memory_total_bytes
 
 _ARENA_BYTES_DEFAULT = 2 * 2**30
 _CONTEXTS_MAX = 64
@@ -57,7 +57,7 @@ def host_budget() -> MemoryBudget:
     A share of the free memory alone would shrink with each restart: the processes of a host that was killed may not
     have ended, and their memory is not free yet.
     """
-    return memory_budget(free_bytes=memory_free_bytes(), total_bytes=_memory_total_bytes())
+    return memory_budget(free_bytes=memory_free_bytes(), total_bytes=memory_total_bytes())
 
 
 def memory_budget(*, free_bytes: int, total_bytes: int) -> MemoryBudget:
@@ -77,8 +77,8 @@ def blocks_total(config: Config, card: ModelCard, layout: KVLayout, budget: Memo
     if blocks * layout.block_bytes > free_bytes:
         raise ConfigError(
             f"{blocks} KV blocks take {blocks * layout.block_bytes / 2**30:.1f} GiB, but only"
-            f" {free_bytes / 2**30:.1f} GiB of memory are free; set kv.bytes or --kv-blocks to at most"
-            f" {free_bytes // 2 // layout.block_bytes} blocks"
+            f" {free_bytes / 2**30:.1f} GiB of memory are free (the limit of the control group counts); set kv.bytes or"
+            f" --kv-blocks to at most {free_bytes // 2 // layout.block_bytes} blocks"
         )
     if blocks < 2 and not config.kv.blocks:
         raise ConfigError(
@@ -93,31 +93,6 @@ def _default_arena_bytes(card: ModelCard, layout: KVLayout, budget: MemoryBudget
     context_bytes = -(-card.context_tokens // layout.block_tokens) * layout.block_bytes
     wanted_bytes = min(max(budget.wanted_bytes, context_bytes), _CONTEXTS_MAX * context_bytes)
     return min(wanted_bytes, budget.most_bytes)
-
-
-def memory_free_bytes() -> int:
-    """Return the free memory of the machine, or of this process's control group if that is less."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError):
-        pass  # not Linux: use the number of free pages
-    return _within_group(free)
-
-
-def _memory_total_bytes() -> int:
-    return _within_group(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-
-
-def _within_group(size_bytes: int) -> int:
-    """Return a size, or the memory limit of this process's control group if that is less."""
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            size_bytes = min(size_bytes, int(Path(path).read_text(encoding="ascii")))
-        except (OSError, ValueError):
-            continue  # the control group does not exist or has no limit
-    return size_bytes
 
 
 def share_cores(workers: int, threads: int, quota: float = math.inf) -> list[tuple[int, tuple[int, ...]]]:

@@ -1,0 +1,49 @@
+"""The memory that this process may use: that of the machine, or of its control group if that is less."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from baton.move.control_groups import GROUPS, OWN, ControlGroup, own_groups, read_values
+
+_UNLIMITED_BYTES = 1 << 62
+"""Version 1 shows a larger number for a group without a limit."""
+
+
+def memory_total_bytes(groups: Path = GROUPS, own: Path = OWN) -> int:
+    """Return the memory of the machine, or the smallest limit of the control groups if that is less."""
+    machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([machine_bytes, *(_limit_bytes(group) for group in own_groups("memory", groups, own))])
+
+
+def memory_free_bytes(groups: Path = GROUPS, own: Path = OWN) -> int:
+    """Return the free memory of the machine, or what the control groups leave of their limits if that is less."""
+    return max(0, min([_available_bytes(), *(_left_bytes(group) for group in own_groups("memory", groups, own))]))
+
+
+def _available_bytes() -> int:
+    words = read_values(Path("/proc/meminfo"))
+    if "MemAvailable:" in words:
+        return int(words[words.index("MemAvailable:") + 1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # not Linux: use the number of free pages
+
+
+def _limit_bytes(group: ControlGroup) -> int:
+    """Return the limit of one group. Above `memory.high` its processes are slowed down, above the others killed."""
+    files = ("memory.max", "memory.high") if group.version == 2 else ("memory.limit_in_bytes",)
+    limits = [int(word) for file in files for word in read_values(group.folder / file) if word.isdecimal()]
+    return min([_UNLIMITED_BYTES, *limits])
+
+
+def _left_bytes(group: ControlGroup) -> int:
+    """Return the part of a group's limit that is not used. The kernel drops cached files when it needs their memory."""
+    limit_bytes = _limit_bytes(group)
+    if limit_bytes == _UNLIMITED_BYTES:
+        return limit_bytes
+    used_file, prefix = ("memory.current", "") if group.version == 2 else ("memory.usage_in_bytes", "total_")
+    used_bytes = sum(int(word) for word in read_values(group.folder / used_file))
+    words = read_values(group.folder / "memory.stat")
+    counts = dict(zip(words[::2], words[1::2], strict=False))
+    cached_bytes = sum(int(counts.get(f"{prefix}{kind}", 0)) for kind in ("active_file", "inactive_file"))
+    return limit_bytes - max(0, used_bytes - cached_bytes)
