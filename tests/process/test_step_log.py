@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from baton.core.errors import ConfigError
 from baton.core.types import StepShape, WorkerId
 from baton.decide.cost.fitted import read_step_log
-from baton.serve.worker.step_log import StepLogWriter
+from baton.serve.worker.step_log import StepLogWriter, prepare_step_log
 from tests.serving import serving
 
 
@@ -45,5 +46,26 @@ def test_what_is_no_step_log_is_told(tmp_path: Path) -> None:
     path.write_text('{"step": 1}\n')
     with pytest.raises(ConfigError, match="is no step log"):
         read_step_log(path)
-    with pytest.raises(ConfigError, match="choose another folder"):
-        StepLogWriter(path / "below", WorkerId("w"), bytes_max=400)
+    with pytest.raises(ConfigError, match="choose another step_log"):
+        prepare_step_log(path / "below")
+
+
+def test_a_disk_that_fails_ends_the_log_with_one_line_and_not_the_worker(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker that restarts on a full or read-only disk must not be given up for its log."""
+    (tmp_path / "file").touch()
+    (tmp_path / "a.jsonl").symlink_to("/dev/full")
+    with caplog.at_level(logging.WARNING, logger="baton.worker"):
+        full = StepLogWriter(tmp_path, WorkerId("a"), bytes_max=1 << 20)
+        unwritable = StepLogWriter(tmp_path / "file", WorkerId("b"), bytes_max=1 << 20)
+        for place in range(2000):  # more than the buffer
+            for log in (full, unwritable):
+                log.note(StepShape(decode_requests=1), at_s=place, engine_s=0.01, turn_s=0.02)
+        full.close()
+        unwritable.close()
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.partition(";")[0] for line in lines] == [
+        f"the step log {tmp_path / 'file' / 'b.jsonl'} ends here: [Errno 17] File exists: '{tmp_path / 'file'}'",
+        f"the step log {tmp_path / 'a.jsonl'} ends here: [Errno 28] No space left on device",
+    ]

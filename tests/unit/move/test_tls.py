@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import ssl
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from baton.cli.main import build_parser
 from baton.cli.serve import configuration
 from baton.core.errors import ConfigError
+from baton.move.ipc.tls import ServerTls
 from tests.process.test_tls import write_certificate
 
 
@@ -41,6 +45,43 @@ def test_an_encrypted_key_is_refused_and_no_passphrase_asked_for(tmp_path: Path)
     key.write_bytes(private.private_bytes(*pem, serialization.BestAvailableEncryption(b"secret")))
     with pytest.raises(ConfigError, match=r"--tls-key .*key\.pem is encrypted"):
         configured("--tls-cert", str(cert), "--tls-key", str(key))
+
+
+def served_serial(tls: ServerTls) -> int:
+    """Do a handshake in memory. Return the serial number of the server's certificate."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    client = trusting.wrap_bio(to_client, to_server)
+    server = tls.context.wrap_bio(to_server, to_client, server_side=True)
+    for end in (client, server, client):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+    der = client.getpeercert(binary_form=True)
+    assert der is not None
+    return x509.load_der_x509_certificate(der).serial_number
+
+
+def test_a_key_that_is_replaced_during_a_reload_leaves_no_half_of_a_pair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    write_certificate(cert, key)
+    tls = ServerTls(cert, key)
+    second = write_certificate(cert, key)
+    load = ssl.SSLContext.load_cert_chain
+
+    def load_and_replace(context: ssl.SSLContext, *given: object) -> None:
+        load(context, *given)
+        write_certificate(tmp_path / "other.pem", key)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ssl.SSLContext, "load_cert_chain", load_and_replace)
+        tls.reload()
+    assert served_serial(tls) == second
+    with pytest.raises(ConfigError, match="cannot be used"):
+        tls.reload()
+    assert served_serial(tls) == second
 
 
 @pytest.mark.parametrize("flag", ["--keys", "--admin-key", "--tls-cert", "--tls-key"])

@@ -17,14 +17,19 @@ class ServerTls:
     """PEM file with the certificate, and those of the authorities between it and the root."""
     key: Path
     context: ssl.SSLContext = field(init=False)
+    _current: ssl.SSLContext = field(init=False)
+    """Context of new connections. It replaces `context` at the start of each handshake."""
 
     def __post_init__(self) -> None:
-        self.context = self._loaded()
+        self.context = self._current = self._loaded()
+        self.context.sni_callback = self._use_current
 
     def reload(self) -> None:
         """Read the files again, for new connections. Raises ConfigError for invalid ones: nothing changes then."""
-        self._loaded()
-        self.context.load_cert_chain(self.cert, self.key, self._refuse_passphrase)
+        self._current = self._loaded()
+
+    def _use_current(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        connection.context = self._current
 
     def _loaded(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

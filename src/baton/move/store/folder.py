@@ -53,11 +53,7 @@ def lock_folder(folder: Path) -> int:
         _claim(folder)
         fd = open_private_fd(folder / _LOCK, os.O_RDWR | os.O_CREAT)
     except OSError as error:
-        why = str(error)
-        if isinstance(error, FileExistsError | NotADirectoryError):
-            file = next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), folder)
-            why = f"{file} is a file, and a folder is wanted"
-        raise StoreError(f"cannot use {folder} as a KV store: {why}; give it a folder that can be written") from None
+        raise _unusable(folder, error) from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -67,9 +63,21 @@ def lock_folder(folder: Path) -> int:
             f"the KV store in {folder} is in use by process {owner}, this is process {os.getpid()}: "
             "stop that one, or give each host a folder of its own"
         ) from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    try:
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    except OSError as error:
+        os.close(fd)
+        raise _unusable(folder, error) from None
     return fd
+
+
+def _unusable(folder: Path, error: OSError) -> StoreError:
+    why = str(error)
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        file = next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), folder)
+        why = f"{file} is a file, and a folder is wanted"
+    return StoreError(f"cannot use {folder} as a KV store: {why}; give it a folder that can be written")
 
 
 def _claim(folder: Path) -> None:

@@ -44,6 +44,7 @@ from baton.serve.live.log_file import LogWriter
 from baton.serve.live.metrics_registry import Metrics
 from baton.serve.live.tiers import LiveTiers, OwnTiers
 from baton.serve.live.waiting import Waits
+from baton.serve.worker.step_log import prepare_step_log
 
 HOST = HostId("host-0")
 _BLOCKS_MAX = 2**31
@@ -81,6 +82,8 @@ def assemble(config: Config, card: ModelCard) -> Parts:
     layout = computing.layout
     card = limit_context(config, card)
     is_alone = config.topology == Topology() and config.hosts.expected > 0
+    if config.step_log and not is_alone:
+        prepare_step_log(Path(config.step_log))
     own = None if is_alone else build_host(config, card, computing, HOST)
     prompts = PromptRules(
         hash_tokens=config.kv.block_tokens,

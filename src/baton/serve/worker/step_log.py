@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
+import os
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -12,6 +16,8 @@ from baton.core.files import make_private_folder, open_private
 from baton.core.types import StepShape, WorkerId
 from baton.decide.cost.fitted import LoggedStep
 
+log = logging.getLogger("baton.worker")
+
 _BUFFER_BYTES = 1 << 16
 
 
@@ -19,15 +25,16 @@ class StepLogWriter:
     """Append one line per step to FOLDER/WORKER.jsonl, until the file reaches its bound (INV-9)."""
 
     def __init__(self, folder: Path, worker: WorkerId, bytes_max: int) -> None:
-        """Start a new log. Raises ConfigError if the file cannot be written."""
-        path = folder / f"{worker}.jsonl"
+        """Start a new log. If the disk fails, as it may when a worker restarts, log that and write nothing."""
+        self._path = folder / f"{worker}.jsonl"
+        self._left_bytes = bytes_max
+        self._file: BinaryIO | None = None
+        self._encoder = msgspec.json.Encoder()
         try:
             make_private_folder(folder)
-            self._file = open_private(path, "wb", _BUFFER_BYTES)
+            self._file = open_private(self._path, "wb", _BUFFER_BYTES)
         except OSError as error:
-            raise ConfigError(f"cannot write the step log {path}: {error.strerror}; choose another folder") from error
-        self._left_bytes = bytes_max
-        self._encoder = msgspec.json.Encoder()
+            self._end(error)
 
     def note(self, shape: StepShape, *, at_s: float, engine_s: float, turn_s: float) -> None:
         """Append a step. Once the log is full or the disk fails, do nothing: serving must go on."""
@@ -43,14 +50,29 @@ class StepLogWriter:
         )
         line = self._encoder.encode(step) + b"\n"
         self._left_bytes -= len(line)
-        if self._left_bytes < 0:
+        if self._left_bytes < 0 or self._file is None:
             return
         try:
             self._file.write(line)
-        except OSError:
-            self._left_bytes = 0
+        except OSError as error:
+            self._end(error)
 
     def close(self) -> None:
         """Flush buffered lines. A worker that is killed loses them."""
-        with contextlib.suppress(OSError):
-            self._file.close()
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+
+    def _end(self, error: OSError) -> None:
+        self._left_bytes = 0
+        log.warning("the step log %s ends here: %s; requests go on, later steps are not written", self._path, error)
+
+
+def prepare_step_log(folder: Path) -> None:
+    """Create the folder of the step logs before any worker starts. Raises ConfigError if it cannot be written."""
+    try:
+        make_private_folder(folder)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, "it is not writable")
+    except OSError as error:
+        raise ConfigError(f"cannot write step logs in {folder}: {error.strerror}; choose another step_log") from error

@@ -19,6 +19,7 @@ from baton.core.errors import StoreError
 from baton.move.store.direct_io import Scratches
 from baton.move.store.file import FileStore
 from baton.move.store.segments import GROWTH_BYTES, slot_bytes
+from tests.machine_faults import small_disk
 from tests.stores import get, names, put
 
 BLOCK_BYTES = 64 << 10
@@ -167,22 +168,17 @@ def test_files_grow_as_they_fill(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 2 MiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(disk)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("mounting a small file system needs root: the limit on file sizes is tested instead")
-    yield disk
-    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+    with small_disk(tmp_path, 2 << 20) as disk:
+        yield disk
 
 
-def test_a_disk_without_any_room_keeps_nothing(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disk_without_any_room_keeps_nothing(disk: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It raises nothing, logs one line, and counts an error."""
-    store = _open(small_disk, 100)
+    store = _open(disk, 100)
     with pytest.raises(OSError, match="No space"):
-        (small_disk / "something-else").write_bytes(bytes(3 << 20))
+        (disk / "something-else").write_bytes(bytes(3 << 20))
     with caplog.at_level(logging.WARNING, logger="baton.store"):
         assert put(store, names(3), BLOCK_BYTES) == [False] * 3
         assert put(store, names(3), BLOCK_BYTES) == [False] * 3
@@ -192,6 +188,18 @@ def test_a_disk_without_any_room_keeps_nothing(small_disk: Path, caplog: pytest.
     assert store.counters.refused == 6
     assert get(store, names(3), BLOCK_BYTES) == [False] * 3
     store.close()
+
+
+def test_a_disk_without_room_for_the_lock_is_an_error_that_leaves_no_descriptor(disk: Path) -> None:
+    """The folder exists, but not one byte can be written."""
+    _open(disk, 4).close()
+    (disk / "lock").unlink()
+    free_bytes = os.statvfs(disk).f_bavail * os.statvfs(disk).f_bsize
+    (disk / "segment-9999.kv").write_bytes(bytes(free_bytes))
+    before = sorted(Path("/proc/self/fd").iterdir())
+    with pytest.raises(StoreError, match=r"No space left on device.*; give it a folder that can be written"):
+        _open(disk, 4)
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
 
 
 def test_without_memory_for_a_call_nothing_is_kept_and_nothing_lost(
