@@ -254,7 +254,7 @@ class Service:
         self._parts.gateway.state = "ready"
         self._run(self._check_at_idle())
         if self._parts.own is not None:
-            self._run(prefault(self._parts.own.arena))
+            self._run(prefault(self._parts.own.arena, self._on_failed))
         if self._parts.driver.is_restless:
             self._run(self._tick())
         self._tell(self._greeting())

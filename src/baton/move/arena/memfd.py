@@ -7,6 +7,7 @@ unlinks segments when an unrelated reader exits. Source: references/transports.m
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -37,15 +38,21 @@ class Arena:
         """Reserve the next pages, so that no step pays for their first use. Return the position for the next call.
 
         Safe while workers write, because the kernel maps pages without changing bytes. If the kernel does not support
-        it, return the end.
+        it, return the end. Raises ArenaError if the system has no memory for them: a process that uses one of these
+        pages would be killed by SIGBUS.
         """
         size = min(_PREFAULT_BYTES, self.bytes_total - start)
         if size <= 0:
             return self.bytes_total
         try:
             self._map.madvise(_MADV_POPULATE_WRITE, start, size)
-        except OSError:
-            return self.bytes_total
+        except OSError as error:
+            if error.errno not in (errno.EFAULT, errno.ENOMEM):
+                return self.bytes_total
+            raise ArenaError(
+                f"the KV cache takes {self.bytes_total / 2**30:.2f} GiB, but the system has no memory beyond the first"
+                f" {start / 2**30:.2f} ({error.strerror}); set kv.bytes or --kv-blocks to less"
+            ) from error
         return start + size
 
     def close(self) -> None:

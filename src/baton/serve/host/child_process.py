@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -90,7 +91,7 @@ class ChildProcess(asyncio.Protocol):
             raise WorkerError(f"{self._name} was never started")
         code = await self._process.wait()
         await self._drain()
-        ended = f"killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        ended = _killed_by(-code) if code < 0 else f"ended with code {code}"
         return f"{self._name} (pid {self.pid}) {ended}"
 
     async def _reap(self) -> None:
@@ -125,6 +126,18 @@ class ChildProcess(asyncio.Protocol):
 
     def _add_line(self, raw: bytes) -> None:
         self._on_output(f"{self._name}: {raw.decode(errors='replace').rstrip()}")
+
+
+def _killed_by(number: int) -> str:
+    """Return how a signal ended a process. Some are the only trace of a fault of the machine."""
+    match number:
+        case signal.SIGBUS:
+            why = ": a page of the model file or the KV cache could not be read, or memory for it ran out"
+        case signal.SIGKILL:
+            why = ": by an operator, or by the system when memory runs out; see its log"
+        case _:
+            why = ""
+    return f"killed by signal {number}{why}"
 
 
 async def _spawn(module: str, theirs: socket.socket, *, threads: int) -> asyncio.subprocess.Process:

@@ -119,7 +119,7 @@ class Membership:
             await self._start_mover(parts, address)
             await self._enter(parts, address)
             self._start_workers(parts)
-            tasks.append(asyncio.create_task(prefault(parts.arena)))
+            tasks.append(asyncio.create_task(prefault(parts.arena, self._fail)))
             return await self._over
         finally:
             for task in tasks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 
+from baton.core.errors import ArenaError
 from baton.move.arena.cuda import CudaArena
 from baton.move.arena.memfd import Arena
 
@@ -25,9 +26,16 @@ def spawn(work: Coroutine[None, None, None], tell: Callable[[str], None]) -> asy
     return task
 
 
-async def prefault(arena: Arena | CudaArena) -> None:
-    """Reserve the arena's pages in small portions, so that no step pays for a first use and no stream stalls."""
+async def prefault(arena: Arena | CudaArena, failed: Callable[[str], None]) -> None:
+    """Reserve the arena's pages in small portions, so that no step pays for a first use and no stream stalls.
+
+    Call `failed` with the reason if the system has less memory than the arena.
+    """
     position = 0
     while position < arena.bytes_total:
-        position = arena.prefault(position)
+        try:
+            position = arena.prefault(position)
+        except ArenaError as error:
+            failed(str(error))
+            return
         await asyncio.sleep(_PREFAULT_PAUSE_S)

@@ -11,6 +11,7 @@ import pytest
 
 from baton.core.errors import ArenaError
 from baton.move.arena.memfd import Arena, create_arena, open_arena
+from tests.machine_faults import small_disk
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="sealed memory without a name is Linux's")
 
@@ -89,6 +90,18 @@ def test_prefault_reserves_the_pages(arena: Arena) -> None:
     if moved == BYTES:
         pytest.skip("this kernel cannot prefault")
     assert os.fstat(arena.fd).st_blocks * 512 >= moved
+
+
+def test_memory_that_the_system_does_not_have_is_an_error_and_no_signal(tmp_path: Path, arena: Arena) -> None:
+    """Otherwise SIGBUS would kill the process that writes such a page first."""
+    if arena.prefault(0) == BYTES:
+        pytest.skip("this kernel cannot prefault")
+    with small_disk(tmp_path, 2 << 20) as disk, (disk / "arena").open("w+b") as file:
+        file.truncate(BYTES)
+        small = open_arena(os.dup(file.fileno()), BYTES)
+        with pytest.raises(ArenaError, match=r"takes 0\.01 GiB, but .* set kv\.bytes or --kv-blocks to less"):
+            small.prefault(0)
+        small.close()
 
 
 @pytest.mark.parametrize("size", [2**62, 2**63, 0, -1])

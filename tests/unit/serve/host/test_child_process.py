@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+
+import pytest
 
 from baton.serve.host.child_process import ChildProcess
 
@@ -19,3 +23,21 @@ def test_the_output_of_a_dead_process_is_not_repeated_with_its_end() -> None:
     ended, said, pid = asyncio.run(story())
     assert ended == f"w (pid {pid}) ended with code 1"
     assert sum("No module named baton.no_such_module" in line for line in said) == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [
+        (signal.SIGBUS, "killed by signal 7: a page of the model file or the KV cache could not be read"),
+        (signal.SIGKILL, "killed by signal 9: by an operator, or by the system when memory runs out"),
+        (signal.SIGTERM, "killed by signal 15"),
+    ],
+)
+def test_a_signal_that_a_fault_of_the_machine_sends_is_explained(number: int, why: str) -> None:
+    async def story() -> str:
+        process = ChildProcess("w", "timeit", on_message=lambda _: None, on_output=lambda _: None)
+        await process.start(b"setup", 0, threads=1)
+        os.kill(process.pid, number)
+        return await process.wait()
+
+    assert why in asyncio.run(story())
