@@ -18,6 +18,7 @@ from baton.core.errors import StoreError
 from baton.core.types import BlockHash
 from baton.move.ipc.challenge import WrongSecretError, prove
 from baton.move.ipc.connections import receive_views, send_views
+from baton.move.ipc.dialing import Dialer
 from baton.move.ipc.shared_memory import is_same_user, map_sealed, shares_machine
 from baton.move.store import node_wire as wire
 from baton.move.store.checksum import CHECKSUM_BYTES, PART_BYTES, checksum_in_parts, joined
@@ -160,7 +161,7 @@ class NodeDialer:
         `secret`: both ends must prove that they know it. Empty: the node must not ask for one.
         """
         self._where = "pool://{}:{}".format(*address)
-        self._address = address
+        self._dialer = Dialer(*address)
         self._hello = hello
         self._threads = threads
         self._shares = shares
@@ -188,7 +189,7 @@ class NodeDialer:
 
     def _connect_tcp(self) -> tuple[socket.socket, str]:
         """Connect over TCP. Return the connection and the name under which the node lends its memory."""
-        connection = socket.create_connection(self._address, timeout=CONNECT_TIMEOUT_S)
+        connection = self._dialer.connect(CONNECT_TIMEOUT_S)
         try:
             wire.bound_waits(connection, ANSWER_TIMEOUT_S)
             send_views(connection, [self._hello])

@@ -21,6 +21,7 @@ from msgspec import Struct
 from baton.core.errors import TransferError
 from baton.move.copies import Moves, copy_one_by_one, paired
 from baton.move.ipc.connections import limit_waits, receive_views
+from baton.move.ipc.dialing import Dialer
 from baton.move.transport.copier import Copier, Move, no_interrupt
 from baton.move.transport.device_memory import Location
 from baton.move.transport.extents import Spread, collated, cut_rows, located, location_of, rows_of, runs_of
@@ -144,8 +145,7 @@ class _NixlPeer:
     """A source, and its agent's name at this host's NIXL agent."""
 
     def __init__(self, address: str, agent: NixlAgent) -> None:
-        host, port = split_address(address)
-        self.client = SourceClient(f"at {address}", lambda stall_s: socket.create_connection((host, port), stall_s))
+        self.client = SourceClient(f"at {address}", Dialer(*split_address(address)).connect)
         self._agent = agent
         self._lock = threading.Lock()
         self._agent_names: dict[bytes, str] = {}

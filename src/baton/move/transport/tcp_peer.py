@@ -15,6 +15,7 @@ from baton.core.errors import TransferError
 from baton.move.backoff import Backoff
 from baton.move.ipc.challenge import prove
 from baton.move.ipc.connections import hang_up, limit_waits, receive_views
+from baton.move.ipc.dialing import Dialer
 from baton.move.transport.offers import REFUSALS, OfferStatus
 from baton.move.transport.piecewise_pull import BUG, CLOSED, PiecewisePull, PullPiece
 from baton.move.transport.wire import (
@@ -62,6 +63,7 @@ class TcpPeer:
     def __init__(self, address: tuple[str, int], limits: TcpLimits, secret: bytes) -> None:
         """`secret`: that of the cluster. Empty: sources ask for none."""
         self.address = address
+        self.dialer = Dialer(*address)
         self.limits = limits
         self.secret = secret
         self._changed = threading.Condition()
@@ -285,7 +287,7 @@ class TcpStream:
         if self._connection is not None:
             return self._connection
         limits = self._peer.limits
-        connection = socket.create_connection(self._peer.address, limits.connect_s)
+        connection = self._peer.dialer.connect(limits.connect_s)
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         limit_waits(connection, receive_s=limits.stall_s, send_s=limits.stall_s)
