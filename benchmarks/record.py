@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import platform
@@ -13,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from baton.move.clock import utc_date
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -31,7 +32,7 @@ def environment() -> dict[str, Any]:
     )
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return {
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "date": utc_date().strftime("%Y-%m-%d %H:%M UTC"),
         "commit": commit.stdout.strip(),
         "cpu": cpu,
         "cores": len(os.sched_getaffinity(0)),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Generator, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pluggy
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from baton.move.clock import utc_date
 from baton.move.store.node import StoreNode
 from tests.seeds import Seeds
 from tests.serving import RunningServer, serving
@@ -66,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("deep" if config.option.deep else "house")
     config.pluginmanager.register(CpuMeter())
     if config.option.seed_day is None:
-        config.option.seed_day = datetime.now(UTC).date().toordinal()
+        config.option.seed_day = utc_date().date().toordinal()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from baton.move.clock import utc_date
 from tests.hosting import joining
 from tests.serving import RunningServer, listening
 
@@ -27,7 +28,7 @@ def write_certificate(cert: Path, key: Path) -> int:
     """Write a self-signed certificate for loopback and its key. Return its serial number."""
     private = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "baton")])
-    now = datetime.datetime.now(datetime.UTC)
+    now = utc_date()
     made = (
         x509.CertificateBuilder()
         .subject_name(name)

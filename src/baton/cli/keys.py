@@ -10,7 +10,6 @@ import secrets
 import sys
 import tempfile
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -19,6 +18,7 @@ from rich.table import Table
 
 from baton.core.errors import ConfigError
 from baton.core.keys import SCOPES, KeyEntry, KeyFile, KeyLimits, digest_of, read_keys
+from baton.move.clock import utc_date
 
 _KEY_BYTES = 32
 _LIMITS = (
@@ -84,7 +84,7 @@ def _made(args: argparse.Namespace) -> tuple[str, KeyEntry]:
         tenant=args.tenant,
         scopes=tuple(dict.fromkeys(args.scope or ("generate",))),
         limits=KeyLimits(**limits),
-        created=datetime.now(UTC).date().isoformat(),
+        created=utc_date().date().isoformat(),
     )
     if problems := KeyFile(keys=(entry,)).problems():
         raise ConfigError("\n".join(problem.removeprefix("keys[0].") for problem in problems))

@@ -1,8 +1,12 @@
-"""The only module that reads the clocks of the operating system."""
+"""The only module that reads the clocks of the operating system.
+
+Decisions and durations use `now_s`. The wall clock may jump, so it gives only dates that are shown.
+"""
 
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 
 
 def now_s() -> float:
@@ -13,3 +17,8 @@ def now_s() -> float:
 def unix_s() -> int:
     """Return seconds since 1970, for timestamps in responses."""
     return int(time.time())  # noqa: TID251
+
+
+def utc_date() -> datetime:
+    """Return the date and time in UTC, for files and prompts that show it."""
+    return datetime.now(UTC)  # noqa: TID251

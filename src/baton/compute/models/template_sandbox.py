@@ -8,7 +8,6 @@ first. Other operations (filters on strings that are already long) take at most 
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
@@ -16,6 +15,8 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 from jinja2.visitor import NodeTransformer
+
+from baton.move.clock import utc_date
 
 OUTPUT_CHARS_MAX = 16_000_000
 STEPS_MAX = 200_000
@@ -113,7 +114,7 @@ def _raise_exception(message: str) -> str:
 
 
 def _strftime_now(pattern: str) -> str:
-    return datetime.now(UTC).astimezone().strftime(pattern)
+    return utc_date().astimezone().strftime(pattern)
 
 
 def _to_json(value: object, indent: int | None = None, ensure_ascii: bool = False) -> str:  # noqa: FBT001 - as templates call it
