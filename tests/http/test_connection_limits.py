@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 import socket
@@ -300,3 +301,24 @@ def test_malformed_requests_fill_no_log(server: Server, caplog: pytest.LogCaptur
                 connection.sendall(b"no http\r\n\r\n")
                 read_all(connection)
     assert len(caplog.records) <= 1
+
+
+def test_without_a_descriptor_connections_wait_until_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The listener of uvloop would close them, or try again without a pause."""
+    accept, failures = socket.socket.accept, [OSError(errno.EMFILE, "Too many open files")] * 3
+
+    def accept_later(listening: socket.socket) -> object:
+        if failures:
+            raise failures.pop()
+        return accept(listening)
+
+    monkeypatch.setattr("baton.serve.http.server.ACCEPT_RETRY_S", 0.01)
+    monkeypatch.setattr(socket.socket, "accept", accept_later)
+    with caplog.at_level(logging.WARNING, logger="baton.server"), Server(build_house()) as server:
+        assert httpx.get(f"{server.url}/health").status_code == 200
+    assert not failures
+    assert [record.getMessage() for record in caplog.records] == [
+        "refused new connections for now: [Errno 24] Too many open files; raise the limit: ulimit -Hn"
+    ]

@@ -100,6 +100,12 @@ class Connections:
         if line:
             log.warning("%s", line)
 
+    def note_not_accepted(self, error: OSError) -> None:
+        """Log that no connection can be accepted, unless it was logged recently."""
+        line = self._log.line("accept", f"new connections for now: {error}; raise the limit: ulimit -Hn", now_s())
+        if line:
+            log.warning("%s", line)
+
     def _sweep(self) -> None:
         self._timer = None
         moment_s = now_s()

@@ -1,6 +1,7 @@
-"""The HTTP server: uvicorn, except for its signal handlers and for the accepting of TLS connections.
+"""The HTTP server: uvicorn, except for its signal handlers and for the accepting of connections.
 
-Event loops tell a protocol of a TLS connection only after its handshake. The limits have to count it before that.
+Event loops tell a protocol of a TLS connection only after its handshake. The limits have to count it before that. If a
+connection cannot be accepted for lack of a file descriptor, uvloop closes it, or tries again without a pause.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Generator
+from collections.abc import Coroutine, Generator
 from typing import Any
 
 import uvicorn
@@ -28,19 +29,15 @@ class HttpServer(uvicorn.Server):
     def __init__(self, config: HttpServerConfig) -> None:
         super().__init__(config)
         self._http_config = config
-        self._listeners: list[TlsListener] = []
+        self._listeners: list[Listener] = []
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        tls = self._http_config.tls
-        if tls is None or sockets is None:
-            await super().startup(sockets)
-            return
         self.servers = []
-        self._listeners = [TlsListener(each, tls, self._http_config, self.server_state) for each in sockets]
+        self._listeners = [Listener(each, self._http_config, self.server_state) for each in sockets or ()]
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -49,56 +46,66 @@ class HttpServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-class TlsListener:
-    """Accepts the connections of a listening socket, and does their TLS handshakes."""
+class Listener:
+    """Accepts the connections of a listening socket, and does the TLS handshakes if the server has a certificate."""
 
-    def __init__(
-        self, listening: socket.socket, tls: ServerTls, config: HttpServerConfig, server_state: ServerState
-    ) -> None:
+    def __init__(self, listening: socket.socket, config: HttpServerConfig, server_state: ServerState) -> None:
         self._listening = listening
-        self._tls = tls
         self._config = config
         self._server_state = server_state
         self._connections = config.connections
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._opening: set[asyncio.Task[None]] = set()
         """At most as many as there may be connections."""
         listening.setblocking(False)
         self._accepting = asyncio.create_task(self._accept_all())
 
     async def close(self) -> None:
         """Accept no further connection, and end those without a handshake."""
-        tasks = [self._accepting, *self._handshakes]
+        tasks = [self._accepting, *self._opening]
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
 
     async def _accept_all(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop, tls = asyncio.get_running_loop(), self._config.tls
         while True:
             try:
                 connection, peer = await loop.sock_accept(self._listening)
-            except OSError:
+            except OSError as error:
+                self._connections.note_not_accepted(error)
                 await asyncio.sleep(ACCEPT_RETRY_S)
                 continue
-            handshake = Handshake(self._connections, client_address(peer[0]))
-            error = self._connections.add(handshake)
-            if error is not None and not self._connections.may_answer(handshake):
-                self._connections.note_refused(handshake.address, error)
-                handshake.end()
-                connection.close()
-                continue
-            task = asyncio.create_task(self._shake_hands(connection, handshake))
-            self._handshakes.add(task)
-            task.add_done_callback(self._handshakes.discard)
+            opening = self._serve(connection) if tls is None else self._secure(connection, tls, client_address(peer[0]))
+            if opening is not None:
+                task = asyncio.create_task(opening)
+                self._opening.add(task)
+                task.add_done_callback(self._opening.discard)
+            await asyncio.sleep(0)  # streams go on while many clients connect at once
 
-    async def _shake_hands(self, connection: socket.socket, handshake: Handshake) -> None:
-        loop = asyncio.get_running_loop()
+    async def _serve(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # the client has gone
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: BoundedHttpProtocol(self._config, self._server_state, {}), connection
+            )
+
+    def _secure(self, connection: socket.socket, tls: ServerTls, address: str) -> Coroutine[None, None, None] | None:
+        """Return the handshake of a connection. None: it exceeds a limit and is closed."""
+        handshake = Handshake(self._connections, address)
+        error = self._connections.add(handshake)
+        if error is None or self._connections.may_answer(handshake):
+            return self._shake_hands(connection, tls, handshake)
+        self._connections.note_refused(handshake.address, error)
+        handshake.end()
+        connection.close()
+        return None
+
+    async def _shake_hands(self, connection: socket.socket, tls: ServerTls, handshake: Handshake) -> None:
         try:
             with contextlib.suppress(OSError):  # the client speaks no TLS, is too slow or has gone
-                await loop.connect_accepted_socket(
+                await asyncio.get_running_loop().connect_accepted_socket(
                     lambda: SecuredHttpProtocol(self._config, self._server_state, {}, handshake),
                     connection,
-                    ssl=self._tls.context,
+                    ssl=tls.context,
                     ssl_handshake_timeout=self._connections.limits.header_s,
                 )
         finally:
