@@ -12,6 +12,8 @@ from baton.lab.sim.engines import ContentEngine
 from baton.lab.sim.faults import Hang, HostKill, Kill
 from baton.lab.sim.journal import Journal, Life
 from tests.campaign.checkers import Watch, check_end, check_refusal, check_text
+from tests.campaign.client_checks import check_client
+from tests.campaign.edge import HttpEdge
 from tests.campaign.restless import play_policies
 from tests.campaign.scenario import PlannedRequest, Scenario
 from tests.campaign.triggers import CampaignFaults, KillAtStep
@@ -29,6 +31,8 @@ class Play:
     cluster: SimCluster
     watch: Watch
     strikes: CampaignFaults
+    edge: HttpEdge | None
+    """The HTTP routes, if the scenario has clients."""
     followers: dict[RequestId, list[PlannedRequest]] = field(default_factory=dict[RequestId, list[PlannedRequest]])
 
     def schedule(self) -> None:
@@ -38,19 +42,32 @@ class Play:
                 loop.at(planned.at_s, partial(self.submit, planned, ()))
             else:
                 self.followers.setdefault(planned.follows, []).append(planned)
+        if self.edge is not None:
+            self.edge.schedule()
         self.strikes.schedule_all(self.scenario.faults)
 
     def run(self) -> None:
         """Run to the end under all checkers. Raises Violation where an invariant breaks."""
+        try:
+            self._run()
+        finally:
+            if self.edge is not None:
+                self.edge.close()
+
+    def _run(self) -> None:
         ended = self.cluster.loop.run(until_s=PLAY_S_MAX, events_max=EVENTS_MAX, after_each=self._after_each)
         deadly = any(isinstance(fault, Kill | KillAtStep | Hang | HostKill) for fault in self.scenario.faults)
         check_end(self.watch, ended=ended, failures_allowed=deadly)
         for life in self.cluster.server.journal.lives.values():
             check_text(life, self.scenario.cluster.window, layers=self.scenario.cluster.layers)
+        for client in self.edge.clients if self.edge is not None else ():
+            check_client(client, self.cluster.server.journal.lives, failures_allowed=deadly)
 
     def _after_each(self) -> None:
         self.watch.after_event()
         self.strikes.after_event()
+        if self.edge is not None:
+            self.edge.after_event()
 
     def submit(self, planned: PlannedRequest, before: tuple[int, ...]) -> None:
         prompt = (*before, *planned.prompt)
@@ -71,6 +88,8 @@ class Play:
     def closed(self, life: Life) -> None:
         """Schedule the follow-up turns of a closed request. Their prompts begin with its prompt and its answer."""
         check_refusal(self.cluster, life)
+        if self.edge is not None:
+            self.edge.gateway.closed(life)
         for planned in self.followers.pop(life.request.id, ()):
             self.cluster.loop.after(planned.at_s, partial(self.submit, planned, tuple(life.tokens)))
 
@@ -98,6 +117,7 @@ def prepare_play(scenario: Scenario) -> Play:
             cluster=cluster,
             watch=Watch(cluster=cluster, policy=scenario.policy),
             strikes=CampaignFaults(cluster),
+            edge=HttpEdge(cluster, scenario.clients) if scenario.clients else None,
         )
     )
     plays[0].schedule()

@@ -28,6 +28,7 @@ from baton.lab.sim.faults import (
     WireCut,
 )
 from baton.lab.sim.spec import ClusterSpec, SimCost, SimKind, SimKV, SimLink, SimTier, SimWorkers
+from tests.campaign.clients import PlannedClient, draw_clients
 from tests.campaign.triggers import Cancel, Fault, KillAtStep, KillMoment, Stage
 
 TOPOLOGIES: tuple[tuple[int, int, int], ...] = (
@@ -69,6 +70,8 @@ class Scenario(Struct, frozen=True, kw_only=True):
     cluster: ClusterSpec
     requests: tuple[PlannedRequest, ...]
     faults: tuple[Fault, ...] = ()
+    clients: tuple[PlannedClient, ...] = ()
+    """HTTP clients, which send further requests."""
     policy: str = "baton"
     """A policy set of `baton sim --policy`, `RESTLESS`, or `RESTLESS_FLEET`."""
 
@@ -242,6 +245,11 @@ def _draw_blocks(draw: Random, requests: tuple[PlannedRequest, ...]) -> int:
         longest[request.id] = before + len(request.prompt) + request.output_tokens_max
     blocks_min = -(-max(longest.values()) // BLOCK_TOKENS)
     return int(blocks_min * draw.choice((1.0, 1.0, 1.2, 1.5, 2.0, 6.0)))
+
+
+def with_clients(scenario: Scenario) -> Scenario:
+    """Return the scenario with HTTP clients, drawn from the same seed."""
+    return replace(scenario, clients=draw_clients(scenario.seed))
 
 
 def with_faults(scenario: Scenario) -> Scenario:

@@ -26,6 +26,18 @@ def test_every_seed_holds_the_invariants_without_faults(seeds: Seeds) -> None:
     assert run_seeds(seeds.draw(30, deep=300), faults=False, out=out) == 0, out.getvalue()
 
 
+def test_every_seed_holds_the_invariants_with_http_clients(seeds: Seeds) -> None:
+    """The real routes serve clients that read slowly, repeat ids and die, while workers and hosts die too."""
+    out = io.StringIO()
+    assert run_seeds(seeds.draw(16, deep=600), faults=True, clients=True, out=out) == 0, out.getvalue()
+
+
+def test_http_clients_do_not_make_a_run_random() -> None:
+    """INV-6: the tasks of clients and routes run in the order of the simulation."""
+    assert play_seed(1, faults=True, clients=True) == play_seed(1, faults=True, clients=True)
+    assert play_seed(1, faults=True, clients=True) != play_seed(1, faults=True)
+
+
 def test_the_printed_line_plays_the_seed(capsys: pytest.CaptureFixture[str]) -> None:
     """What a failure prints is a command that works."""
     words = repeat_line(7, faults=True).split()

@@ -58,12 +58,12 @@ def _respond(error: RequestError, headers: dict[str, str] | None = None) -> Resp
     return Response(error_body(error), status_code=error.status, headers=all_headers, media_type="application/json")
 
 
-def _on_request_error(request: Request, error: Exception) -> Response:
+async def _on_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError), f"{error!r} is no request error"
     return _respond(error)
 
 
-def _on_wrong_route(request: Request, error: Exception) -> Response:
+async def _on_wrong_route(request: Request, error: Exception) -> Response:
     """Respond to an unknown path (404) or method (405, with the allowed methods)."""
     assert isinstance(error, HTTPException), f"{error!r} is no HTTP error"
     status = error.status_code
@@ -73,11 +73,11 @@ def _on_wrong_route(request: Request, error: Exception) -> Response:
     return _respond(RequestError(message, status=status, code=code), dict(error.headers or {}))
 
 
-def _on_disconnect(request: Request, error: Exception) -> Response:
+async def _on_disconnect(request: Request, error: Exception) -> Response:
     return Response(status_code=499)  # is never received
 
 
-def _on_bug(request: Request, error: Exception) -> Response:
+async def _on_bug(request: Request, error: Exception) -> Response:
     """Respond to a bug of Baton. Starlette raises the error again, so that the server logs it.
 
     The server then closes the connection, so the response says `Connection: close`: a client must not reuse it.
