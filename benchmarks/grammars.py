@@ -18,10 +18,11 @@ import record
 
 from baton.compute.constrained import ConstrainedEngine
 from baton.compute.models.grammar import token_trie
-from baton.compute.models.grammar_masks import GrammarMasks, MaskJob
+from baton.compute.models.grammar_masks import GrammarMasks
 from baton.compute.models.resolve import resolve_model
 from baton.compute.models.tokenizer import load_tokenizer
 from baton.compute.sampler import sample_drafted
+from baton.compute.sandbox.messages import MaskJob
 from baton.compute.step_engine import Progress
 from baton.core.config import SandboxConfig
 from baton.core.step import Slice, SliceResult, Step, StepResult

@@ -10,7 +10,8 @@ import torch
 from gguf import GGMLQuantizationType, quants
 from torch import Tensor
 
-from baton.compute.models.quantized import QuantizedMatrix, from_gguf, quantize_groups, quantize_rows, stacked
+from baton.compute.models.quantized import QuantizedMatrix, quantize_groups, quantize_rows, stacked
+from baton.compute.models.quantized_gguf import from_gguf
 from baton.compute.models.resolve import resolve_model
 from baton.compute.native.build import library_path
 from baton.compute.native.engine import NativeEngine

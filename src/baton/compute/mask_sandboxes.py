@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from baton.compute.models.card import ModelCard
-from baton.compute.models.grammar_masks import PARSERS_MAX, MaskAnswer, MaskJob
+from baton.compute.sandbox.messages import PARSERS_MAX, MaskAnswer, MaskComputation, MaskJob, SandboxSetup
 from baton.compute.sandbox.process import ForkServer, Sandbox, SandboxError
-from baton.compute.sandbox.work import MaskComputation, SandboxSetup
 from baton.core.config import SandboxConfig
 from baton.core.step import Slice
 from baton.core.types import GRAMMAR_FAILED, Grammar, RequestId

@@ -11,9 +11,10 @@ from baton.compute.hash_engine import EOS_TOKEN, VOCAB_TOKENS, hash_card
 from baton.compute.load_engine import EngineChoice, load_engine
 from baton.compute.models import grammar_masks
 from baton.compute.models.grammar import grammar_problem, problem_path, token_trie
-from baton.compute.models.grammar_masks import GrammarMasks, MaskJob
+from baton.compute.models.grammar_masks import GrammarMasks
 from baton.compute.models.tokenizer import ByteTokenizer
 from baton.compute.sampler import sample
+from baton.compute.sandbox.messages import MaskJob
 from baton.compute.step_engine import StepEngine
 from baton.core.config import SandboxConfig
 from baton.core.step import Slice, SliceResult, Step

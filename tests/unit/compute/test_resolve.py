@@ -53,6 +53,16 @@ def test_resolving_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
+def test_a_process_loads_only_the_libraries_that_it_uses() -> None:
+    """Grammars and templates are read in sandboxes, and `gguf` is for GGUF files: each takes 0.1 s of CPU to load."""
+    program = (
+        "import sys, baton.serve.worker.process, baton.serve.live.assembly, baton.serve.service;"
+        "print(*{'gguf', 'jinja2', 'llguidance', 'torch'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == []
+
+
 def test_a_folder(folder: Path) -> None:
     card = resolve_model(str(folder))
     assert (card.name, card.format, card.layers, card.head_dim) == (folder.name, "safetensors", 3, 8)

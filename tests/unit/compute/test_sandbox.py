@@ -13,10 +13,9 @@ import msgspec
 import pytest
 
 from baton.compute.hash_engine import hash_card
-from baton.compute.models.grammar import GrammarProblem
+from baton.compute.sandbox.messages import GrammarChecks, GrammarProblem, SandboxSetup
 from baton.compute.sandbox.process import ForkServer, Sandbox, SandboxError, SandboxPool
 from baton.compute.sandbox.template import SandboxedTemplate
-from baton.compute.sandbox.work import GrammarChecks, SandboxSetup
 from baton.core.config import SandboxConfig
 from baton.core.errors import ModelError, RequestError
 from baton.core.types import Grammar

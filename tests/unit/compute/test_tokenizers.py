@@ -16,10 +16,11 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from baton.compute.models.gguf_vocabulary import sentencepiece_backend
 from baton.compute.models.grammar import token_trie
-from baton.compute.models.grammar_masks import GrammarMasks, MaskJob
+from baton.compute.models.grammar_masks import GrammarMasks
 from baton.compute.models.resolve import resolve_model
 from baton.compute.models.tokenizer import StreamDecoder, Tokenizer, load_tokenizer
 from baton.compute.models.tokenizer_files import tokenizer_from_folder, tokenizer_from_gguf
+from baton.compute.sandbox.messages import MaskJob
 from baton.core.errors import ModelError, RequestError
 from baton.core.types import Grammar, RequestId
 from tests.unit.compute.models import close_gguf

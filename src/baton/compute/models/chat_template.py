@@ -10,13 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from jinja2 import TemplateError
-
 from baton.compute.models.card import ModelCard
 from baton.compute.models.gguf_file import open_gguf
 from baton.compute.models.json_file import read_json
-from baton.compute.models.template_sandbox import STEP_NAME, Sandbox, StepCounter, check_chars
-from baton.core.errors import ModelError, RequestError
+from baton.core.errors import RequestError
 
 Message = Mapping[str, Any]
 
@@ -91,55 +88,6 @@ class NoTemplate:
             f"{self._model} has no chat template; use /v1/completions, or serve the instruct version of the model",
             param="messages",
         )
-
-
-class JinjaTemplate:
-    """A template from a model's files, rendered in this process."""
-
-    is_sandboxed = False
-
-    def __init__(self, source: str, specials: Mapping[str, str]) -> None:
-        """specials: `bos_token`, `eos_token` and the like, as texts. Raises ModelError for a syntax error."""
-        try:
-            self._template = Sandbox().from_string(source)
-        except TemplateError as error:
-            raise ModelError(f"the model's chat template cannot be read: {error}; download the model again") from error
-        self.source = source
-        self._specials = dict(specials)
-
-    def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        extra: Mapping[str, Any] | None = None,
-    ) -> str:
-        variables = {
-            **self._specials,
-            **(extra or {}),
-            "messages": list(messages),
-            "tools": None if tools is None else list(tools),
-            "add_generation_prompt": add_generation_prompt,
-            STEP_NAME: StepCounter().step,
-        }
-        try:
-            return self._collect(variables)
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-            raise RequestError(
-                f"the model's chat template refuses these messages: {error}", param="messages"
-            ) from error
-        except (RecursionError, MemoryError) as error:
-            raise RequestError("the model's chat template needs too much memory", param="messages") from error
-
-    def _collect(self, variables: Mapping[str, Any]) -> str:
-        pieces: list[str] = []
-        chars = 0
-        for piece in self._template.generate(variables):
-            pieces.append(piece)
-            chars += len(piece)
-            check_chars(chars)
-        return "".join(pieces)
 
 
 # ---- finding the template of a model -----------------------------------------------------------------------------

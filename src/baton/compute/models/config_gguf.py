@@ -6,8 +6,6 @@ import math
 import struct
 from collections.abc import Iterator
 
-from gguf import ExpertGatingFuncType
-
 from baton.compute.models.config_experts import check_experts, check_latent
 from baton.compute.models.config_json import yarn_attention_factor, yarn_score_temperature
 from baton.compute.models.gguf_file import GGUFFile
@@ -56,6 +54,8 @@ def _experts(keys: GGUFKeys, layers: int) -> Experts | None:
     count = keys.integer("expert_count", 0)
     if not count:
         return None
+    from gguf import ExpertGatingFuncType
+
     deepseek = keys.architecture == "deepseek2"
     width = keys.integer("expert_feed_forward_length", keys.integer("feed_forward_length"))
     shared = keys.integer("expert_shared_feed_forward_length", keys.integer("expert_shared_count", 0) * width)

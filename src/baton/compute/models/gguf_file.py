@@ -11,11 +11,13 @@ import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from typing import TYPE_CHECKING
 
 from baton.compute.models.weights import find_overlap
 from baton.core.errors import ModelError
+
+if TYPE_CHECKING:
+    from gguf import GGMLQuantizationType
 
 MetadataValue = int | float | bool | str | list["MetadataValue"]
 
@@ -199,6 +201,8 @@ def _tensor_row(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
 
 
 def _tensor(cursor: _Cursor, row: tuple[str, tuple[int, ...], int, int], start: int) -> GGUFTensor:
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType  # 0.1 s of CPU, which other models need not pay
+
     name, shape, kind, offset = row
     try:
         quant = GGMLQuantizationType(kind)

@@ -11,11 +11,10 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
 
 from baton.compute.models.tokenizer import Tokenizer
+from baton.compute.sandbox.messages import JSON_WHITESPACE, GrammarProblem
 from baton.core.types import Grammar
 from baton.move.clock import now_s
 
-JSON_WHITESPACE = r"[ ]?|\n[ ]{0,40}"
-"""Whitespace allowed between JSON tokens. Without a bound, a small model writes spaces and never reaches the value."""
 REASON_CHARS_MAX = 300
 PLACES_S = 0.25
 """Time limit of the search for the invalid subschema."""
@@ -24,16 +23,6 @@ LEXER_FUEL = 400_000
 
 _BEFORE = "\x02"
 """Put before a text so that SentencePiece adds no space to the text. Only its own byte token contains it."""
-
-
-class GrammarProblem(msgspec.Struct, frozen=True):
-    """The reason why a grammar is rejected."""
-
-    index: int
-    """The first invalid one of the checked grammars."""
-    reason: str
-    place: str
-    """The path of the innermost invalid subschema, such as `properties.a`. Empty: the whole grammar."""
 
 
 def parser_limits() -> LLParserLimits:

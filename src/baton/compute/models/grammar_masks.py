@@ -11,42 +11,16 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from llguidance import LLMatcher, LLTokenizer
-from msgspec import Struct
 
 from baton.compute.models.grammar import grammar_source, matcher_problem, parser_limits
+from baton.compute.sandbox.messages import PARSERS_MAX, MaskAnswer, MaskJob
 from baton.core.errors import RequestError
 from baton.core.types import GRAMMAR_FAILED, Grammar, RequestId
 
 COMPILED_MAX = 128
 """The maximum number of compiled grammars. The least recently used one is dropped first."""
-PARSERS_MAX = 1024
-"""The maximum number of requests with a parser. The oldest parser is dropped first, and rebuilt when needed."""
 Key = TypeVar("Key")
 Kept = TypeVar("Kept")
-
-
-class MaskJob(Struct, frozen=True, kw_only=True, array_like=True):
-    """The masks of one request for its next token and after each draft."""
-
-    request_id: RequestId
-    grammar: Grammar
-    output: list[int]
-    """The output tokens so far, without the first `skipped` ones."""
-    skipped: int = 0
-    """Output tokens that the request's parser has read in an earlier job."""
-    drafts: list[int] = []
-    stop_token_ids: tuple[int, ...] = ()
-
-
-class MaskAnswer(Struct, frozen=True, array_like=True):
-    """The answer of a `MaskJob`."""
-
-    rows: list[bytes] = []
-    """One mask (one bit per token) for the next token, and one more for each allowed draft."""
-    problem: str = ""
-    """The reason why the grammar is rejected."""
-    is_unknown: bool = False
-    """The parser has not read the skipped tokens: the job has to be sent again with all of them."""
 
 
 @dataclass(slots=True)

@@ -12,7 +12,6 @@ from baton.compute.models.gguf_file import open_gguf
 from baton.compute.models.model_config import ModelConfig
 from baton.compute.models.safetensors_file import SafetensorsWeights
 from baton.compute.models.weights import WeightReader
-from baton.compute.models.weights_gguf import GGUFWeights
 
 
 def read_config(card: ModelCard) -> ModelConfig:
@@ -32,6 +31,8 @@ def open_model(card: ModelCard) -> tuple[ModelConfig, WeightReader]:
     """
     path = Path(card.path)
     if card.format == "gguf":
+        from baton.compute.models.weights_gguf import GGUFWeights  # loads `gguf`, which takes 0.1 s
+
         file = open_gguf(path)
         config = read_config_gguf(file)
         return config, GGUFWeights(file, config)

@@ -19,7 +19,8 @@ from baton.compute.models.bfloat16 import BFLOAT16, PIECE_ITEMS, to_float32
 from baton.compute.models.gguf_file import GGUFFile, GGUFTensor
 from baton.compute.models.gguf_names import GGUFName, gguf_name, split_kv_b
 from baton.compute.models.model_config import ModelConfig
-from baton.compute.models.quantized import QuantizedMatrix, from_gguf
+from baton.compute.models.quantized import QuantizedMatrix
+from baton.compute.models.quantized_gguf import from_gguf
 from baton.compute.models.weights import TensorSlice
 from baton.core.errors import ModelError
 from baton.move.cores import usable_cores

@@ -10,23 +10,15 @@ import os
 import resource
 import signal
 import socket
-import struct
 from pathlib import Path
 
 import msgspec
 
-from baton.compute.sandbox.work import SandboxSetup, SandboxWork, open_work
+from baton.compute.sandbox.messages import COMMAND, DONE, FAILED, FORK, STACK_BYTES, STATUS, SandboxSetup
+from baton.compute.sandbox.work import SandboxWork, open_work
 from baton.core.config import SandboxConfig
 from baton.move.ipc.child import die_with_parent
 from baton.move.ipc.frames import HEAD_BYTES, frame
-
-STACK_BYTES = 8 << 20
-COMMAND = struct.Struct("<ci")
-"""A command and a pid (0 for `FORK`)."""
-STATUS = struct.Struct("<i")
-FORK, WAIT = b"F", b"W"
-DONE, FAILED = b"\0", b"\1"
-"""The first byte of an answer. `DONE`: the result follows. `FAILED`: the reason of the failure follows."""
 
 
 def run_fork_server(descriptor: int) -> int:

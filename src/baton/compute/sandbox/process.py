@@ -14,8 +14,7 @@ from contextlib import suppress
 
 import msgspec
 
-from baton.compute.sandbox.fork_server import COMMAND, DONE, FORK, STACK_BYTES, STATUS, WAIT
-from baton.compute.sandbox.work import SandboxSetup
+from baton.compute.sandbox.messages import COMMAND, DONE, FORK, STACK_BYTES, STATUS, WAIT, SandboxSetup
 from baton.core.errors import BatonError
 from baton.move.clock import now_s
 from baton.move.ipc.frames import FrameReader, frame

@@ -9,8 +9,8 @@ import msgspec
 
 from baton.compute.models.card import ModelCard
 from baton.compute.models.chat_template import ChatTemplate, Message, NoTemplate, PlainTemplate, find_template
+from baton.compute.sandbox.messages import Conversation, Rendered, SandboxSetup, TemplateRendering
 from baton.compute.sandbox.process import SandboxError, SandboxPool
-from baton.compute.sandbox.work import Conversation, Rendered, SandboxSetup, TemplateRendering
 from baton.core.config import SandboxConfig
 from baton.core.errors import ModelError, RequestError
 

@@ -2,62 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, assert_never
+from typing import Protocol, assert_never
 
 import msgspec
-from msgspec import Struct
 
 from baton.compute.models.card import ModelCard
-from baton.compute.models.chat_template import JinjaTemplate
-from baton.compute.models.grammar import GrammarProblem, first_problem, token_trie
-from baton.compute.models.grammar_masks import GrammarMasks, MaskJob
+from baton.compute.models.grammar import first_problem, token_trie
+from baton.compute.models.grammar_masks import GrammarMasks
+from baton.compute.models.jinja_template import JinjaTemplate
 from baton.compute.models.tokenizer import load_tokenizer
-from baton.core.config import SandboxConfig
+from baton.compute.sandbox.messages import (
+    Conversation,
+    GrammarChecks,
+    GrammarProblem,
+    MaskComputation,
+    MaskJob,
+    Rendered,
+    TemplateRendering,
+)
 from baton.core.errors import ModelError, RequestError
 from baton.core.types import Grammar
-
-
-class GrammarChecks(Struct, frozen=True, tag=True):
-    """Check grammars with the vocabulary of a model. A job is a list of grammars."""
-
-    card: ModelCard
-
-
-class MaskComputation(Struct, frozen=True, tag=True):
-    """Compute token masks with the vocabulary of a model. A job is a `MaskJob`."""
-
-    card: ModelCard
-
-
-class TemplateRendering(Struct, frozen=True, tag=True):
-    """Render conversations with the chat template of a model. A job is a `Conversation`."""
-
-    source: str
-    specials: dict[str, str]
-
-
-class SandboxSetup(Struct, frozen=True):
-    """The first message to a fork server."""
-
-    task: GrammarChecks | MaskComputation | TemplateRendering
-    limits: SandboxConfig
-
-
-class Conversation(Struct, frozen=True, omit_defaults=True):
-    """The variables of a chat template."""
-
-    messages: list[dict[str, Any]] | None = None
-    """None: only compile the template."""
-    add_generation_prompt: bool = True
-    tools: list[dict[str, Any]] | None = None
-    extra: dict[str, Any] | None = None
-
-
-class Rendered(Struct, frozen=True):
-    """A rendered conversation, or the reason why the template refuses it."""
-
-    text: str = ""
-    refusal: str = ""
 
 
 class SandboxWork(Protocol):

@@ -10,9 +10,8 @@ from hashlib import blake2b
 import msgspec
 
 from baton.compute.models.card import ModelCard
-from baton.compute.models.grammar import GrammarProblem
+from baton.compute.sandbox.messages import GrammarChecks, GrammarProblem, SandboxSetup
 from baton.compute.sandbox.process import SandboxError, SandboxPool
-from baton.compute.sandbox.work import GrammarChecks, SandboxSetup
 from baton.core.config import SandboxConfig
 from baton.serve.http.wire.constraint import Constraint
 from baton.serve.http.wire.errors import ClusterError

@@ -8,8 +8,8 @@ import pytest
 from llguidance import LLMatcher
 
 from baton.compute.hash_engine import EOS_TOKEN, VOCAB_TOKENS
-from baton.compute.models.chat_template import JinjaTemplate
 from baton.compute.models.grammar import grammar_problem, grammar_source, token_trie
+from baton.compute.models.jinja_template import JinjaTemplate
 from baton.compute.models.tokenizer import ByteTokenizer, StreamDecoder
 from baton.core.errors import RequestError
 from baton.core.types import Grammar

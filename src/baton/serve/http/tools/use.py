@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baton.compute.models.grammar import JSON_WHITESPACE
 from baton.compute.models.tokenizer import Tokenizer
+from baton.compute.sandbox.messages import JSON_WHITESPACE
 from baton.core.errors import RequestError
 from baton.core.types import Grammar
 from baton.serve.http.tools.formats import ToolFormat, format_of

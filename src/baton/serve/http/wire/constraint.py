@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from baton.compute.models.card import ModelCard
-from baton.compute.models.grammar import GrammarProblem
+from baton.compute.sandbox.messages import GrammarProblem
 from baton.core.errors import RequestError
 from baton.core.types import Grammar
 from baton.serve.http.wire.schemas import GenerateFields, JsonSchema, ResponseFormat, StructuredOutputs

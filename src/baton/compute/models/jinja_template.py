@@ -1,0 +1,61 @@
+"""Render a model's own Jinja template in this process. Runs inside of sandboxes, and in tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+
+from baton.compute.models.chat_template import Message
+from baton.compute.models.template_sandbox import STEP_NAME, Sandbox, StepCounter, check_chars
+from baton.core.errors import ModelError, RequestError
+
+
+class JinjaTemplate:
+    """A template from a model's files, rendered in this process."""
+
+    is_sandboxed = False
+
+    def __init__(self, source: str, specials: Mapping[str, str]) -> None:
+        """specials: `bos_token`, `eos_token` and the like, as texts. Raises ModelError for a syntax error."""
+        try:
+            self._template = Sandbox().from_string(source)
+        except TemplateError as error:
+            raise ModelError(f"the model's chat template cannot be read: {error}; download the model again") from error
+        self.source = source
+        self._specials = dict(specials)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> str:
+        variables = {
+            **self._specials,
+            **(extra or {}),
+            "messages": list(messages),
+            "tools": None if tools is None else list(tools),
+            "add_generation_prompt": add_generation_prompt,
+            STEP_NAME: StepCounter().step,
+        }
+        try:
+            return self._collect(variables)
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            raise RequestError(
+                f"the model's chat template refuses these messages: {error}", param="messages"
+            ) from error
+        except (RecursionError, MemoryError) as error:
+            raise RequestError("the model's chat template needs too much memory", param="messages") from error
+
+    def _collect(self, variables: Mapping[str, Any]) -> str:
+        pieces: list[str] = []
+        chars = 0
+        for piece in self._template.generate(variables):
+            pieces.append(piece)
+            chars += len(piece)
+            check_chars(chars)
+        return "".join(pieces)
