@@ -102,3 +102,22 @@ def test_another_salt_never_hits_on_another_host_or_in_a_tier_of_all_hosts() -> 
     workers = tuple(SimWorkers(role="mixed", host=host) for host in ("a", "b"))
     cluster = play(replace(made, cluster=replace(made.cluster, workers=workers), policy=RESTLESS))
     assert {cached(cluster, planned.id) for planned in alike} == {0}
+
+
+def test_a_decode_reads_the_blocks_of_its_answer_after_its_host_was_down() -> None:
+    """It had computed about 110 tokens, 27 blocks. Before, the five blocks of the prompt were read."""
+    cluster = play(with_tier(request("a", tokens=22, output=100), tier=replace(FAST, when="sealed")))
+    assert outcome(cluster.server.journal.lives[RequestId("a")]) == "finished"
+    assert view(cluster).loaded_blocks >= 25
+
+
+def test_a_decode_continues_on_another_host_from_the_tier_that_both_share() -> None:
+    made = with_tier(request("a", tokens=22, output=100), tier=replace(FAST, when="sealed", shared=True), faults=())
+    workers = tuple(SimWorkers(role="mixed", host=host) for host in ("a", "b"))
+    kills = tuple(HostKill(host=HostId(host), at_s=1.0, notice_s=0.0, restart_s=9.0) for host in ("a", "b"))
+    read = [
+        view(play(replace(made, cluster=replace(made.cluster, workers=workers), faults=(kill,))), other).loaded_blocks
+        for kill, other in zip(kills, (HostId("b"), HostId("a")), strict=True)
+    ]
+    assert max(read) >= 25, read
+    assert min(read) == 0, "the loss of the host that is idle reads nothing"

@@ -27,6 +27,31 @@ class PoolRules:
 
 
 @dataclass(slots=True)
+class LostBlocks:
+    """Hashes of the blocks that live requests had sealed on hosts before their loss: tiers may have such blocks."""
+
+    _hashes: dict[RequestId, tuple[tuple[BlockHash, ...], int]] = field(
+        default_factory=dict[RequestId, tuple[tuple[BlockHash, ...], int]]
+    )
+    """With the number of hashed runs per block. At most one entry per live request."""
+
+    def note(self, request_id: RequestId, lost: HostPool) -> None:
+        """Remember what a lost host had sealed of a request, if no other lost host had more."""
+        sealed, (known, runs) = lost.sealed_hashes(request_id), self._hashes.get(request_id, ((), 1))
+        if len(sealed) * lost.block_runs > len(known) * runs:
+            self._hashes[request_id] = sealed, lost.block_runs
+
+    def hashes(self, request_id: RequestId, pool: HostPool) -> tuple[BlockHash, ...]:
+        """Return the hashes in blocks of this pool. Empty: the lost host's blocks are no part of such a block."""
+        sealed, runs = self._hashes.get(request_id, ((), 1))
+        return hashes_per_block(sealed, pool.block_runs // runs) if pool.block_runs % runs == 0 else ()
+
+    def forget(self, request_id: RequestId) -> None:
+        """Remove a closed request."""
+        self._hashes.pop(request_id, None)
+
+
+@dataclass(slots=True)
 class HostPools:
     """The pools of all hosts. They share the metadata of the stores that they share."""
 
@@ -37,6 +62,7 @@ class HostPools:
     layouts: dict[HostId, KVLayout] = field(default_factory=dict[HostId, KVLayout])
     homes: dict[RequestId, set[HostId]] = field(default_factory=dict[RequestId, set[HostId]])
     """Hosts whose pools know each request."""
+    lost_blocks: LostBlocks = field(default_factory=LostBlocks)
     _shared: dict[tuple[str, str, int], Tier] = field(default_factory=dict[tuple[str, str, int], Tier])
     """Tiers that hosts share, by name, store and block size. They outlive their hosts: the store keeps its blocks. Live
     hosts and the newest host bound their number."""
@@ -80,8 +106,11 @@ class HostPools:
             pool.tiers.abandon()
         for worker in [view.id for view in self.workers.values() if view.host == host]:
             del self.workers[worker]
-        for homes in self.homes.values():
-            homes.discard(host)
+        for request_id, homes in self.homes.items():
+            if host in homes:
+                homes.discard(host)
+                if pool is not None:
+                    self.lost_blocks.note(request_id, pool)
 
     # ---- the KV of a request
 
@@ -107,12 +136,13 @@ class HostPools:
     def hashes_at(self, source: HostId, target: HostId, request: Request, tokens: int) -> tuple[BlockHash, ...]:
         """Return the known hashes of the full blocks that the request's leading tokens fill at the target.
 
-        Hashes of the prompt are known. After the prompt, a hash is known if a sealed block of the source ends at the
-        same token.
+        Hashes of the prompt are known. After the prompt, a hash is known if a sealed block of the source, or of a host
+        that was lost, ends at the same token.
         """
         giver, taker = self.pools[source], self.pools[target]
         blocks, sealed = tokens // taker.block_tokens, giver.sealed_hashes(request.id)
         hashes = list(hashes_per_block(request.block_hashes, taker.block_runs)[:blocks])
+        hashes = max(hashes, list(self.lost_blocks.hashes(request.id, taker)[:blocks]), key=len)
         if giver.block_runs == taker.block_runs:
             return max(sealed[:blocks], tuple(hashes), key=len)
         while len(hashes) < blocks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.core.messages import StartPrefill
+from baton.core.messages import StartDecode, StartPrefill
 from baton.core.ports import CostModel
 from baton.core.tier_messages import ReadBack, ReadBackWanted
 from baton.core.types import HostId, Request, TierHit, WorkerId
@@ -24,27 +24,35 @@ class TierReads:
     def hits(self, request: Request) -> dict[HostId, tuple[TierHit, ...]]:
         """Return, by host, the longer prefixes of a prompt that reads from its tiers can provide."""
         hosts = [host for host, pool in self.hosts.pools.items() if pool.tiers is not None]
-        return {host: found for host in hosts if (found := self._prompt_hits(host, request))}
+        if request.sampling.prompt_logprobs:
+            return {}
+        hits = {host: self.hosts.tier_hits(host, self.hosts.prefix_hashes(host, request)) for host in hosts}
+        return {host: found for host, found in hits.items() if found}
 
     def tokens_for_start(self, start: Start, *, target: HostId, source: HostId | None) -> int:
         """Return how many leading tokens of a request to read from the tiers of its host. 0: a read is not worth it.
 
         For the first attempt of a prompt, the coordinator has decided at the arrival. Any other start reads if that is
-        faster than to recompute the KV that neither the arena nor the other host, `source`, has.
+        faster than to recompute the KV that neither the arena nor the other host, `source`, has. A decode whose host
+        was lost reads the sealed blocks of its answer, too.
         """
         tiers, request = self.hosts.pools[target].tiers, start.request
         if tiers is None or request.sampling.prompt_logprobs:
             return 0
         tokens = max(self.hosts.tokens_at(target, start), self.hosts.tokens_at(source, start))
-        hits = self._prompt_hits(target, request)
+        hashes = self.hosts.prefix_hashes(target, request)
+        if isinstance(start, StartDecode):
+            hashes = max(hashes, self.hosts.lost_blocks.hashes(request.id, self.hosts.pools[target]), key=len)
+        hits = self.hosts.tier_hits(target, hashes)
         if isinstance(start, StartPrefill) and start.attempt == 1:
             wanted_tokens = min(start.read_tokens, max((hit.tokens for hit in hits), default=0))
         else:
-            wanted_tokens = best_prefix(request, tokens, hits, self._cost(start.worker)).tokens
+            known_tokens = max(request.prompt_tokens, len(hashes) * self.hosts.pools[target].block_tokens + 1)
+            wanted_tokens = best_prefix(known_tokens, tokens, hits, self._cost(start.worker)).tokens
         if wanted_tokens > tokens:
             return wanted_tokens
         if source is None or source == target:
-            tiers.decline(self.hosts.prefix_hashes(target, request))
+            tiers.decline(hashes)
         return 0
 
     def swap_in(self, wanted: ReadBackWanted, number: int) -> ReadBack:
@@ -57,11 +65,6 @@ class TierReads:
         if hits and tokens <= held_tokens and pool.tiers.preemption == "cheaper":
             pool.tiers.decline(wanted.hashes)
         return ReadBack(wanted.request_id, number, tokens)
-
-    def _prompt_hits(self, host: HostId, request: Request) -> tuple[TierHit, ...]:
-        if request.sampling.prompt_logprobs:
-            return ()
-        return self.hosts.tier_hits(host, self.hosts.prefix_hashes(host, request))
 
     def _cost(self, worker: WorkerId) -> CostModel:
         """Return the cost model of a worker's hardware; of the default hardware if the worker is lost."""

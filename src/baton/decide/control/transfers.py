@@ -250,6 +250,7 @@ class Transfers:
         transfer = self.table.awaited(request_id)
         if transfer is not None:
             self.table.give_up(transfer)
+        self.hosts.lost_blocks.forget(request_id)
         for host in sorted(self.hosts.homes.pop(request_id, ())):
             yield ToPool(host, ReleaseBlocks(request_id))
 

@@ -53,7 +53,7 @@ class BoundedQueue:
         def first_token_s(worker: WorkerView) -> float:
             # A prefix in any arena can be pulled by this host. Tiers are read by their own host only.
             hits, model, wait_s = cluster.tier_hits.get(worker.host, ()), cost.on(worker.kind), queue_s(worker, cost)
-            prompt_s = best_prefix(request, hit_tokens, hits, model, wait_s=wait_s).ttft_s
+            prompt_s = best_prefix(request.prompt_tokens, hit_tokens, hits, model, wait_s=wait_s).ttft_s
             return prompt_s + first_token_delay_s(worker, request, cluster, cost, prompt_s=prompt_s - wait_s)
 
         waits_s = [first_token_s(worker) for worker in cluster.having("prefill")]

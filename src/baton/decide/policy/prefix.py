@@ -21,7 +21,7 @@ class Prefix(Struct, frozen=True, gc=False):
 
 
 def best_prefix(
-    request: Request, held_tokens: int, tier_hits: Sequence[TierHit], cost: CostModel, *, wait_s: float = 0.0
+    prompt_tokens: int, held_tokens: int, tier_hits: Sequence[TierHit], cost: CostModel, *, wait_s: float = 0.0
 ) -> Prefix:
     """Choose the number of tokens to read from tiers that minimizes TTFT; on a tie, the fewest.
 
@@ -31,7 +31,7 @@ def best_prefix(
     """
 
     def prefix(tokens: int, load_s: float) -> Prefix:
-        rest_s = cost.prefill_s(new_tokens=max(0, request.prompt_tokens - tokens), cached_tokens=tokens)
+        rest_s = cost.prefill_s(new_tokens=max(0, prompt_tokens - tokens), cached_tokens=tokens)
         return Prefix(tokens, load_s, max(wait_s, load_s) + rest_s)
 
     best = prefix(held_tokens, 0.0)
@@ -47,5 +47,5 @@ def prefix_on(
     """Return `best_prefix` for this worker and its host."""
     held_tokens = cluster.prefix_hit_tokens.get(worker.host, 0)
     return best_prefix(
-        request, held_tokens, cluster.tier_hits.get(worker.host, ()), cost.on(worker.kind), wait_s=wait_s
+        request.prompt_tokens, held_tokens, cluster.tier_hits.get(worker.host, ()), cost.on(worker.kind), wait_s=wait_s
     )

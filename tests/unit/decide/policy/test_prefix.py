@@ -22,25 +22,25 @@ def below(view: ClusterView, **hits: tuple[TierHit, ...]) -> ClusterView:
 
 def test_reading_that_is_dearer_than_computing_is_not_done() -> None:
     """900 tokens take 0.9 s to compute."""
-    assert best_prefix(request(), 0, [TierHit(900, 0.8)], COST).tokens == 900
-    assert best_prefix(request(), 0, [TierHit(900, 1.0)], COST).tokens == 0
+    assert best_prefix(request().prompt_tokens, 0, [TierHit(900, 0.8)], COST).tokens == 900
+    assert best_prefix(request().prompt_tokens, 0, [TierHit(900, 1.0)], COST).tokens == 0
 
 
 def test_a_prefix_is_read_as_far_as_it_pays() -> None:
     """400 tokens from a fast tier in 0.1 s, and 500 more from a slow one, which would take 2 s."""
-    found = best_prefix(request(), 100, [TierHit(500, 0.1), TierHit(1000 - 1, 2.0)], COST)
+    found = best_prefix(request().prompt_tokens, 100, [TierHit(500, 0.1), TierHit(1000 - 1, 2.0)], COST)
     assert (found.tokens, found.load_s) == (500, 0.1)
     assert found.ttft_s == pytest.approx(0.1 + 0.01 + 0.5)
 
 
 def test_what_is_read_while_others_are_computed_costs_nothing() -> None:
     """1 s of reading for 0.9 s of computing: not on an idle worker, but behind a queue of a second."""
-    found = best_prefix(request(), 0, [TierHit(900, 1.0)], COST, wait_s=1.0)
+    found = best_prefix(request().prompt_tokens, 0, [TierHit(900, 1.0)], COST, wait_s=1.0)
     assert (found.tokens, found.ttft_s) == (900, pytest.approx(1.0 + 0.01 + 0.1))
 
 
 def test_where_nothing_is_gained_nothing_is_read() -> None:
-    assert best_prefix(request(), 900, [TierHit(900, 0.0)], COST).load_s == 0.0
+    assert best_prefix(request().prompt_tokens, 900, [TierHit(900, 0.0)], COST).load_s == 0.0
 
 
 def test_admission_counts_the_time_of_reading() -> None:
