@@ -75,6 +75,14 @@ def estimated_costs(
     }
 
 
+def weights_bytes(card: ModelCard, dtype: Dtype, weights: WeightsChoice) -> int:
+    """Return the expected memory of one worker's weights; 0 for the hash engine."""
+    if card.format == "hash":
+        return 0
+    held, _ = _parameter_counts(read_config(card))
+    return round(held * _weight_bytes(card, held, dtype, weights))
+
+
 def _rates(kind: EngineKind, dtype: Dtype, weights: WeightsChoice) -> EngineRates:
     match kind:
         case "cuda":

@@ -202,10 +202,11 @@ class SetRole(Struct, frozen=True, tag=True):
 
 
 class StartWorker(Struct, frozen=True, tag=True):
-    """Start another worker under a new, unique name. WorkerJoined or WorkerLost answers."""
+    """Start a worker under a new, unique name. WorkerJoined or WorkerLost answers. No host: the driver chooses one."""
 
     worker: WorkerId
     role: Role
+    host: HostId = HostId("")
 
 
 class RetireWorker(Struct, frozen=True, tag=True):

@@ -94,6 +94,8 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     prompt_tokens: int
     block_hashes: tuple[BlockHash, ...] = ()
     """Chained hashes of the prompt's full blocks, in order."""
+    prompt_hash: BlockHash = BlockHash(b"")
+    """Hash of the whole prompt, chained like those of its blocks. Empty: not known."""
     output_tokens_max: int
     arrived_at_s: float
     sampling: Sampling = Sampling()
@@ -252,7 +254,7 @@ class ClusterView(Struct, frozen=True, kw_only=True, gc=False):
     expected_output_tokens: float = 0.0
     """Predicted output tokens of the request. 0: no request has finished yet."""
     waiting_requests: int = 0
-    """Requests in the coordinator's waiting room."""
+    """Requests in the coordinator's waiting room, and on workers that drain."""
 
     tier_hits: dict[HostId, tuple[TierHit, ...]] = {}
     """Prefixes beyond `prefix_hit_tokens` that the tiers of a host can provide, the shortest first. Hosts without any

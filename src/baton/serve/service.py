@@ -156,18 +156,18 @@ class Service:
         self._own.start()
 
     def _resize(self, command: StartWorker | RetireWorker) -> None:
-        """Carry out a scaling decision: here if the worker is or would be on this host, else on a joined host."""
-        links = self._parts.driver.links
-        is_own = self._own is not None and self._parts.own is not None
-        if isinstance(command, RetireWorker) and command.worker in links:
-            is_own = is_own and links[command.worker].view.host == self._parts.own.id
-        if is_own:
+        """Carry out a scaling decision on its host: the server's own one, or a joined one."""
+        driver, own = self._parts.driver, self._parts.own
+        if isinstance(command, StartWorker):
+            host = command.host
+        else:
+            host = driver.links[command.worker].view.host if command.worker in driver.links else ""
+        if self._own is not None and own is not None and host == own.id:
             self._own.resize(command)
         elif not self._hosts.resize(command):
             self._tell(f"no host can carry out this scaling decision: {command}")
-            if isinstance(command, StartWorker):  # reported later: the driver is still handling its decision
-                lose = self._parts.driver.lose
-                asyncio.get_running_loop().call_soon(lose, command.worker, "no host can start it")
+            if isinstance(command, StartWorker):
+                driver.lose(command.worker, "no host can start it")
 
     def _http_config(self) -> HttpServerConfig:
         parts, http, tls = self._parts, self._parts.config.http, self._tls
@@ -257,6 +257,7 @@ class Service:
             self._run(prefault(self._parts.own.arena, self._on_failed))
         if self._parts.driver.is_restless:
             self._run(self._tick())
+            self._run(self._resize_fleet())
         self._tell(self._greeting())
 
     def _on_http_end(self, serving: asyncio.Task[None]) -> None:
@@ -286,8 +287,12 @@ class Service:
         """Run the policies of roles, scaling and moves at every tick."""
         while True:
             await asyncio.sleep(self._parts.config.tick_s)
-            for command in self._parts.driver.tick():
-                self._resize(command)
+            self._parts.driver.tick()
+
+    async def _resize_fleet(self) -> None:
+        """Carry out the decisions of the scaling policy, in their order."""
+        while True:
+            self._resize(await self._parts.driver.resizes.get())
 
     async def _check_at_idle(self) -> None:
         """Check for lost blocks (INV-2, INV-4) whenever no request is running."""

@@ -106,8 +106,9 @@ class Cluster:
             case WorkerJoined() | WorkerLost():
                 self._carry_out(self.transfers.handle(event, now_s), now_s)
                 self._ask_coordinator(event, now_s)
-            case HostAdded():
+            case HostAdded(host=host, workers_max=workers_max):
                 self.transfers.hosts.add(event)
+                self.coordinator.open_host(host, workers_max)
         return self._out
 
     def _apply_report(self, report: WorkerSaid, now_s: float) -> None:

@@ -49,6 +49,8 @@ class HostAdded(Struct, frozen=True, tag=True):
     layout: KVLayout
     tiers: tuple[TierRules, ...] = ()
     """Tiers below the arena, the fastest first."""
+    workers_max: int | None = None
+    """Maximum number of workers that the host's cores, memory and devices can run. None: no limit is known."""
 
 
 class WorkerSaid(Struct, frozen=True, tag=True, gc=False):

@@ -28,7 +28,6 @@ from baton.core.messages import (
     RetireWorker,
     RoleSet,
     SendAhead,
-    SetRole,
     StartDecode,
     StartPrefill,
     StopRequest,
@@ -40,7 +39,6 @@ from baton.core.prefixes import BlocksRemoved, BlocksStored
 from baton.core.ticking import QueuedTooLong, Tick, WaitedTooLong
 from baton.core.types import (
     ClusterView,
-    FlightView,
     HostId,
     LoadWindow,
     Request,
@@ -51,8 +49,10 @@ from baton.core.types import (
 )
 from baton.decide.control.advice import Policies, PolicyFailure
 from baton.decide.control.bound import Bound
-from baton.decide.control.fleet import Fleet
+from baton.decide.control.fleet import Fleet, processes_of
 from baton.decide.control.flight import Flight
+from baton.decide.control.moves import Moves
+from baton.decide.control.poison import PoisonPrompts
 from baton.decide.control.prefixes import Prefixes
 from baton.decide.control.reshaping import Reshaping
 from baton.decide.control.room import WaitingRoom
@@ -80,6 +80,16 @@ class Coordinator:
     _room: WaitingRoom = field(default_factory=WaitingRoom)
     """Flights without a worker."""
     _now_s: float = 0.0
+    _moves: Moves = field(init=False)
+    _poison: PoisonPrompts = field(default_factory=PoisonPrompts)
+
+    def __post_init__(self) -> None:
+        self._moves = Moves(self._fleet, self._flights)
+
+    def open_host(self, host: HostId, workers_max: int | None) -> None:
+        """Record the maximum number of workers of a host. None: it has not stated one."""
+        if workers_max is not None:
+            self._reshaping.workers_max[host] = workers_max
 
     def handle(self, event: CoordinatorEvent, now_s: float) -> list[CoordinatorCommand]:
         """Apply one event and return the resulting commands, in order.
@@ -106,8 +116,8 @@ class Coordinator:
                 return self._lose([worker], reason)
             case HostLost(host=host, reason=reason):
                 self._prefixes.forget(host)
-                workers = [view.id for view in self._fleet.views() if view.host == host]
-                return self._lose(workers, reason)
+                self._reshaping.workers_max.pop(host, None)
+                return self._lose([view.id for view in processes_of(self._fleet) if view.host == host], reason)
             case WaitedTooLong(wait_s=wait_s):
                 return self._reject_waiting(wait_s)
             case QueuedTooLong():
@@ -115,7 +125,7 @@ class Coordinator:
             case RequestDropped():
                 return self._move_on(event)
             case AheadEnded():
-                return self._stop_to_move(event)
+                return self._moves.stop(event)
             case Tick(window=window):
                 return self._reshape(window, now_s)
             case RoleSet() | BlocksStored() | BlocksRemoved():
@@ -155,7 +165,8 @@ class Coordinator:
         assert request.id not in self._flights, f"request {request.id} arrived twice"
         flight = Flight(request, tier_hits=event.tier_hits)
         cluster = self._view(flight)
-        key = self.queue.refuse(request, now_s) or self.policies.admit(request, cluster, now_s)
+        refused = self._poison.refuse(request, now_s) or self.queue.refuse(request, now_s)
+        key = refused or self.policies.admit(request, cluster, now_s)
         if not isinstance(key, tuple):
             return [key]
         flight.key = key
@@ -170,7 +181,7 @@ class Coordinator:
         candidates = self._fleet.having(flight.stage) or list(cluster.workers)
         if not candidates:
             self._room.enter(flight.request.id, self._now_s)
-            return []
+            return [*self._reshaping.wake(self._cluster(), self.policies, self._fleet, self._now_s)]
         if flight.stage == "prefill":
             return self._start_prefill(flight, candidates, cluster)
         return self._start_decode(flight, candidates, cluster)
@@ -302,6 +313,7 @@ class Coordinator:
             flight.deaths += 1
             if flight.deaths == self.attempts_max:
                 why = f"the worker died under it {flight.deaths} times, last: {reason}"
+                self._poison.add(flight.request, self._now_s)
                 commands += self._close(flight.request.id, "failed", why)
                 continue
             flight.attempt += 1
@@ -315,44 +327,22 @@ class Coordinator:
         return [command for flight in waiting for command in self._dispatch(flight, self._view(flight))]
 
     def _reshape(self, window: LoadWindow, now_s: float) -> list[CoordinatorCommand]:
-        commands = self._reshaping.tick(window, self._cluster(), self.policies, now_s)
-        for command in commands:
-            if isinstance(command, SetRole):
-                self._fleet.set_role(command.worker, command.role)
-            elif isinstance(command, RetireWorker):
-                self._fleet.leave(command.worker)
-        return [*commands, *self._move(now_s)]
-
-    def _move(self, now_s: float) -> list[CoordinatorCommand]:
-        """Begin the moves that the policy asks for. A request continues elsewhere once its worker has dropped it."""
-        flights = [
-            FlightView(request=flight.request, worker=flight.worker, started_at_s=flight.started_at_s)
-            for flight in self._flights.values()
-            if flight.stage == "decode" and flight.worker is not None and flight.moving_to is None
-        ]
-        if not flights:
-            return []
-        commands: list[CoordinatorCommand] = []
-        for request_id, target in self._reshaping.moves(self._cluster(), flights, self.policies, now_s).items():
-            flight = self._flights.get(request_id)
-            if flight is None or flight.stage != "decode" or flight.worker in (None, target) or flight.moving_to:
-                continue
-            flight.moving_to = target
-            if flight.host is None or flight.host == self._fleet.view(target).host:
-                commands.append(StopRequest(request_id, flight.attempt, flight.worker))
-            else:
-                commands.append(SendAhead(flight.request, flight.attempt, flight.host, target, report=True))
+        """Change the fleet as its policies want, and begin moves: of their choice, and off draining workers."""
+        drained = self._moves.drained()
+        for worker in drained:
+            self._fleet.leave(worker)
+        commands: list[CoordinatorCommand] = [RetireWorker(worker) for worker in drained]
+        commands += self._reshaping.tick(window, self._cluster(), self.policies, self._fleet, now_s)
+        for flight in self._moves.on_draining():
+            candidates, cluster = self._fleet.having("decode") or self._fleet.views(), self._view(flight)
+            target = self.policies.place(flight.request, flight.host, candidates, cluster) if candidates else None
+            if target is not None and not isinstance(target, PolicyFailure):
+                commands += self._moves.begin(flight.request.id, target)
+        flights = self._moves.movable()
+        if flights:
+            wanted = self._reshaping.moves(self._cluster(), flights, self.policies, now_s)
+            commands += [command for name, target in wanted.items() for command in self._moves.begin(name, target)]
         return commands
-
-    def _stop_to_move(self, event: AheadEnded) -> list[CoordinatorCommand]:
-        """Stop a moving request after most of its KV was sent ahead. If that failed, the request stays."""
-        flight = self._flights.get(event.request_id)
-        if flight is None or flight.moving_to is None or flight.attempt != event.attempt or flight.worker is None:
-            return []
-        if not event.landed:
-            flight.moving_to = None
-            return []
-        return [StopRequest(event.request_id, flight.attempt, flight.worker)]
 
     def _move_on(self, event: RequestDropped) -> list[CoordinatorCommand]:
         """Start a moving request on its target, after its old worker has dropped it."""
@@ -381,7 +371,7 @@ class Coordinator:
             workers=self._fleet.views(),
             prefix_hit_tokens=self._prefixes.hit_tokens(request, self.block_tokens, self.window),
             expected_output_tokens=policies.expected_tokens(request),
-            waiting_requests=len(self._room),
+            waiting_requests=len(self._room) + self._moves.draining_requests(),
             tier_hits=flight.tier_hits,
             starting=self._reshaping.starting,
             bound=self._bound.loads,
@@ -394,7 +384,7 @@ class Coordinator:
         return ClusterView(
             workers=self._fleet.views(),
             prefix_hit_tokens={},
-            waiting_requests=len(self._room),
+            waiting_requests=len(self._room) + self._moves.draining_requests(),
             starting=self._reshaping.starting,
             bound=self._bound.loads,
         )

@@ -26,16 +26,16 @@ from baton.core.messages import (
     WorkerReported,
 )
 from baton.core.tier_messages import FromTier
-from baton.core.types import Request
+from baton.core.types import BlockHash, Request
 from baton.decide.control.cluster import Cluster
 from baton.decide.control.cluster_messages import ClusterEvent, HostAdded, LoggedCommand, ToPool, WorkerSaid
 from baton.decide.kv.window import PromptRules
 
-LOG_VERSION = 6
+LOG_VERSION = 7
 """Version of the log's format; a test fails if the format changes without it. Since version 4 there is one entry per
 event from outside, with all commands. Earlier versions held the coordinator's decisions only. Version 5 adds the
 deadline of the queue. Version 6 names a chosen path `PathChosen.path` (`WayChosen.way` before) and a store's event
-`FromTier.event` (`news` before)."""
+`FromTier.event` (`news` before). Version 7 adds the limit of workers of a host, and the host of a started worker."""
 
 
 class LogHeader(Struct, frozen=True, kw_only=True, tag=True):
@@ -104,7 +104,7 @@ def _brief(command: LoggedCommand) -> LoggedCommand:
 
 def _known(request: Request) -> Request:
     """Return the request without the fields that only the entry of its arrival holds."""
-    return replace(request, block_hashes=(), cache_salt="")
+    return replace(request, block_hashes=(), prompt_hash=BlockHash(b""), cache_salt="")
 
 
 def coordinator_events(event: ClusterEvent) -> Iterator[CoordinatorEvent]:

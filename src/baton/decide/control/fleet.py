@@ -54,20 +54,35 @@ class Fleet:
     """Workers for each role's work. Cleared when a worker joins, leaves or changes role."""
     hosts: set[HostId] = field(default_factory=set[HostId])
     """Hosts of the live workers."""
+    draining: dict[WorkerId, WorkerView] = field(default_factory=dict[WorkerId, WorkerView])
+    """Workers that get no further requests. No policy sees them; they are retired once they are idle."""
 
     def __contains__(self, worker: object) -> bool:
         return worker in self._views
 
     def join(self, view: WorkerView) -> None:
-        self._views[view.id] = self._current[view.id] = view
+        """Add a worker, or let a draining one serve again."""
+        self.draining.pop(view.id, None)
         self._loads.setdefault(view.id, _Load(view)).reported = view
+        self._views[view.id] = self._current[view.id] = view
         self._changed[view.id] = None
         self._able.clear()
         self.hosts.add(view.host)
 
     def leave(self, worker: WorkerId) -> None:
-        self._views.pop(worker, None)
         self._loads.pop(worker, None)
+        self._hide(worker)
+        self.draining.pop(worker, None)
+
+    def drain(self, worker: WorkerId) -> None:
+        """Give the worker no further requests. Its present ones stay until they end or move."""
+        view = self._views[worker]
+        self._hide(worker)
+        self.draining[worker] = view
+
+    def _hide(self, worker: WorkerId) -> None:
+        """Remove the worker from the views of policies."""
+        self._views.pop(worker, None)
         self._current.pop(worker, None)
         self._changed.pop(worker, None)
         self._able.clear()
@@ -80,7 +95,7 @@ class Fleet:
         if load is not None:
             load.reported = view
             load.known(view.newest_request)
-            self._changed[view.id] = None
+            self._change(view.id)
 
     def set_role(self, worker: WorkerId, role: Role) -> None:
         """Change a worker's role at once. It need not drain, because the KV belongs to the host."""
@@ -98,7 +113,7 @@ class Fleet:
         load.queued_requests += queued_tokens > 0
         load.unreported[request_id] = queued_tokens
         load.context_tokens += context_tokens
-        self._changed[worker] = None
+        self._change(worker)
 
     def unload(self, worker: WorkerId, request_id: RequestId, *, queued_tokens: int, context_tokens: int) -> None:
         """Record that the worker no longer has a request. Does nothing for a worker that has left."""
@@ -110,7 +125,11 @@ class Fleet:
         load.queued_tokens -= queued_tokens
         load.queued_requests -= queued_tokens > 0
         load.context_tokens -= context_tokens
-        self._changed[worker] = None
+        self._change(worker)
+
+    def _change(self, worker: WorkerId) -> None:
+        if worker in self._views:
+            self._changed[worker] = None
 
     def view(self, worker: WorkerId) -> WorkerView:
         return self._views[worker]
@@ -132,6 +151,11 @@ class Fleet:
             able = self._able[role] = [worker for worker, view in self._views.items() if view.role in roles]
         self.views()
         return list(map(self._current.__getitem__, able))
+
+
+def processes_of(fleet: Fleet) -> list[WorkerView]:
+    """Return all workers, including draining ones. Use it for their hosts; their loads may be out of date."""
+    return [*fleet.views(), *fleet.draining.values()]
 
 
 def _with_load(view: WorkerView, load: _Load) -> WorkerView:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from baton.core.messages import CoordinatorCommand, RetireWorker, SetRole, StartWorker
-from baton.core.types import ROLES, ClusterView, FlightView, LoadWindow, RequestId, Role, WorkerId, WorkerView
+from baton.core.messages import RetireWorker, SetRole, StartWorker
+from baton.core.types import ROLES, ClusterView, FlightView, HostId, LoadWindow, RequestId, Role, WorkerId, WorkerView
 from baton.decide.control.advice import Policies, PolicyFailure, asked
+from baton.decide.control.fleet import Fleet, processes_of
 from baton.decide.control.load_history import LoadHistory
 
 START_AGAIN_S = 10.0
@@ -19,12 +20,14 @@ START_AGAIN_S = 10.0
 
 @dataclass(slots=True)
 class Reshaping:
-    """Turns the choices of the policies for roles and scaling into commands. The coordinator applies them."""
+    """Applies the choices of the policies for roles and scaling to the fleet."""
 
     history: LoadHistory = field(default_factory=LoadHistory)
     failure: str = ""
     """Error message of the last failure of such a policy. After a failure the fleet stays as it is."""
-    _starting: dict[WorkerId, Role] = field(default_factory=dict[WorkerId, Role])
+    workers_max: dict[HostId, int] = field(default_factory=dict[HostId, int])
+    """Maximum number of workers of each host that has stated one."""
+    _starting: dict[WorkerId, StartWorker] = field(default_factory=dict[WorkerId, StartWorker])
     """Requested workers that have neither joined nor failed."""
     _started: int = 0
     """Number of workers ever requested. It makes their names unique."""
@@ -34,24 +37,46 @@ class Reshaping:
     @property
     def starting(self) -> dict[Role, int]:
         """Number of requested workers that have not joined, by role."""
-        return dict(Counter(self._starting.values())) if self._starting else {}
+        return dict(Counter(start.role for start in self._starting.values())) if self._starting else {}
 
     def tick(
-        self, window: LoadWindow, cluster: ClusterView, policies: Policies, now_s: float
-    ) -> list[CoordinatorCommand]:
-        """Ask the policies for roles and then, with those roles, for the size of the fleet. Return the commands."""
+        self, window: LoadWindow, cluster: ClusterView, policies: Policies, fleet: Fleet, now_s: float
+    ) -> list[SetRole | StartWorker | RetireWorker]:
+        """Ask the policies for roles and then, with those roles, for the size of the fleet. Apply both to `fleet`.
+
+        Return the commands. A surplus worker that has requests drains.
+        """
         self.history.append(window)
-        roles, scaling, cost = policies.roles, policies.scaling, policies.cost
+        roles, cost = policies.roles, policies.cost
         flips = asked(roles, lambda: _flips(roles.assign(cluster, self.history, cost, now_s), cluster))
         if isinstance(flips, PolicyFailure):
             self.failure = flips.reason
             return []
-        flipped = _flipped(cluster, flips)
-        target = asked(scaling, lambda: scaling.target(flipped, self.history, cost, now_s))
+        for flip in flips:
+            fleet.set_role(flip.worker, flip.role)
+        return [*flips, *self._scale(_flipped(cluster, flips), policies, fleet, now_s)]
+
+    def wake(
+        self, cluster: ClusterView, policies: Policies, fleet: Fleet, now_s: float
+    ) -> list[StartWorker | RetireWorker]:
+        """Ask the scaling policy at once, because a request has found no worker. Return the starts.
+
+        Before the first tick there is no load history, and while workers start, the request waits for them.
+        """
+        if self._starting or not self.history:
+            return []
+        return self._scale(cluster, policies, fleet, now_s)
+
+    def _scale(
+        self, cluster: ClusterView, policies: Policies, fleet: Fleet, now_s: float
+    ) -> list[StartWorker | RetireWorker]:
+        scaling = policies.scaling
+        target = asked(scaling, lambda: scaling.target(cluster, self.history, policies.cost, now_s))
         if isinstance(target, PolicyFailure):
             self.failure = target.reason
             return []
-        return [*flips, *self._resize(target, flipped, now_s)]
+        retired = self._shrink(target, cluster, fleet)
+        return [*(self._grow(target, fleet) if now_s >= self._again_s else []), *retired]
 
     def moves(
         self, cluster: ClusterView, flights: Sequence[FlightView], policies: Policies, now_s: float
@@ -73,30 +98,61 @@ class Reshaping:
         if self._starting.pop(worker, None) is not None:
             self._again_s = now_s + START_AGAIN_S
 
-    def _resize(self, target: Mapping[Role, int], cluster: ClusterView, now_s: float) -> list[CoordinatorCommand]:
-        """Start missing workers, and retire surplus idle ones. Never retire the last worker of the cluster."""
-        commands: list[CoordinatorCommand] = []
-        live, starting = Counter(worker.role for worker in cluster.workers), self.starting
-        for role in ROLES:
-            wanted = target.get(role)
-            if wanted is None:
-                continue
-            if now_s >= self._again_s:
-                commands += self._starts(role, wanted - live[role] - starting.get(role, 0))
-            commands += _retirements(cluster, role, max(0, live[role] - max(wanted, 0)))
-        retired = [command for command in commands if isinstance(command, RetireWorker)]
-        if retired and len(retired) == len(cluster.workers):
-            commands.remove(retired[-1])
+    def _grow(self, target: Mapping[Role, int], fleet: Fleet) -> list[StartWorker]:
+        """Let draining workers serve again and start the missing ones, as far as the hosts have room."""
+        live, starting = Counter(worker.role for worker in fleet.views()), self.starting
+        missing = {
+            role: target[role] - live[role] - starting.get(role, 0) for role in ROLES if target.get(role) is not None
+        }
+        for view in list(fleet.draining.values()):
+            if missing.get(view.role, 0) > 0:
+                fleet.join(view)
+                missing[view.role] -= 1
+        commands: list[StartWorker] = []
+        processes = Counter(view.host for view in processes_of(fleet))
+        processes.update(start.host for start in self._starting.values())
+        for _ in range(sum(max(0, count) for count in missing.values())):
+            host = self._freest_host(processes)
+            if host is None:
+                break
+            role = max(ROLES, key=lambda role: missing.get(role, 0) / max(1, target.get(role, 0)))
+            missing[role] -= 1
+            processes[host] += 1
+            self._started += 1
+            command = StartWorker(WorkerId(f"{role}-added-{self._started}"), role, host)
+            self._starting[command.worker] = command
+            commands.append(command)
         return commands
 
-    def _starts(self, role: Role, missing: int) -> list[StartWorker]:
-        commands: list[StartWorker] = []
-        for _ in range(missing):
-            self._started += 1
-            worker = WorkerId(f"{role}-added-{self._started}")
-            self._starting[worker] = role
-            commands.append(StartWorker(worker, role))
-        return commands
+    def _freest_host(self, processes: Mapping[HostId, int]) -> HostId | None:
+        """Return the host with the most room for workers; empty if no host has a limit, None if all are full."""
+        if not self.workers_max:
+            return HostId("")
+        host = min(self.workers_max, key=lambda host: (processes.get(host, 0) - self.workers_max[host], host))
+        return host if processes.get(host, 0) < self.workers_max[host] else None
+
+    def _shrink(self, target: Mapping[Role, int], cluster: ClusterView, fleet: Fleet) -> list[RetireWorker]:
+        """Retire surplus workers that are idle, and drain the others. The last worker stays unless all are unwanted.
+
+        All are unwanted if the target of every role is 0, no worker has a request, and none is starting.
+        """
+        idle: list[RetireWorker] = []
+        surplus: list[WorkerView] = []
+        for role in ROLES:
+            workers = [worker for worker in reversed(cluster.workers) if worker.role == role]
+            count = max(0, len(workers) - max(target.get(role, len(workers)), 0))
+            workers.sort(key=lambda worker: worker.running_requests + worker.queued_requests)
+            surplus += workers[:count]
+        is_asleep = not (self._starting or fleet.draining or any(worker.running_requests for worker in surplus))
+        if len(surplus) == len(cluster.workers) and surplus and not is_asleep:
+            surplus.pop()
+        for worker in surplus:
+            if worker.running_requests or worker.queued_requests:
+                fleet.drain(worker.id)
+            else:
+                fleet.leave(worker.id)
+                idle.append(RetireWorker(worker.id))
+        return idle
 
 
 def _flips(roles: Mapping[WorkerId, Role], cluster: ClusterView) -> list[SetRole]:
@@ -115,11 +171,3 @@ def _flipped(cluster: ClusterView, flips: Sequence[SetRole]) -> ClusterView:
         replace(worker, role=roles[worker.id]) if worker.id in roles else worker for worker in cluster.workers
     )
     return replace(cluster, workers=workers) if flips else cluster
-
-
-def _retirements(cluster: ClusterView, role: Role, surplus: int) -> list[CoordinatorCommand]:
-    def idle(worker: WorkerView) -> bool:
-        return worker.role == role and not worker.running_requests and not worker.queued_requests
-
-    leaving = [worker.id for worker in reversed(cluster.workers) if idle(worker)][:surplus]
-    return [RetireWorker(worker) for worker in leaving]

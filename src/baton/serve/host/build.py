@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from baton.compute.cost_estimates import EngineKind, estimated_costs
+from baton.compute.cost_estimates import EngineKind, estimated_costs, weights_bytes
 from baton.compute.models.card import ModelCard
 from baton.compute.models.dtype import Dtype, kv_dtype, resolve_dtype
 from baton.compute.native.build import can_be_built
@@ -25,7 +25,14 @@ from baton.move.arena.memfd import Arena, create_arena
 from baton.move.arena.opening import places_of
 from baton.move.cores import cpu_quota
 from baton.serve.host.device import Device, choose_device, device_budget
-from baton.serve.host.sizing import blocks_total, host_budget, neighbour_cores, share_cores, worker_views
+from baton.serve.host.sizing import (
+    blocks_total,
+    host_budget,
+    neighbour_cores,
+    share_cores,
+    worker_views,
+    workers_max,
+)
 from baton.serve.messages.setup import WorkerSetup
 
 GROWTH_TOKENS_MAX = 2**20
@@ -51,6 +58,8 @@ class HostParts:
     blocks_total: int
     arena: Arena | CudaArena
     setups: list[WorkerSetup]
+    workers_max: int
+    """Maximum number of workers that scaling may run here."""
 
 
 def choose_computing(config: Config, card: ModelCard, hash_tokens: int | None = None) -> Computing:
@@ -130,7 +139,15 @@ def build_host(config: Config, card: ModelCard, computing: Computing, host: Host
     else:
         arena = create_arena(total * layout.block_bytes)
     views = worker_views(config.topology, host, prefix)
-    return HostParts(host, total, arena, _setups(config, card, computing, views, total))
+    setups = _setups(config, card, computing, views, total)
+    most = workers_max(
+        len(setups),
+        threads=setups[0].threads,
+        weights_bytes=weights_bytes(card, computing.dtype, config.weights),
+        arena_bytes=arena.bytes_total,
+        is_on_gpu=bool(drivers),
+    )
+    return HostParts(host, total, arena, setups, most)
 
 
 def batch_limits(config: Config) -> BatchLimits:

@@ -173,6 +173,7 @@ class Membership:
             pid=os.getpid(),
             form=KVForm(identity=self._identity, layout=self._computing.layout),
             blocks_total=parts.blocks_total,
+            workers_max=parts.workers_max,
             mover=ready,
             mover_generation=generation,
             prices=device_prices(self._config, self._card, self._computing),

@@ -13,12 +13,14 @@ from baton.core.config import Config, Topology
 from baton.core.errors import ConfigError
 from baton.core.types import HostId, Role, WorkerId, WorkerView
 from baton.decide.kv.layout import KVLayout
-from baton.move.cores import own_cores
+from baton.move.cores import own_cores, usable_cores
 from baton.move.memory_limits import memory_free_bytes, memory_total_bytes
 
 _ARENA_BYTES_DEFAULT = 2 * 2**30
 _CONTEXTS_MAX = 64
 _FILES_MAX = 65536
+_WORKER_BYTES = 256 * 2**20
+"""Memory of a worker process beside its weights: interpreter, libraries, activations of a step."""
 
 
 def worker_views(topology: Topology, host: HostId, prefix: str = "") -> list[WorkerView]:
@@ -93,6 +95,18 @@ def _default_arena_bytes(card: ModelCard, layout: KVLayout, budget: MemoryBudget
     context_bytes = -(-card.context_tokens // layout.block_tokens) * layout.block_bytes
     wanted_bytes = min(max(budget.wanted_bytes, context_bytes), _CONTEXTS_MAX * context_bytes)
     return min(wanted_bytes, budget.most_bytes)
+
+
+def workers_max(initial: int, *, threads: int, weights_bytes: int, arena_bytes: int, is_on_gpu: bool) -> int:
+    """Return how many workers the cores, the memory and the devices of this host can run; at least the initial ones.
+
+    `threads`: of one worker. A GPU has room for the initial workers only: the arena takes the rest of its memory.
+    """
+    if is_on_gpu:
+        return initial
+    by_cores = usable_cores() // threads
+    by_memory = (memory_free_bytes() - arena_bytes) // (weights_bytes + _WORKER_BYTES)
+    return max(initial, min(by_cores, by_memory))
 
 
 def share_cores(workers: int, threads: int, quota: float = math.inf) -> list[tuple[int, tuple[int, ...]]]:

@@ -15,6 +15,7 @@ from baton.core.messages import RetireWorker, Shutdown, StartWorker, WorkerFaile
 from baton.core.types import WorkerId
 from baton.move.backoff import Backoff
 from baton.move.clock import now_s
+from baton.move.cores import own_cores
 from baton.serve.host.child_process import WorkerProcess
 from baton.serve.host.tasks import spawn
 from baton.serve.host.worker_link import WorkerListener
@@ -95,7 +96,8 @@ class Supervisor:
         match command:
             case StartWorker(worker=worker, role=role):
                 view = msgspec.structs.replace(self._like.view, id=worker, role=role)
-                slot = _Slot(msgspec.structs.replace(self._like, view=view), is_added=True)
+                setup = msgspec.structs.replace(self._like, view=view, cores=self._free_cores(), guest_cores=())
+                slot = _Slot(setup, is_added=True)
                 self._slots[worker] = slot
                 self._notices.tell(f"{worker} is started: scaling asks for more {role}")
                 self._start(slot)
@@ -106,6 +108,12 @@ class Supervisor:
                     slot.process.send(Shutdown())
             case _:
                 assert_never(command)
+
+    def _free_cores(self) -> tuple[int, ...]:
+        """Return cores for another worker that no worker is pinned to. Empty: too few are left, or none is pinned."""
+        taken = {core for slot in self._slots.values() for core in slot.setup.cores}
+        free, count = [core for core in own_cores() if core not in taken], len(self._like.cores)
+        return tuple(free[:count]) if len(free) >= count else ()
 
     def abandon(self) -> None:
         """Kill every worker, because their results are not needed any more. `stop` waits for their end."""

@@ -14,12 +14,14 @@ from baton.compute.models.chat_template import ChatTemplate
 from baton.compute.models.tokenizer import StreamDecoder, Tokenizer
 from baton.core.errors import RequestError
 from baton.core.types import BlockHash, Request, RequestId, Sampling
-from baton.decide.kv.hashing import block_hashes
+from baton.decide.kv.hashing import block_hash, block_hashes, root_hash
 from baton.serve.http.edge import RequestContext
 from baton.serve.http.tools.formats import format_of
 from baton.serve.http.tools.prompt import template_messages, tool_dicts
 from baton.serve.http.wire.sampling import check_tokens
 from baton.serve.http.wire.schemas import ChatMessage, ChatRequest, CompletionRequest, TokenizeRequest
+
+_UNKNOWN = BlockHash(b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ class Prompt:
     text: str | None
     """The client's text. None if it sent token ids."""
     hashes: tuple[BlockHash, ...] = ()
+    whole_hash: BlockHash = _UNKNOWN
+    """Hash of the whole prompt."""
     echo: Echo | None = None
 
 
@@ -96,7 +100,9 @@ class PromptLimits:
             cache_salt=self.cache_salt,
             public_tokens=0 if self.public is None else self.public.shared_tokens(prompt.tokens),
         )
-        return replace(prompt, hashes=hashes)
+        parent = hashes[-1] if hashes else root_hash(self.cache_salt)
+        tail = prompt.tokens[len(hashes) * self.block_tokens :]
+        return replace(prompt, hashes=hashes, whole_hash=block_hash(parent, tail))
 
 
 def completion_prompts(body: CompletionRequest, tokenizer: Tokenizer, card: ModelCard) -> list[Prompt]:
@@ -218,6 +224,7 @@ class RequestMaker:
             id=RequestId(f"{self.context.request_id}-{self.serial}-{index}"),
             prompt_tokens=len(prompt.tokens),
             block_hashes=prompt.hashes,
+            prompt_hash=prompt.whole_hash,
             output_tokens_max=output_tokens_max,
             arrived_at_s=self.context.arrived_at_s,
             sampling=sampling,

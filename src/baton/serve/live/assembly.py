@@ -104,7 +104,7 @@ def assemble(config: Config, card: ModelCard) -> Parts:
     if own is not None:
         own_tiers = _open_tiers(config, card, computing, own, driver.tiers)
         below = own_tiers.rules if own_tiers is not None else ()
-        driver.add_host(HostAdded(own.id, own.blocks_total, layout, below))
+        driver.add_host(HostAdded(own.id, own.blocks_total, layout, below, own.workers_max))
     gateway = LiveGateway(card, driver, policy_names=plugin_names(policy), slo=_promise(config))
     hooks = load_hooks(config.hooks)
     return Parts(config, card, driver, gateway, metrics, hooks, computing, own, given_cost, own_tiers)

@@ -94,7 +94,8 @@ class Driver:
         self.wait_timers = WaitTimers(self, waits)
         self.recorder = Recorder(metrics)
         self._meter = LoadMeter(taken_s=now_s())
-        self._resizes: list[StartWorker | RetireWorker] = []
+        self.resizes: asyncio.Queue[StartWorker | RetireWorker] = asyncio.Queue()
+        """Workers to start and to end."""
 
     @property
     def is_restless(self) -> bool:
@@ -134,16 +135,14 @@ class Driver:
         self._flip(link, role)
         self.tell(RoleSet(link.view.id, role))
 
-    def tick(self) -> list[StartWorker | RetireWorker]:
-        """Run the policies for roles, scaling and moves. Return the workers to start and to end."""
+    def tick(self) -> None:
+        """Run the policies for roles, scaling and moves."""
         coordinator = self.cluster.coordinator
         before = coordinator.reshaping_failure
         self.tell(Tick(self._meter.take(now_s())))
         failure = coordinator.reshaping_failure
         if failure != before:
             log.error("%s; the shape of the fleet stays as it is", failure)
-        resizes, self._resizes = self._resizes, []
-        return resizes
 
     # ---- workers and hosts
 
@@ -252,7 +251,7 @@ class Driver:
             case SetRole(worker=worker, role=role):
                 self._flip(self.links[worker], role)
             case StartWorker() | RetireWorker():
-                self._resizes.append(command)
+                self.resizes.put_nowait(command)
             case _:
                 assert_never(command)
 

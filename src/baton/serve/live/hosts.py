@@ -152,7 +152,9 @@ class Hosts:
         self._arrivals.unauthenticated.discard(host)
         self._joined[hello.host] = host
         self._arrivals.without_workers.add(hello.host)
-        self.driver.add_host(HostAdded(hello.host, hello.blocks_total, layout, tuple(hello.mover.tiers)))
+        self.driver.add_host(
+            HostAdded(hello.host, hello.blocks_total, layout, tuple(hello.mover.tiers), hello.workers_max)
+        )
         self._parts.gateway.limit_requests()
         self.copying.add_host(hello.host, host, layout)
         self.mover_ready(hello.host, hello.mover_generation, hello.mover)
@@ -229,13 +231,13 @@ class Hosts:
         self._changed()
 
     def resize(self, command: StartWorker | RetireWorker) -> bool:
-        """Send a scaling decision to the worker's host, or to the host with the fewest workers. False: no host."""
+        """Send a scaling decision to its host. False: the host is lost, or has never started a worker."""
         if isinstance(command, RetireWorker):
             link = self.driver.links.get(command.worker)
             host = self._joined.get(link.view.host) if link is not None else None
         else:
-            able = [joined for joined in self._joined.values() if joined.has_workers]
-            host = min(able, key=lambda joined: joined.workers, default=None)
+            host = self._joined.get(command.host)
+            host = host if host is not None and host.has_workers else None
         if host is not None:
             host.resize(command)
         return host is not None

@@ -103,11 +103,6 @@ class JoinedHost:
         """Every worker of the host has loaded its model or was given up."""
         return bool(self._workers) and all(worker.state != "starting" for worker in self._workers.values())
 
-    @property
-    def workers(self) -> int:
-        """Number of the host's workers, including those that it was asked to start."""
-        return len(self._workers.keys() | self.asked)
-
     def send(self, generation: int, order: MoverOrder) -> None:
         """Send an order to the host's mover of this generation."""
         self.stream.put(ForMover(generation, order))

@@ -37,6 +37,8 @@ class HostHello(Struct, frozen=True, kw_only=True, tag=True):
     pid: int
     form: KVForm
     blocks_total: int
+    workers_max: int | None = None
+    """Maximum number of workers that scaling may run on the host. None: no limit is known."""
     mover: MoverReady
     mover_generation: int
     prices: dict[str, float] = {}

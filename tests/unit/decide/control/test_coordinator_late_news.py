@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from baton.core.messages import (
     CloseRequest,
     DecodeBegun,
@@ -17,8 +19,9 @@ from baton.core.messages import (
     WorkerJoined,
     WorkerLost,
 )
-from baton.core.types import HostId, Request, RequestId, Role, WorkerId, WorkerView
+from baton.core.types import BlockHash, HostId, Request, RequestId, Role, WorkerId, WorkerView
 from baton.decide.control.coordinator import Coordinator, Policies
+from baton.decide.control.poison import REFUSED_S
 from baton.decide.cost.linear import LinearCost
 from baton.decide.policy.admission import BoundedQueue
 from baton.decide.policy.fairness import FirstComeFirstServed
@@ -100,6 +103,24 @@ def test_a_request_under_which_every_worker_dies_fails_after_its_last_attempt() 
     assert release == ReleaseBlocks(R)
     assert isinstance(close, CloseRequest)
     assert (close.outcome, close.reason) == ("failed", "the worker died under it 2 times, last: out of memory")
+
+
+def test_a_prompt_that_ended_every_worker_is_refused_when_it_is_sent_again() -> None:
+    """Before, each copy of it ended as many workers again. Another prompt is served, and this one after a while."""
+    made, poison = cluster({P: "mixed"}, attempts_max=2), replace(REQUEST, prompt_hash=BlockHash(b"poison"))
+    made.handle(RequestArrived(poison), 0.0)
+    made.handle(WorkerLost(P, "killed"), 0.0)
+    made.handle(joined(P, "mixed"), 0.0)
+    made.handle(WorkerLost(P, "killed"), 1.0)
+    made.handle(joined(P, "mixed"), 2.0)
+    again = replace(poison, id=RequestId("again"))
+    (close,) = made.handle(RequestArrived(again), 3.0)
+    assert isinstance(close, CloseRequest)
+    assert close.outcome == "failed"
+    assert "every worker that ran this prompt died" in close.reason
+    others = replace(REQUEST, id=RequestId("other"), prompt_hash=BlockHash(b"other")), replace(again, id=RequestId("s"))
+    for other, now_s in zip(others, (4.0, 1.0 + REFUSED_S), strict=True):
+        assert isinstance(made.handle(RequestArrived(other), now_s)[0], StartPrefill)
 
 
 def test_a_cancelled_request_is_stopped_where_it_runs() -> None:

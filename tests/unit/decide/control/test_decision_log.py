@@ -48,7 +48,7 @@ ROAD = LinkView(expected_s=0.1, is_measured=True)
 """On which nothing has ever failed."""
 
 
-FORMAT = (6, "3a4ca4246fe5e481")
+FORMAT = (7, "2a0119e9f048022a")
 """The version of the log, and the digest of what may stand in one of that version."""
 
 

@@ -80,18 +80,29 @@ def tick(made: Coordinator, now_s: float = 1.0) -> list[CoordinatorCommand]:
     return made.handle(Tick(LoadWindow(end_s=now_s, window_s=1.0)), now_s)
 
 
-def test_the_last_worker_of_the_cluster_stays_whatever_scaling_wants() -> None:
-    """Both roles give up all that they have in one tick: three of four go."""
-    made = coordinator({"prefill": 0, "decode": 0})
-    assert tick(made) == [RetireWorker(P1), RetireWorker(P0), RetireWorker(D1)]
-
-
-def test_only_idle_workers_are_retired_and_the_youngest_first() -> None:
-    made = coordinator({"prefill": 1, "decode": 1})
-    request = Request(id=RequestId("r"), prompt_tokens=8, block_hashes=(), output_tokens_max=4, arrived_at_s=0.0)
+def arrive(made: Coordinator, name: str = "r") -> WorkerId:
+    """Let a request arrive. Return the worker that computes its prompt."""
+    request = Request(id=RequestId(name), prompt_tokens=8, block_hashes=(), output_tokens_max=4, arrived_at_s=0.0)
     (start,) = made.handle(RequestArrived(request), 0.0)
     assert isinstance(start, StartPrefill)
-    idle = P1 if start.worker == P0 else P0
+    return start.worker
+
+
+def test_one_worker_stays_while_a_request_runs_whatever_scaling_wants() -> None:
+    """Both roles give up all that they have in one tick: three of four go, and the busy one among them drains."""
+    made = coordinator({"prefill": 0, "decode": 0})
+    busy = arrive(made)
+    assert tick(made) == [RetireWorker(P1 if busy == P0 else P0), RetireWorker(D1)]
+
+
+def test_an_idle_fleet_may_be_retired_as_a_whole() -> None:
+    made = coordinator({"prefill": 0, "decode": 0})
+    assert tick(made) == [RetireWorker(P1), RetireWorker(P0), RetireWorker(D1), RetireWorker(D0)]
+
+
+def test_idle_workers_are_retired_first_and_the_youngest_of_them() -> None:
+    made = coordinator({"prefill": 1, "decode": 1})
+    idle = P1 if arrive(made) == P0 else P0
     assert tick(made) == [RetireWorker(idle), RetireWorker(D1)]
 
 

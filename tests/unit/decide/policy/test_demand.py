@@ -106,19 +106,6 @@ def test_the_largest_batch_is_bounded_by_time_memory_and_the_workers_own_limit()
     assert largest_batch(worker("d"), 100, step_s_max=0.001, model=COST) == 1
 
 
-def test_roles_follow_the_demand_and_stay_where_they_are_almost_right() -> None:
-    """Prompts of 990 tokens, 3 a second: 3 workers; answers of 20 tokens: next to nothing."""
-    heavy = [window(float(second), arrived=3, prompt_tokens=990, output_tokens=20) for second in range(1, 31)]
-    two_two = cluster(worker("p0"), worker("p1"), worker("d0", "decode", running_requests=1), worker("d1", "decode"))
-    assert DemandRoles().assign(two_two, heavy, COST, 30.0) == {"d1": "prefill"}
-    three_one = cluster(worker("p0"), worker("p1"), worker("p2"), worker("d0", "decode"))
-    assert DemandRoles().assign(three_one, heavy, COST, 30.0) == {}, "one of each role stays"
-    answers = [window(float(second), arrived=20, prompt_tokens=5, output_tokens=400) for second in range(1, 31)]
-    flipped = DemandRoles().assign(three_one, answers, COST, 30.0)
-    assert set(flipped.values()) == {"decode"}
-    assert DemandRoles().assign(cluster(worker("p0"), worker("d0", "decode")), heavy, COST, 30.0) == {}
-
-
 def test_scaling_asks_for_what_the_demand_needs_and_retires_one_at_a_time_after_a_calm() -> None:
     """Prompts of 0.5 s, 3 a second, at most 75 % busy: 2 workers. One mixed worker is there."""
     busy = [window(float(second), arrived=3, prompt_tokens=490, output_tokens=1) for second in range(1, 31)]

@@ -15,6 +15,7 @@ from baton.core.config import Config, KVConfig, Topology
 from baton.core.errors import ConfigError
 from baton.core.types import HostId
 from baton.decide.kv.layout import KVLayout
+from baton.move.cores import usable_cores
 from baton.serve.host.sizing import (
     blocks_total,
     host_budget,
@@ -23,6 +24,7 @@ from baton.serve.host.sizing import (
     neighbour_cores,
     share_cores,
     worker_views,
+    workers_max,
 )
 
 HOST = HostId("h")
@@ -153,3 +155,14 @@ def test_an_arena_beyond_the_free_memory_is_refused_before_anything_starts() -> 
     layout = KVLayout(layers=128, kv_heads=128, head_dim=256, block_tokens=16, dtype="float32")
     with pytest.raises(ConfigError, match="or --kv-blocks to at most"):
         blocks_total(Config(kv=KVConfig(blocks=2**31)), CARD, layout, host_budget())
+
+
+def test_a_host_states_how_many_workers_it_can_run() -> None:
+    """Cores bound the number, memory bounds it, and the initial workers run in any case."""
+    few = {"weights_bytes": 0, "arena_bytes": 0}
+    assert workers_max(1, threads=1, is_on_gpu=False, **few) == max(1, usable_cores())
+    assert workers_max(1, threads=usable_cores(), is_on_gpu=False, **few) == 1
+    assert workers_max(3, threads=2 * usable_cores(), is_on_gpu=False, **few) == 3
+    assert workers_max(2, threads=1, weights_bytes=2**60, arena_bytes=0, is_on_gpu=False) == 2
+    assert workers_max(1, threads=1, weights_bytes=0, arena_bytes=memory_free_bytes(), is_on_gpu=False) == 1
+    assert workers_max(2, threads=1, is_on_gpu=True, **few) == 2

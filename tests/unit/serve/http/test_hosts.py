@@ -240,7 +240,7 @@ def test_a_host_whose_numbers_cannot_be_is_told_so(blocks_total: int, block_toke
 def test_what_a_host_was_to_start_will_not_come_once_it_is_gone(tmp_path: Path) -> None:
     """The coordinator is told, so that scaling asks again. One that has named no worker yet is not asked at all."""
     path, view = tmp_path / "decisions.log", WorkerView(id=WorkerId("a.mixed-0"), host=HostId("a"), role="mixed")
-    wanted = [StartWorker(WorkerId(name), "mixed") for name in ("one", "two", "three")]
+    wanted = [StartWorker(WorkerId(name), "mixed", HostId("a")) for name in ("one", "two", "three")]
 
     async def run() -> None:
         parts, news = _parts(log=str(path)), asyncio.Queue[None]()
