@@ -65,15 +65,15 @@ def _prices(fleet: PlannedFleet) -> dict[str, Any]:
     Without it, a server without a GPU would predict with its CPU's speed and reject every request.
     """
     group = next((each for each in fleet.groups if each.role != "prefill"), fleet.groups[0])
-    return cast("dict[str, Any]", _said(msgspec.to_builtins(cost_section(group, same_host=False))))
+    return cast("dict[str, Any]", _without_none(msgspec.to_builtins(cost_section(group, same_host=False))))
 
 
-def _said(value: object) -> object:
+def _without_none(value: object) -> object:
     """Return the value without keys that are None, because TOML cannot express them."""
     if not isinstance(value, Mapping):
         return value
     items = cast("Mapping[str, object]", value).items()
-    return {key: _said(each) for key, each in items if each is not None}
+    return {key: _without_none(each) for key, each in items if each is not None}
 
 
 def _with_own(config: Config, group: WorkerGroup) -> Config:
@@ -158,8 +158,8 @@ def serve_toml(found: Recommendation) -> str:
     plain = Config(model=config.model, dtype=config.dtype)
     for name in ("topology", "parallel", "batch", "kv", "slo", "hosts"):
         section, usual = structs.asdict(config)[name], structs.asdict(plain)[name]
-        said, known = structs.asdict(section), structs.asdict(usual)
-        keys = {key: value for key, value in said.items() if value != known[key] or key in _ALWAYS}
+        chosen, known = structs.asdict(section), structs.asdict(usual)
+        keys = {key: value for key, value in chosen.items() if value != known[key] or key in _ALWAYS}
         if section != usual:
             lines += ["", f"[{name}]", *(f"{key} = {_value(value)}" for key, value in keys.items())]
     lines += ["", "[cost]", *(f"{key} = {_value(value)}" for key, value in config.cost.items())]

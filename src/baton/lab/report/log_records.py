@@ -157,14 +157,14 @@ def trace_of_log(decisions: Iterable[Decision], *, block_tokens: int) -> Trace:
                 case _:
                     pass  # only arrivals and output lengths matter here
     usual_tokens = round(fmean(answered.values())) if answered else sys.maxsize
-    names: dict[BlockHash, int] = {}
+    block_ids: dict[BlockHash, int] = {}
     start_s = next((at_s for at_s, _ in arrived.values()), 0.0)
     requests = tuple(
         TraceRequest(
             at_s=at_s - start_s,
             input_tokens=request.prompt_tokens,
             output_tokens=answered.get(request.id) or min(usual_tokens, request.output_tokens_max),
-            prefix_ids=tuple(names.setdefault(block, len(names)) for block in request.block_hashes),
+            prefix_ids=tuple(block_ids.setdefault(block, len(block_ids)) for block in request.block_hashes),
             prefix_block_tokens=block_tokens if request.block_hashes else 0,
             tenant=request.tenant,
             priority=request.priority,

@@ -60,21 +60,21 @@ class SimStore:
         alone_s = self.latency_s + blocks * self.block_s
         return alone_s * SLOWDOWN if "slow" in self.troubles else alone_s
 
-    def put(self, name: BlockHash, kv: KV) -> bool:
+    def put(self, block_hash: BlockHash, kv: KV) -> bool:
         if "full" in self.troubles or "down" in self.troubles:
             return False
-        self.blocks[name] = kv
-        self.damaged.discard(name)
+        self.blocks[block_hash] = kv
+        self.damaged.discard(block_hash)
         return True
 
-    def get(self, name: BlockHash) -> KV | None:
+    def get(self, block_hash: BlockHash) -> KV | None:
         """Return the block's bytes, or None if it is gone or damaged, or the store is down."""
-        return None if "down" in self.troubles or name in self.damaged else self.blocks.get(name)
+        return None if "down" in self.troubles or block_hash in self.damaged else self.blocks.get(block_hash)
 
-    def drop(self, names: Sequence[BlockHash]) -> None:
-        for name in names:
-            self.blocks.pop(name, None)
-            self.damaged.discard(name)
+    def drop(self, hashes: Sequence[BlockHash]) -> None:
+        for block_hash in hashes:
+            self.blocks.pop(block_hash, None)
+            self.damaged.discard(block_hash)
 
     def damage(self, every: int) -> None:
         """Damage every nth block."""
@@ -185,7 +185,7 @@ class Stores:
             return  # the host is or was down, so the write was aborted
         self._writes = [write for write in self._writes if write is not command]
         pairs = zip(command.hashes, command.blocks, strict=True)
-        kept = [in_time and store.put(name, _read_block(engine, block, store.block_tokens)) for name, block in pairs]
+        kept = [in_time and store.put(each, _read_block(engine, block, store.block_tokens)) for each, block in pairs]
         self.ended(command.host, BlocksKept(command.number, tuple(kept)))
 
     def _read(self, command: LoadBlocks, took_s: dict[str, float], late: set[str]) -> None:
@@ -193,9 +193,9 @@ class Stores:
         if engine is None or self._reads.get(command.number) is not command:
             return  # the host is down: `lose_host` ends the read
         whole: list[bool] = []
-        for tier, name, block in zip(command.tiers, command.hashes, command.write, strict=True):
+        for tier, block_hash, block in zip(command.tiers, command.hashes, command.write, strict=True):
             store = self.by_place[command.host, tier]
-            kv = None if tier in late else store.get(name)
+            kv = None if tier in late else store.get(block_hash)
             there = kv or [_garbage(old) for old in _read_block(engine, block, store.block_tokens)]
             for slot, token_kv in enumerate(there):
                 engine.write((block,), slot, token_kv)

@@ -47,7 +47,7 @@ def _submit(parts: Parts) -> LiveRequest:
     return parts.gateway.submit(request, [5, 6])
 
 
-def _hear(parts: Parts, *indexes: int, ended: bool = False) -> None:
+def _apply_report(parts: Parts, *indexes: int, ended: bool = False) -> None:
     """Let the worker report output tokens, and the end."""
     view = WorkerView(id=parts.own.setups[0].view.id, host=HOST, role="mixed")
     tokens = tuple(OutputToken(REQUEST, 1, index, 7) for index in indexes)
@@ -68,9 +68,9 @@ def _latencies(parts: Parts) -> list[float]:
 def test_latencies_count_to_the_client_and_not_to_the_worker(parts: Parts) -> None:
     """A reader that is slower than the worker: it takes the end while an earlier token is still being sent."""
     live = _submit(parts)
-    _hear(parts, 0)
+    _apply_report(parts, 0)
     asyncio.run(live.next())
-    _hear(parts, 1, 2, ended=True)
+    _apply_report(parts, 1, 2, ended=True)
     assert _count(parts, "baton_requests_total") == 1
     parts.gateway.mark_sent(live, 1)
     assert _latencies(parts) == [0, 0, 0]
@@ -81,7 +81,7 @@ def test_latencies_count_to_the_client_and_not_to_the_worker(parts: Parts) -> No
 
 def test_a_request_that_ends_before_its_first_token_is_sent_has_its_tpot_recorded(parts: Parts) -> None:
     live = _submit(parts)
-    _hear(parts, 0, 1, 2, ended=True)
+    _apply_report(parts, 0, 1, 2, ended=True)
     asyncio.run(live.next())
     parts.gateway.mark_sent(live, 3)
     assert _latencies(parts) == [1, 1, 1]
@@ -90,7 +90,7 @@ def test_a_request_that_ends_before_its_first_token_is_sent_has_its_tpot_recorde
 
 def test_a_request_that_is_stopped_by_its_text_is_recorded_when_that_is_sent(parts: Parts) -> None:
     live = _submit(parts)
-    _hear(parts, 0, 1)
+    _apply_report(parts, 0, 1)
     asyncio.run(live.next())
     parts.gateway.finish(live)
     assert _latencies(parts) == [0, 0, 0]
@@ -100,7 +100,7 @@ def test_a_request_that_is_stopped_by_its_text_is_recorded_when_that_is_sent(par
 
 def test_a_cancelled_request_has_no_latency(parts: Parts) -> None:
     live = _submit(parts)
-    _hear(parts, 0)
+    _apply_report(parts, 0)
     asyncio.run(live.next())
     parts.gateway.cancel(live)
     parts.gateway.mark_sent(live, 1)
@@ -111,7 +111,7 @@ def test_the_text_or_the_client_ends_a_request(parts: Parts) -> None:
     """Both end it at once; a text that is complete counts as finished."""
     for end, outcome in ((parts.gateway.finish, "finished"), (parts.gateway.cancel, "cancelled")):
         live = _submit(parts)
-        _hear(parts, 0)
+        _apply_report(parts, 0)
         end(live)
         assert live.finish is not None
         assert live.finish.outcome == outcome
@@ -139,5 +139,5 @@ def test_a_worker_shows_what_it_was_given_before_it_reports_it(parts: Parts) -> 
         view = parts.driver.links[worker].view
         loads.append((view.running_requests, view.waiting_requests))
     assert loads == [(1, 0), (1, 1)]
-    _hear(parts, 0)
+    _apply_report(parts, 0)
     assert parts.driver.links[worker].view.running_requests == 0
