@@ -135,6 +135,19 @@ class OutputToken(Struct, frozen=True, array_like=True, gc=False):
     """With the first token, if requested: a unit vector of little-endian float32 values."""
 
 
+class StepPrices(Struct, frozen=True, array_like=True, gc=False):
+    """The correction of a cost model that a worker has learned from its steps. See `decide/cost/online.py`."""
+
+    speed: float
+    """Factor of the whole step. Above 1: steps take longer than the cost model says."""
+    factors: tuple[float, ...]
+    """Factors of the parts of a step."""
+    error_ratio: float = 0.0
+    """Typical relative error of the prediction of a step."""
+    steps: int = 0
+    """Number of observed steps."""
+
+
 class WorkerView(Struct, frozen=True, kw_only=True, gc=False):
     """A worker's load at its last report, at `observed_at_s`."""
 
@@ -160,6 +173,8 @@ class WorkerView(Struct, frozen=True, kw_only=True, gc=False):
     """Maximum tokens per step. 0: unknown."""
     requests_max: int = 0
     """Maximum requests per step. 0: unknown."""
+    prices: StepPrices | None = None
+    """Learned from the steps of this worker. None: every step took as long as the cost model says."""
 
 
 class StepShape(Struct, frozen=True, kw_only=True, gc=False):

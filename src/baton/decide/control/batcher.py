@@ -33,6 +33,7 @@ from baton.core.types import BlockHash, HostId, RequestId, Role, WorkerId, Worke
 from baton.decide.control.decode_run import DecodeRun, asks_after, plan_decode_run, room_steps
 from baton.decide.control.lane import ASKS_AHEAD_MAX, LOOKAHEAD_TOKENS, Lane, drafts_for, in_order, load_of
 from baton.decide.control.report_builder import ReportBuilder
+from baton.decide.cost.online import StepLearner
 from baton.decide.kv.hashing import runs_per_block
 from baton.decide.policy.batching import BatcherPolicies
 
@@ -54,6 +55,7 @@ class Batcher:
         self.host: HostId = view.host
         self.role: Role = view.role
         self.closed = False
+        self.learner = StepLearner(policies.cost)  # the owner reports each step's duration to it
         self._block_tokens = block_tokens
         self._hash_runs = runs_per_block(block_tokens, hash_tokens or block_tokens)
         self._limits = limits
@@ -191,8 +193,7 @@ class Batcher:
         Requires a batching policy that is a pure function of its arguments. A command that arrives ends the run.
         """
         chosen = self._choose()
-        speculates = self._policies.speculation.tokens_max > 0
-        if chosen and chosen[0][1] == 1 and not speculates and not self._asks_later():
+        if chosen and chosen[0][1] == 1 and not (self._policies.speculation.tokens_max or self._asks_later()):
             run = plan_decode_run([self._ready[index] for index, _ in chosen])
             if run is not None:
                 for lane in run.lanes:
@@ -224,7 +225,7 @@ class Batcher:
         for lane in self._ready:
             if len(lane.tokens) >= lane.grow_at_tokens:
                 self._ask(lane, len(lane.tokens))
-        return self._policies.batching.select(self._ready, self._limits, self._policies.cost) if self._ready else []
+        return self._policies.batching.select(self._ready, self._limits, self.learner.cost) if self._ready else []
 
     def _step(self, chosen: Sequence[tuple[int, int]]) -> Step:
         drafts = drafts_for(self._ready, chosen, self._limits, self._policies.speculation)
@@ -232,9 +233,8 @@ class Batcher:
 
     def _asks_later(self) -> bool:
         """Return whether a waiting lane may ask for blocks during the next steps."""
-        if not self._waiting or len(self._lanes) - len(self._waiting) >= self._limits.requests_max:
-            return False
-        return any(lane.state == "waiting" for lane in self._waiting)
+        has_place = len(self._lanes) - len(self._waiting) < self._limits.requests_max
+        return has_place and any(lane.state == "waiting" for lane in self._waiting)
 
     def _ask_for_first_blocks(self) -> None:
         """Ask for the first blocks of requests that can be in the next steps, oldest first.
@@ -249,7 +249,8 @@ class Batcher:
             return
         tokens = sum(lane.remaining_tokens for lane in (*asking, *self._ready) if lane.remaining_tokens > 1)
         here = {held for lane in self._ready if lane.hashes for held in lane.cached_hashes(0, lane.sealed_blocks)}
-        soon = self._being_computed([*self._ready, *asking]) - here
+        coming = (*self._ready, *asking)
+        soon = {held for lane in coming if lane.hashes for held in lane.cached_hashes(lane.sealed_blocks)} - here
         for lane in self._in_turn():
             if room <= 0 or tokens >= 2 * self._limits.step_tokens_max:
                 return
@@ -258,7 +259,7 @@ class Batcher:
             lane.state = "asking"
             self._take_turn(lane)
             self._ask(lane, len(lane.tokens), lane.prefix())
-            soon |= self._being_computed([lane]) - here
+            soon |= set(lane.cached_hashes(lane.sealed_blocks)) - here
             room -= 1
             tokens += lane.remaining_tokens
 
@@ -273,9 +274,6 @@ class Batcher:
                 self._waiting.sort(key=in_order)
                 left.sort(key=in_order)
             yield left.pop(0)
-
-    def _being_computed(self, lanes: Sequence[Lane]) -> set[BlockHash]:
-        return {held for lane in lanes if lane.hashes for held in lane.cached_hashes(lane.sealed_blocks)}
 
     def _ask(self, lane: Lane, length_tokens: int, prefix: tuple[BlockHash, ...] = ()) -> None:
         lane.expect(lane.blocks_for(length_tokens + self._growth_tokens))
@@ -382,6 +380,7 @@ class Batcher:
         if not (step_s or report.events or report.tokens):
             report.is_load_new = False  # reported with the next step or request for blocks
             return None
+        report.is_load_new = self.learner.tell(is_due=report.is_load_new)
         return report.take(self.view(now_s, uncommitted_tokens), step_s)
 
     def view(self, now_s: float, uncommitted_tokens: int = 0) -> WorkerView:
@@ -397,4 +396,5 @@ class Batcher:
             context_tokens=context_tokens + uncommitted_tokens,
             observed_at_s=now_s,
             newest_request=self._newest,
+            prices=self.learner.prices,
         )

@@ -150,6 +150,11 @@ class Coordinator:
         return self._room.since_s
 
     @property
+    def workers(self) -> tuple[WorkerView, ...]:
+        """The live workers with their present load."""
+        return self._fleet.views()
+
+    @property
     def live_requests(self) -> int:
         """Number of requests that have arrived and are not closed."""
         return len(self._flights)

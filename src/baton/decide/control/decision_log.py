@@ -35,7 +35,8 @@ LOG_VERSION = 7
 """Version of the log's format; a test fails if the format changes without it. Since version 4 there is one entry per
 event from outside, with all commands. Earlier versions held the coordinator's decisions only. Version 5 adds the
 deadline of the queue. Version 6 names a chosen path `PathChosen.path` (`WayChosen.way` before) and a store's event
-`FromTier.event` (`news` before). Version 7 adds the limit of workers of a host, and the host of a started worker."""
+`FromTier.event` (`news` before). Version 7 adds the limit of workers of a host, the host of a started
+worker, and the learned prices of steps in the view of a worker."""
 
 
 class LogHeader(Struct, frozen=True, kw_only=True, tag=True):

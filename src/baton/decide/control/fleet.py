@@ -177,4 +177,5 @@ def _with_load(view: WorkerView, load: _Load) -> WorkerView:
         kv_tokens_max=view.kv_tokens_max,
         step_tokens_max=view.step_tokens_max,
         requests_max=view.requests_max,
+        prices=reported.prices,
     )

@@ -10,6 +10,7 @@ from msgspec import Struct
 from baton.core.messages import RejectReason
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, Request, Slo, WorkerView
+from baton.decide.cost.online import cost_of
 from baton.decide.policy.predictions import first_token_delay_s, queue_s
 from baton.decide.policy.prefix import best_prefix
 
@@ -52,7 +53,7 @@ class BoundedQueue:
 
         def first_token_s(worker: WorkerView) -> float:
             # A prefix in any arena can be pulled by this host. Tiers are read by their own host only.
-            hits, model, wait_s = cluster.tier_hits.get(worker.host, ()), cost.on(worker.kind), queue_s(worker, cost)
+            hits, model, wait_s = cluster.tier_hits.get(worker.host, ()), cost_of(worker, cost), queue_s(worker, cost)
             prompt_s = best_prefix(request.prompt_tokens, hit_tokens, hits, model, wait_s=wait_s).ttft_s
             return prompt_s + first_token_delay_s(worker, request, cluster, cost, prompt_s=prompt_s - wait_s)
 

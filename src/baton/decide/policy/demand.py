@@ -13,6 +13,7 @@ from msgspec import Struct
 from baton.core.plugin import load_plugin
 from baton.core.ports import CostModel
 from baton.core.types import ROLES, ClusterView, LoadWindow, Role, Slo, StepShape, WorkerId, WorkerView
+from baton.decide.cost.online import cost_of
 from baton.decide.policy.forecast import ForecastPolicy, LoadRates, since
 from baton.decide.policy.predictions import decoding_requests, queued_work
 
@@ -34,7 +35,7 @@ class WorkersNeeded(Struct, frozen=True, kw_only=True):
 
 def workers_needed(demand: LoadRates, worker: WorkerView, cost: CostModel, tpot_s: float) -> WorkersNeeded:
     """Predict how many workers like `worker` compute the prompts of this load and decode its answers within TPOT."""
-    model = cost.on(worker.kind)
+    model = cost_of(worker, cost)
     if not demand.requests_rps:
         return WorkersNeeded(prefill=0.0, decode=0.0)
     prompt_tokens = max(1, round(demand.prompt_tokens))
@@ -183,7 +184,7 @@ class DemandRoles:
     def _load(
         self, workers: Sequence[WorkerView], cluster: ClusterView, history: Sequence[LoadWindow], cost: CostModel
     ) -> _Load:
-        model, demand = cost.on(workers[0].kind), self._forecast.ahead(history, 0.0)
+        model, demand = cost_of(workers[0], cost), self._forecast.ahead(history, 0.0)
         bound = [cluster.bound[worker.id] for worker in workers if worker.id in cluster.bound]
         decoding = sum(map(decoding_requests, workers)) + sum(load.requests for load in bound)
         context_tokens = sum(worker.context_tokens for worker in workers) + sum(load.tokens for load in bound)
@@ -197,7 +198,7 @@ class DemandRoles:
             model=model,
             workers=len(workers),
             slo=slo,
-            queue_s=sum(queued_work(worker, cost.on(worker.kind)).alone_s for worker in workers),
+            queue_s=sum(queued_work(worker, cost_of(worker, cost)).alone_s for worker in workers),
             prompt_s=prompt_s,
             decoding=decoding,
             context_tokens=context_tokens,

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from itertools import compress
 from operator import is_not
 
-from baton.core.types import HostId, Role, WorkerId, WorkerView
+from baton.core.types import HostId, Role, StepPrices, WorkerId, WorkerView
 
-Facts = tuple[HostId, str, Role, int, int, int]
-"""The properties of an idle worker: host, kind, role and limits."""
+Facts = tuple[HostId, str, Role, int, int, int, StepPrices | None]
+"""The properties of an idle worker: host, kind, role, limits and learned prices."""
 
 
 @dataclass(slots=True)
@@ -77,4 +77,5 @@ def _idle_facts(worker: WorkerView) -> Facts | None:
         return None
     return (
         worker.host, worker.kind, worker.role, worker.step_tokens_max, worker.requests_max, worker.kv_tokens_max,
+        worker.prices,
     )  # fmt: skip

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from baton.core.ports import CostModel, handoff_between_s
-from baton.core.types import ClusterView, HostId, Request, StepShape, WorkerId, WorkerView
+from baton.core.types import ClusterView, HostId, Request, StepPrices, StepShape, WorkerId, WorkerView
+from baton.decide.cost.online import cost_of
 
 
 @runtime_checkable
@@ -40,17 +41,17 @@ class FastestStep:
         cost: CostModel,
     ) -> WorkerId:
         sources = cluster.kinds_on(source)
-        predicted_s: dict[tuple[str, int, int, bool], float] = {}  # idle workers share one entry
+        predicted_s: dict[tuple[str, StepPrices | None, int, int, bool], float] = {}  # idle workers share one entry
 
         def key(worker: WorkerView) -> tuple[float, WorkerId]:
             same_host = source is None or source == worker.host
-            alike = (worker.kind, worker.running_requests, worker.context_tokens, same_host)
+            alike = (worker.kind, worker.prices, worker.running_requests, worker.context_tokens, same_host)
             if alike not in predicted_s:
                 shape = StepShape(
                     decode_requests=worker.running_requests + 1,
                     context_tokens=worker.context_tokens + request.prompt_tokens,
                 )
-                step_s = cost.on(worker.kind).step_s(shape)
+                step_s = cost_of(worker, cost).step_s(shape)
                 handoff_s = handoff_between_s(
                     cost, {*sources, worker.kind}, tokens=request.prompt_tokens, same_host=same_host
                 )

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from baton.core.ports import CostModel, handoff_between_s
 from baton.core.types import ClusterView, Request, StepShape, WorkerView
+from baton.decide.cost.online import cost_of
 from baton.decide.policy.prefix import prefix_on
 
 _EMPTY = StepShape()
@@ -46,13 +47,13 @@ def queue_s(worker: WorkerView, cost: CostModel) -> float:
     if not worker.queued_tokens:
         return 0.0
     prompts = max(1, worker.queued_requests)
-    return prompts * cost.on(worker.kind).prefill_s(new_tokens=worker.queued_tokens // prompts, cached_tokens=0)
+    return prompts * cost_of(worker, cost).prefill_s(new_tokens=worker.queued_tokens // prompts, cached_tokens=0)
 
 
 def prompt_s(worker: WorkerView, request: Request, hit_tokens: int, cost: CostModel) -> float:
     """Predict how long the worker needs for this prompt alone, after `hit_tokens` cached tokens."""
     new_tokens = max(0, request.prompt_tokens - hit_tokens)
-    return cost.on(worker.kind).prefill_s(new_tokens=new_tokens, cached_tokens=hit_tokens)
+    return cost_of(worker, cost).prefill_s(new_tokens=new_tokens, cached_tokens=hit_tokens)
 
 
 def decode_step_s(worker: WorkerView, cost: CostModel, *, more_requests: int = 0, more_tokens: int = 0) -> float:
@@ -61,7 +62,7 @@ def decode_step_s(worker: WorkerView, cost: CostModel, *, more_requests: int = 0
         decode_requests=worker.running_requests + more_requests,
         context_tokens=worker.context_tokens + more_tokens,
     )
-    return cost.on(worker.kind).step_s(shape)
+    return cost_of(worker, cost).step_s(shape)
 
 
 def first_token_s(worker: WorkerView, request: Request, cluster: ClusterView, cost: CostModel) -> float:
@@ -104,7 +105,7 @@ def _joined_step_s(decoder: WorkerView, request: Request, cost: CostModel) -> fl
     """Predict a decode step of a worker after this request has joined its batch."""
     tokens = decoder.context_tokens + request.prompt_tokens
     shape = StepShape(decode_requests=decoding_requests(decoder) + 1, context_tokens=tokens)
-    return cost.on(decoder.kind).step_s(shape)
+    return cost_of(decoder, cost).step_s(shape)
 
 
 def kv_free_tokens(worker: WorkerView) -> float:

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, Request, TierHit, WorkerView
+from baton.decide.cost.online import cost_of
 
 
 class Prefix(Struct, frozen=True, gc=False):
@@ -47,5 +48,5 @@ def prefix_on(
     """Return `best_prefix` for this worker and its host."""
     held_tokens = cluster.prefix_hit_tokens.get(worker.host, 0)
     return best_prefix(
-        request.prompt_tokens, held_tokens, cluster.tier_hits.get(worker.host, ()), cost.on(worker.kind), wait_s=wait_s
+        request.prompt_tokens, held_tokens, cluster.tier_hits.get(worker.host, ()), cost_of(worker, cost), wait_s=wait_s
     )

@@ -9,7 +9,8 @@ from typing import Protocol, runtime_checkable
 from msgspec import Struct
 
 from baton.core.ports import CostModel
-from baton.core.types import ClusterView, HostId, Request, Until, WorkerId, WorkerView
+from baton.core.types import ClusterView, HostId, Request, StepPrices, Until, WorkerId, WorkerView
+from baton.decide.cost.online import cost_of
 from baton.decide.policy.predictions import first_token_delay_s, queue_s
 from baton.decide.policy.prefix import prefix_on
 
@@ -48,7 +49,7 @@ class EarliestFirstToken:
     def route(
         self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel
     ) -> WorkerId:
-        own_s: dict[tuple[str, int], float] = {}  # workers of one kind with the same hit share an entry
+        own_s: dict[tuple[str, StepPrices | None, int], float] = {}  # equal workers with the same hit share an entry
 
         def left_s(worker: WorkerView, prompt_s: float) -> float:
             return first_token_delay_s(worker, request, cluster, cost, prompt_s=prompt_s)
@@ -59,10 +60,10 @@ class EarliestFirstToken:
                 ttft_s = prefix_on(worker, request, cluster, cost, wait_s=wait_s).ttft_s
                 return (ttft_s + left_s(worker, ttft_s - wait_s), worker.running_requests, worker.id)
             hit_tokens = cluster.prefix_hit_tokens.get(worker.host, 0)
-            alike = (worker.kind, hit_tokens)
+            alike = (worker.kind, worker.prices, hit_tokens)
             if alike not in own_s:
                 new_tokens = request.prompt_tokens - hit_tokens
-                own_s[alike] = cost.on(worker.kind).prefill_s(new_tokens=new_tokens, cached_tokens=hit_tokens)
+                own_s[alike] = cost_of(worker, cost).prefill_s(new_tokens=new_tokens, cached_tokens=hit_tokens)
             return (wait_s + own_s[alike] + left_s(worker, own_s[alike]), worker.running_requests, worker.id)
 
         return min(candidates, key=key).id

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from baton.core.ports import CostModel, handoff_between_s
 from baton.core.types import ClusterView, HostId, Request, Slo, StepShape, WorkerId, WorkerView
+from baton.decide.cost.online import cost_of
 from baton.decide.policy.admission import Reject, refuse_full, refuse_late
 from baton.decide.policy.distinct_workers import DistinctWorkers
 from baton.decide.policy.predictions import (
@@ -166,7 +167,7 @@ class SloHeadroom:
             if slo is None:
                 return (is_full, False, tpot_s, is_lent, worker.id)
             tpot_pressure = tpot_s / slo.tpot_s
-            ttft_pressure = self._ttft_pressure(worker, tokens, slo, cost.on(worker.kind))
+            ttft_pressure = self._ttft_pressure(worker, tokens, slo, cost_of(worker, cost))
             mixing = 1.0 + (self.mixing_ratio - 1.0) * min(1.0, prompts_ratio) if is_lent else 1.0
             misses_slo = tpot_pressure > self.tpot_slack or ttft_pressure > self.ttft_slack
             return (is_full, misses_slo, max(tpot_pressure, ttft_pressure) * mixing, is_lent, worker.id)
@@ -214,7 +215,7 @@ class SloHeadroom:
         freed_tokens = 0.0
         for worker in cluster.workers:
             if worker.host == host and worker.context_tokens:
-                life_s = self._answer_tokens(worker, cluster) * _decode_s(worker, 0, 0, cost.on(worker.kind))
+                life_s = self._answer_tokens(worker, cluster) * _decode_s(worker, 0, 0, cost_of(worker, cost))
                 decoding_ratio = decoding_requests(worker) / max(1, worker.running_requests)
                 freed_tokens += worker.context_tokens * decoding_ratio / max(TIME_S_MIN, life_s)
         return max(1.0, freed_tokens)
@@ -227,7 +228,7 @@ class SloHeadroom:
         cost: CostModel,
         arenas: Mapping[HostId, _Arena],
     ) -> _Plan:
-        model, hits, arena = cost.on(worker.kind), cluster.prefix_hit_tokens, arenas[worker.host]
+        model, hits, arena = cost_of(worker, cost), cluster.prefix_hit_tokens, arenas[worker.host]
         here = hits.get(worker.host, 0)
         done_tokens, load_s = here, 0.0
         slo = self._slo(request, model)
@@ -281,7 +282,7 @@ class SloHeadroom:
         The recent share of prompts is assumed to continue (above 1 if the worker is behind). Every token waits for
         that share of the TPOT.
         """
-        model = cost.on(worker.kind)
+        model = cost_of(worker, cost)
         alone_s = _decode_s(worker, 1, request.prompt_tokens, model)
         share = self._shares.get(worker.id)
         if share is None:
@@ -301,7 +302,7 @@ class SloHeadroom:
 
     def _memory_s(self, request: Request, worker: WorkerView, cluster: ClusterView, cost: CostModel) -> float:
         """Return how long an answer decodes on this worker: the decay time of `_Share`."""
-        return self._answer_tokens(worker, cluster) * self._slo(request, cost.on(worker.kind)).tpot_s
+        return self._answer_tokens(worker, cluster) * self._slo(request, cost_of(worker, cost)).tpot_s
 
     def _place_s(self, worker: WorkerView, cluster: ClusterView, model: CostModel) -> float:
         """Predict the time until the batch has a free place: enough decodes must finish first."""

@@ -105,6 +105,14 @@ class SimWorker:
     def id(self) -> WorkerId:
         return self.batcher.worker
 
+    @property
+    def _is_as_priced(self) -> bool:
+        """Every step so far took as long as the cost model says: there is nothing to learn from steps.
+
+        If not, each step is played, because each one changes the prices.
+        """
+        return self.slowdown == 1.0 and self.batcher.learner.prices is None
+
     def receive(self, command: WorkerCommand) -> None:
         """Receive a command from the server. An idle worker applies it at once."""
         self._inbox.append(command)
@@ -160,7 +168,7 @@ class SimWorker:
             self._inbox = []
         elif self.batcher.is_idle:
             return
-        predictor = self._predictor
+        predictor = self._predictor if self._is_as_priced else None
         planned = self.batcher.plan() if predictor is None else self.batcher.plan_run()
         self._send(step_s=0.0)  # requests for blocks travel while the step runs
         if isinstance(planned, DecodeRun):
@@ -170,7 +178,11 @@ class SimWorker:
             self.executing = planned
             self.steps += 1
             step_s = self.cost.step_s(planned.shape) * self.slowdown
-            self.loop.at(self.loop.now_s + step_s, partial(self._finish, planned, step_s), STEP_ENDS)
+            self.loop.at(
+                self.loop.now_s + step_s,
+                partial(self._finish, planned, step_s, was_as_priced=self._is_as_priced),
+                STEP_ENDS,
+            )
             if planned.streamed:
                 self._stream(planned, step_s)
 
@@ -186,7 +198,7 @@ class SimWorker:
             self.engine.compute_layers(step, end)
             self.outbound.send(LayersDone(self.id, step.streamed, end))
 
-    def _finish(self, step: Step, step_s: float) -> None:
+    def _finish(self, step: Step, step_s: float, *, was_as_priced: bool) -> None:
         if self.dead or self.hung:
             return
         result = self.engine.execute(step)
@@ -196,6 +208,8 @@ class SimWorker:
             self._break(error)
             return
         self.executing = None
+        if not was_as_priced:
+            self.batcher.learner.observe(step.shape, step_s)
         self._send(step_s=step_s)
         self._turn()
 
@@ -223,12 +237,8 @@ class SimWorker:
         steps_s = self.cost.decode_run_s(requests=len(run.lanes), context_tokens=run.context_tokens, steps=steps)
         if steps >= ARRAY_MIN:
             times = np.array(steps_s, np.float64)
-            if self.slowdown != 1.0:
-                times *= self.slowdown
-            times[0] = steps_s[0] * self.slowdown + self.loop.now_s
+            times[0] += self.loop.now_s
             return array("d", np.add.accumulate(times, out=times).tobytes())
-        if self.slowdown != 1.0:
-            steps_s = [step_s * self.slowdown for step_s in steps_s]
         return array("d", islice(accumulate(steps_s, initial=self.loop.now_s), 1, None))
 
     def _wake_for(self, running: _Running) -> None:

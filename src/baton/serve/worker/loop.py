@@ -47,10 +47,12 @@ class StepLoop:
                 continue
             started_s = now_s()
             self._execute(step)
-            engine_s = now_s() - started_s
+            ended_s, shape = now_s(), step.shape
+            engine_s = ended_s - started_s
+            self.batcher.learner.observe(shape, ended_s - turned_s)
             self._report(engine_s)
             if self.steps is not None:
-                self.steps.note(step.shape, at_s=turned_s, engine_s=engine_s, turn_s=now_s() - turned_s)
+                self.steps.note(shape, at_s=turned_s, engine_s=engine_s, turn_s=now_s() - turned_s)
 
     def _execute(self, step: Step) -> None:
         try:

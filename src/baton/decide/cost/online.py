@@ -1,0 +1,168 @@
+"""A cost model that learns from the steps of one worker.
+
+The given cost model splits a step into parts: its start, decoding requests, their context, prompt tokens, and attention
+pairs. Each part has a learned factor, and the whole step one more:
+
+    step = speed * sum of (factor * part)
+
+`speed` follows a change of the whole machine within about ten steps. The factors follow within about 50 steps, by
+recursive least squares, and correct prices that are wrong in different directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import exp, log, sqrt
+
+from baton.core.ports import CostModel
+from baton.core.types import StepPrices, StepShape, WorkerView, prefill_pairs
+
+PARTS = 5
+_EMPTY = StepShape()
+_SPEED_GAIN = 0.15
+"""Share of a step's relative error by which `speed` changes. The first steps have a higher share."""
+_ERROR_LOG_MAX = 1.0
+"""Maximum relative error of a step, as a logarithm: one stalled step must not change the prices much."""
+_FACTOR_MEMORY = 0.98
+"""Weight of a sample of the factors, relative to the next sample."""
+_RIDGE = 0.05
+"""Weight of the present factors. A factor stays as it is while steps say nothing about its part."""
+_CHANGE_MIN, _CHANGE_MAX = -0.5, 1.0
+"""Bounds of the relative change of a factor by one step."""
+_FACTOR_MIN, _FACTOR_MAX = 1e-6, 1e6
+_ERROR_MEMORY = 0.95
+_STEP_S_MIN = 1e-9
+_SWEEPS = 4
+_NEWS_LOG = 0.1
+"""Relative change of the prices, as a logarithm, from which on the coordinator needs them."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedCost:
+    """A cost model with the learned factors of one worker. Implements `CostModel`."""
+
+    given: CostModel
+    prices: StepPrices
+
+    def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:
+        if new_tokens == 0:
+            return 0.0
+        pairs = prefill_pairs(new_tokens, cached_tokens)
+        return self.step_s(StepShape(prefill_tokens=new_tokens, prefill_chunks=1, prefill_pairs=pairs))
+
+    def step_s(self, shape: StepShape) -> float:
+        return _priced_s(self.prices, step_parts(self.given, shape))
+
+    def decode_run_s(self, *, requests: int, context_tokens: int, steps: int) -> Sequence[float]:
+        reads = range(context_tokens, context_tokens + steps * requests, requests)
+        return [self.step_s(StepShape(decode_requests=requests, context_tokens=read)) for read in reads]
+
+    def handoff_s(self, *, tokens: int, same_host: bool) -> float:
+        return self.given.handoff_s(tokens=tokens, same_host=same_host)
+
+    def on(self, kind: str) -> LearnedCost:
+        return self
+
+
+def cost_of(worker: WorkerView, cost: CostModel) -> CostModel:
+    """Return the cost model of a worker, corrected by its own steps if it has reported any."""
+    given = cost.on(worker.kind)
+    return given if worker.prices is None else LearnedCost(given, worker.prices)
+
+
+def step_parts(cost: CostModel, shape: StepShape) -> list[float]:
+    """Return the seconds of each part of a step: start, decoding requests, context, prompt tokens, attention pairs."""
+    requests, tokens = shape.decode_requests, shape.prefill_tokens
+    last_s = cost.step_s(_EMPTY)
+    parts_s = [max(_STEP_S_MIN, last_s), 0.0, 0.0, 0.0, 0.0]
+    if requests:
+        alone_s = cost.step_s(StepShape(decode_requests=requests))
+        read_s = cost.step_s(StepShape(decode_requests=requests, context_tokens=shape.context_tokens))
+        parts_s[1], parts_s[2], last_s = max(0.0, alone_s - last_s), max(0.0, read_s - alone_s), read_s
+    if tokens:
+        no_pairs = StepShape(
+            prefill_tokens=tokens,
+            prefill_chunks=shape.prefill_chunks,
+            decode_requests=requests,
+            context_tokens=shape.context_tokens,
+        )
+        tokens_s, all_s = cost.step_s(no_pairs), cost.step_s(shape)
+        parts_s[3], parts_s[4] = max(0.0, tokens_s - last_s), max(0.0, all_s - tokens_s)
+    return parts_s
+
+
+def _priced_s(prices: StepPrices, parts_s: Sequence[float]) -> float:
+    total_s = sum(factor * part_s for factor, part_s in zip(prices.factors, parts_s, strict=True))
+    return max(_STEP_S_MIN, prices.speed * total_s)
+
+
+@dataclass(slots=True)
+class StepLearner:
+    """Learns the prices of one worker from its steps."""
+
+    given: CostModel
+    cost: CostModel = field(init=False)
+    """Predicts the next steps: the given model until a step was observed, then the learned one."""
+    _has_news: bool = False
+    """The prices differ much from those of the last report."""
+    _told: StepPrices | None = None
+    """The prices of the last report."""
+    _prices: StepPrices = field(default_factory=lambda: StepPrices(1.0, (1.0,) * PARTS))
+    _weights: list[list[float]] = field(default_factory=lambda: [[0.0] * PARTS for _ in range(PARTS)])
+    """Information about the factors: the sum over past steps of the products of the shares of two parts."""
+
+    def __post_init__(self) -> None:
+        self.cost = self.given
+
+    @property
+    def prices(self) -> StepPrices | None:
+        """The learned prices. None: no step was observed."""
+        return self._prices if self._prices.steps else None
+
+    def tell(self, *, is_due: bool) -> bool:
+        """Return whether the next report has to contain the prices. True if it `is_due` anyway."""
+        if is_due or self._has_news:
+            self._has_news, self._told = False, self.prices
+            return True
+        return False
+
+    def observe(self, shape: StepShape, step_s: float) -> None:
+        """Learn from a step of this shape that took `step_s`."""
+        if not step_s > 0:
+            return
+        before, parts_s = self._prices, step_parts(self.given, shape)
+        steps, error_log = before.steps + 1, log(step_s / _priced_s(before, parts_s))
+        square = before.error_ratio**2
+        if steps > 1:
+            error_log = min(_ERROR_LOG_MAX, max(-_ERROR_LOG_MAX, error_log))
+            memory = min(_ERROR_MEMORY, 1.0 - 1.0 / steps)
+            square = memory * square + (1.0 - memory) * error_log**2
+        speed = before.speed * exp(max(_SPEED_GAIN, 1.0 / steps) * error_log)
+        fast = StepPrices(speed, before.factors)
+        predicted_s = _priced_s(fast, parts_s)
+        shares = [speed * factor * part_s / predicted_s for factor, part_s in zip(before.factors, parts_s, strict=True)]
+        factors = self._fitted(before.factors, shares, step_s / predicted_s - 1.0)
+        self._prices = StepPrices(speed, factors, sqrt(square), steps)
+        self.cost = LearnedCost(self.given, self._prices)
+        told_s = _priced_s(self._told, parts_s) if self._told is not None else 0.0
+        self._has_news |= told_s == 0.0 or abs(log(_priced_s(self._prices, parts_s) / told_s)) > _NEWS_LOG
+
+    def _fitted(self, factors: Sequence[float], shares: Sequence[float], error: float) -> tuple[float, ...]:
+        """Return the factors after a step with this relative error. `shares`: of each part in the predicted step.
+
+        The unknowns are relative changes of the factors. A part that is not in the step is not forgotten.
+        """
+        weights, kept = self._weights, [sqrt(_FACTOR_MEMORY) if share else 1.0 for share in shares]
+        for index, row in enumerate(weights):
+            for other in range(PARTS):
+                row[other] = row[other] * kept[index] * kept[other] + shares[index] * shares[other]
+        error = min(_CHANGE_MAX, max(_CHANGE_MIN, error))
+        changes = [0.0] * PARTS
+        for _ in range(_SWEEPS):  # Gauss-Seidel. The next step's error contains what these sweeps leave.
+            for index, row in enumerate(weights):
+                others = sum(weight * change for weight, change in zip(row, changes, strict=True))
+                rest = shares[index] * error - others + row[index] * changes[index]
+                changes[index] = min(_CHANGE_MAX, max(_CHANGE_MIN, rest / (row[index] + _RIDGE)))
+        changed = [factor * (1.0 + change) for factor, change in zip(factors, changes, strict=True)]
+        return tuple(min(_FACTOR_MAX, max(_FACTOR_MIN, factor)) for factor in changed)
