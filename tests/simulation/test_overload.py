@@ -14,7 +14,7 @@ from baton.lab.sim.spec import SimCost
 from tests.campaign.play import play
 from tests.campaign.restless import play_policies
 from tests.campaign.scenario import PlannedRequest
-from tests.simulation.test_behaviour import scenario
+from tests.simulation.test_behaviour import LINK, scenario
 
 SECONDS, PER_SECOND = 30, 10
 PROMPT_TOKENS = 24
@@ -59,6 +59,14 @@ def test_the_deadline_keeps_the_goodput_at_the_capacity(bounded: SimCluster) -> 
     finished = sum(life.closes[0][1].outcome == "finished" for life in lives(bounded))
     assert in_time(bounded) > 0.9 * finished
     assert in_time(bounded) > 2 * in_time(overload(None)), "without it, each request waits longer than the one before"
+
+
+def test_no_first_step_begins_after_the_deadline() -> None:
+    """A worker has blocks for several prompts ahead; the last of them would begin 1.2 s later."""
+    played = overload(1.0)
+    waits_s = [life.started_at_s - life.request.arrived_at_s for life in lives(played) if life.started_at_s is not None]
+    assert max(waits_s) <= 1.0 + 2 * LINK.delay_max_s
+    assert any(life.closes[0][1].reject == "queue_deadline" for life in lives(played))
 
 
 def test_the_refused_know_when_to_come_again(bounded: SimCluster) -> None:

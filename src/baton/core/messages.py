@@ -171,11 +171,12 @@ class SendAhead(Struct, frozen=True, tag=True):
 
 
 class StopRequest(Struct, frozen=True, tag=True):
-    """Drop the request between two steps. The worker answers RequestDropped."""
+    """Drop the request between two steps; `only_unstarted`: if it was in no step. The worker answers RequestDropped."""
 
     request_id: RequestId
     attempt: int
     worker: WorkerId
+    only_unstarted: bool = False
 
 
 class ReleaseBlocks(Struct, frozen=True, tag=True, gc=False):
@@ -369,8 +370,7 @@ class StepReport(Struct, frozen=True, tag=True, gc=False):
     step_s: float = 0.0
     """Duration of the forward pass. 0: there was none."""
     started: tuple[RequestId, ...] = ()
-    """Requests without output whose first slice on this worker was in this step. Their queue time ended with its
-    beginning."""
+    """Requests without output whose first slice on this worker was in this step: it ended their queue time."""
     drafted_tokens: int = 0
     """Draft tokens that the step verified."""
     accepted_tokens: int = 0

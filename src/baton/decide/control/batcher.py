@@ -84,7 +84,7 @@ class Batcher:
                     self._start(command)
                 case StopRequest(request_id=request_id, attempt=attempt):
                     lane = self._find(request_id, attempt)
-                    if lane is not None:
+                    if lane is not None and not (command.only_unstarted and lane.started):
                         self._forget(lane)
                         tokens, worker = lane.computed_tokens, self.worker
                         self._add_event(

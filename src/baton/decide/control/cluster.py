@@ -165,8 +165,8 @@ class Cluster:
                 self._out.append(command)
             case BeginRequest():
                 self._out.append(command)
-            case RequestQueued(request=request):
-                self.coordinator.queue.enter(request, now_s)
+            case RequestQueued(request=request, has_blocks=has_blocks):
+                self.coordinator.queue.enter(request, now_s, has_blocks=has_blocks)
                 return following
             case CopyBlocks():
                 self._out.append(command)

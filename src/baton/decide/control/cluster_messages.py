@@ -78,9 +78,10 @@ class BeginRequest(Struct, frozen=True, tag=True):
 
 
 class RequestQueued(Struct, frozen=True):
-    """A new request was sent to its worker without blocks: it waits there until its prompt can begin."""
+    """A new request was sent to its worker: it waits there until its prompt can begin."""
 
     request: Request
+    has_blocks: bool
 
 
 class ToPool(Struct, frozen=True, tag=True, gc=False):

@@ -41,7 +41,6 @@ from baton.core.types import (
     ClusterView,
     HostId,
     LoadWindow,
-    Request,
     RequestId,
     Role,
     WorkerId,
@@ -53,13 +52,12 @@ from baton.decide.control.fleet import Fleet, processes_of
 from baton.decide.control.flight import Flight
 from baton.decide.control.moves import Moves
 from baton.decide.control.poison import PoisonPrompts
-from baton.decide.control.prefixes import Prefixes
+from baton.decide.control.prefixes import Prefixes, read_tokens
 from baton.decide.control.reshaping import Reshaping
 from baton.decide.control.room import WaitingRoom
 from baton.decide.control.start_queue import StartQueue
 from baton.decide.kv.window import Window
-from baton.decide.policy.predictions import queue_s, with_bound
-from baton.decide.policy.prefix import prefix_on
+from baton.decide.policy.predictions import with_bound
 
 
 @dataclass(slots=True)
@@ -103,7 +101,7 @@ class Coordinator:
                 return []
             case RequestArrived():
                 return self._arrive(event, now_s)
-            case PrefillFinished() | RequestFinished() | DecodeBegun() | RequestFailed():
+            case PrefillFinished() | RequestFinished() | DecodeBegun() | RequestFailed() | RequestDropped():
                 return self._progress(event)
             case RequestCancelled(request_id=request_id):
                 return self._close(request_id, "cancelled")
@@ -121,15 +119,16 @@ class Coordinator:
             case WaitedTooLong(wait_s=wait_s):
                 return self._reject_waiting(wait_s)
             case QueuedTooLong():
-                return [command for close in self.queue.reject_overdue(now_s) for command in self._end(close)]
-            case RequestDropped():
-                return self._move_on(event)
+                return self._reject_overdue(now_s)
             case AheadEnded():
                 return self._moves.stop(event)
             case Tick(window=window):
                 return self._reshape(window, now_s)
-            case RoleSet() | BlocksStored() | BlocksRemoved():
-                self._note(event)
+            case RoleSet(worker=worker, role=role):
+                self._fleet.set_role(worker, role)
+                return []
+            case BlocksStored() | BlocksRemoved():
+                self._prefixes.note(event)
                 return []
             case _:
                 assert_never(event)
@@ -158,12 +157,6 @@ class Coordinator:
     def live_requests(self) -> int:
         """Number of requests that have arrived and are not closed."""
         return len(self._flights)
-
-    def _note(self, event: RoleSet | BlocksStored | BlocksRemoved) -> None:
-        if isinstance(event, RoleSet):
-            self._fleet.set_role(event.worker, event.role)
-        else:
-            self._prefixes.note(event)
 
     def _arrive(self, event: RequestArrived, now_s: float) -> list[CoordinatorCommand]:
         request = event.request
@@ -203,7 +196,7 @@ class Coordinator:
         here = hits.get(view.host, 0)
         there = hits.get(route.fetch, 0) if route.fetch is not None else 0
         fetch = route.fetch if there > here else None
-        reads = self._read_tokens(request, route.worker, cluster) if fetch is None and cluster.tier_hits else 0
+        reads = read_tokens(request, view, cluster, self.policies.cost) if fetch is None and cluster.tier_hits else 0
         flight.worker, flight.host, flight.started_at_s = route.worker, view.host, self._now_s
         flight.queued_tokens = request.prompt_tokens - max(here, there, reads)
         self._fleet.load(
@@ -213,15 +206,6 @@ class Coordinator:
         ahead = self._send_ahead(flight, view.host, cluster) if until != "end" else []
         groups = self.policies.layer_groups(request, view) if ahead and until == "first_token" else 1
         return [StartPrefill(request, flight.attempt, route.worker, until, fetch, reads, groups), *ahead]
-
-    def _read_tokens(self, request: Request, worker: WorkerId, cluster: ClusterView) -> int:
-        """Return the number of leading tokens to read from the tiers of the worker's host. 0: none."""
-        if self._fleet.view(worker).host not in cluster.tier_hits:
-            return 0
-        view = next(view for view in cluster.workers if view.id == worker)
-        cost = self.policies.cost
-        prefix = prefix_on(view, request, cluster, cost, wait_s=queue_s(view, cost))
-        return prefix.tokens if prefix.tokens > cluster.prefix_hit_tokens.get(view.host, 0) else 0
 
     def _send_ahead(self, flight: Flight, source: HostId, cluster: ClusterView) -> list[CoordinatorCommand]:
         """Send the computed part of a prompt to its decode worker while the rest is computed."""
@@ -261,11 +245,14 @@ class Coordinator:
         return [StartDecode(request, flight.attempt, worker, source)]
 
     def _progress(
-        self, event: PrefillFinished | DecodeBegun | RequestFinished | RequestFailed
+        self, event: PrefillFinished | DecodeBegun | RequestFinished | RequestFailed | RequestDropped
     ) -> list[CoordinatorCommand]:
         flight = self._flights.get(event.request_id)
         if flight is None or flight.attempt != event.attempt or flight.worker != event.worker:
             return []  # an event of an abandoned attempt
+        if isinstance(event, RequestDropped):
+            return self._dropped(flight)
+        self.queue.leave(event.request_id)
         if isinstance(event, PrefillFinished):
             if flight.stage == "decode":
                 return []  # a repeated event: the request decodes already
@@ -286,6 +273,14 @@ class Coordinator:
         why = f"no worker has been there for {wait_s:g} s; send the request again, later or to another server"
         overdue = self._room.overdue(wait_s, self._now_s)
         return [command for request_id in overdue for command in self._close(request_id, "rejected", why, "no_worker")]
+
+    def _reject_overdue(self, now_s: float) -> list[CoordinatorCommand]:
+        """Reject the requests that have waited too long for a step. Workers drop those that have blocks first."""
+        commands = [command for close in self.queue.reject_overdue(now_s) for command in self._end(close)]
+        for flight in [self._flights[request_id] for request_id in self.queue.stop_overdue(now_s)]:
+            assert flight.worker is not None, f"{flight.request.id} waits for a step without a worker"
+            commands.append(StopRequest(flight.request.id, flight.attempt, flight.worker, only_unstarted=True))
+        return commands
 
     def _close(
         self, request_id: RequestId, outcome: Outcome, reason: str = "", reject: RejectReason | None = None
@@ -349,14 +344,14 @@ class Coordinator:
             commands += [command for name, target in wanted.items() for command in self._moves.begin(name, target)]
         return commands
 
-    def _move_on(self, event: RequestDropped) -> list[CoordinatorCommand]:
-        """Start a moving request on its target, after its old worker has dropped it."""
-        flight = self._flights.get(event.request_id)
-        if flight is None or flight.moving_to is None:
-            return []
-        if (flight.attempt, flight.worker) != (event.attempt, event.worker):
+    def _dropped(self, flight: Flight) -> list[CoordinatorCommand]:
+        """Start a moving request on its target, or reject an overdue one, after its worker has dropped it."""
+        rejection = self.queue.dropped(flight.request.id, self._now_s)
+        if rejection is None and flight.moving_to is None:
             return []
         self._unload(flight)
+        if rejection is not None:
+            return self._end(rejection)
         flight.attempt += 1
         return self._dispatch(flight, self._view(flight))
 

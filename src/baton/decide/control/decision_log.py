@@ -36,7 +36,8 @@ LOG_VERSION = 7
 event from outside, with all commands. Earlier versions held the coordinator's decisions only. Version 5 adds the
 deadline of the queue. Version 6 names a chosen path `PathChosen.path` (`WayChosen.way` before) and a store's event
 `FromTier.event` (`news` before). Version 7 adds the limit of workers of a host, the host of a started
-worker, and the learned prices of steps in the view of a worker."""
+worker, the learned prices of steps in the view of a worker,
+and `StopRequest.only_unstarted`."""
 
 
 class LogHeader(Struct, frozen=True, kw_only=True, tag=True):

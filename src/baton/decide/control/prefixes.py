@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from baton.core.ports import CostModel
 from baton.core.prefixes import BlocksRemoved, BlocksStored
-from baton.core.types import HostId, Request
+from baton.core.types import ClusterView, HostId, Request, WorkerView
 from baton.decide.kv.hashing import hashes_per_block
 from baton.decide.kv.prefix_index import PrefixIndex
 from baton.decide.kv.window import Window
+from baton.decide.policy.predictions import queue_s
+from baton.decide.policy.prefix import prefix_on
 
 
 @dataclass(slots=True)
@@ -49,3 +52,11 @@ class Prefixes:
                 if self._block_runs.get(host) == runs:
                     hit_tokens[host] = min(blocks * large_tokens, longest)
         return hit_tokens
+
+
+def read_tokens(request: Request, worker: WorkerView, cluster: ClusterView, cost: CostModel) -> int:
+    """Return the number of leading prompt tokens to read from the tiers of the worker's host. 0: none."""
+    if worker.host not in cluster.tier_hits:
+        return 0
+    prefix = prefix_on(worker, request, cluster, cost, wait_s=queue_s(worker, cost))
+    return prefix.tokens if prefix.tokens > cluster.prefix_hit_tokens.get(worker.host, 0) else 0

@@ -1,4 +1,7 @@
-"""The queue of requests that were sent to a worker and have no KV blocks yet, and the rate at which it drains.
+"""The queue of requests that were sent to a worker and wait for their first step, and the rate at which it drains.
+
+A request first waits for KV blocks, then for a step. The server learns of a first step by its result only, so the
+worker of an overdue request with blocks decides: it drops the request unless it was in a step.
 
 A request with an SLO does not enter the queue, because admission predicts its TTFT. Neither does a request
 that may wait, nor a later attempt, because its client may have text already.
@@ -6,8 +9,10 @@ that may wait, nor a later attempt, because its client may have text already.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 
 from baton.core.messages import CloseRequest
 from baton.core.types import Request, RequestId
@@ -31,7 +36,11 @@ class StartQueue:
     wait_s_max: float | None = None
     """Deadline of a request in the queue. None: there is none, and the queue stays empty."""
     _since_s: dict[RequestId, float] = field(default_factory=dict[RequestId, float])
-    """When each request was sent to its worker, the oldest first."""
+    """When each request without blocks was sent to its worker, the oldest first."""
+    _granted_s: dict[RequestId, float] = field(default_factory=dict[RequestId, float])
+    """The same for requests with blocks whose first step is not known to have ended."""
+    _stopping: set[RequestId] = field(default_factory=set[RequestId])
+    """Overdue requests with blocks, until their worker has dropped or computed them."""
     _starts_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=STARTS_MAX))
     """Starts since the queue was last empty."""
     _busy_since_s: float = 0.0
@@ -39,12 +48,15 @@ class StartQueue:
     @property
     def deadline_s(self) -> float | None:
         """Time when the oldest request will have waited for too long. None: no request waits."""
-        oldest_s = next(iter(self._since_s.values()), None)
+        oldest_s = min([*islice(self._since_s.values(), 1), *self._granted_s.values()], default=None)
         return None if oldest_s is None or self.wait_s_max is None else oldest_s + self.wait_s_max
 
-    def enter(self, request: Request, now_s: float) -> None:
-        """Record that a request was sent to its worker without blocks."""
+    def enter(self, request: Request, now_s: float, *, has_blocks: bool = False) -> None:
+        """Record that a request was sent to its worker."""
         if self.wait_s_max is None or request.slo is not None or request.may_wait:
+            return
+        if has_blocks:
+            self._granted_s[request.id] = now_s
             return
         if not self._since_s:
             self._busy_since_s = now_s
@@ -52,20 +64,22 @@ class StartQueue:
         self._since_s[request.id] = now_s
 
     def start(self, request_id: RequestId, now_s: float) -> None:
-        """Record that a request got blocks: its next step is near. Does nothing if it is not in the queue."""
-        if self._since_s.pop(request_id, None) is not None:
+        """Record that a request got blocks: its next step is near. Does nothing if it has none to wait for."""
+        since_s = self._since_s.pop(request_id, None)
+        if since_s is not None:
             self._starts_s.append(now_s)
+            self._granted_s[request_id] = since_s
 
     def leave(self, request_id: RequestId) -> None:
-        """Remove a request that has ended or lost its worker. Does nothing if it is not in the queue."""
+        """Remove a request that was computed, has ended or lost its worker. Does nothing if it is not in the queue."""
         self._since_s.pop(request_id, None)
+        self._granted_s.pop(request_id, None)
+        self._stopping.discard(request_id)
 
-    def overdue(self, now_s: float) -> list[RequestId]:
-        """Return the requests that have waited for too long, the oldest first."""
-        if self.wait_s_max is None:
-            return []
-        limit_s = now_s - self.wait_s_max + _ROUNDING_S
-        return [request_id for request_id, since_s in self._since_s.items() if since_s <= limit_s]
+    def is_overdue(self, now_s: float) -> bool:
+        """Return whether a request has waited for too long."""
+        deadline_s = self.deadline_s
+        return deadline_s is not None and deadline_s <= now_s + _ROUNDING_S
 
     def refuse(self, request: Request, now_s: float) -> CloseRequest | None:
         """Return the rejection of a new request whose predicted wait is too long. None: it may enter."""
@@ -76,22 +90,39 @@ class StartQueue:
         is_overloaded = now_s - oldest_s >= OVERLOAD_RATIO * self.wait_s_max
         if not is_overloaded or predicted_s is None or predicted_s <= ADMIT_RATIO * self.wait_s_max:
             return None
-        return self._rejection(request.id, f"a new request would wait for {predicted_s:.1f} s", now_s)
+        why = f"{len(self._since_s)} requests wait, and a new request would wait for {predicted_s:.1f} s"
+        return self._rejection(request.id, why, now_s)
 
     def reject_overdue(self, now_s: float) -> list[CloseRequest]:
-        """Return the rejections of the requests that have waited for too long. They stay here until they end."""
-        if self.wait_s_max is None:
-            return []
-        why = f"the request has waited for {self.wait_s_max:g} s without a step"
-        return [self._rejection(request_id, why, now_s) for request_id in self.overdue(now_s)]
+        """Return the rejections of requests without blocks that have waited for too long. They stay until they end."""
+        return [self._late(request_id, now_s) for request_id in self._overdue(self._since_s, now_s)]
+
+    def stop_overdue(self, now_s: float) -> list[RequestId]:
+        """Return requests with blocks that have waited for too long. Their workers drop those that are in no step."""
+        late = self._overdue(self._granted_s, now_s)
+        for request_id in late:
+            del self._granted_s[request_id]
+        self._stopping.update(late)
+        return late
+
+    def dropped(self, request_id: RequestId, now_s: float) -> CloseRequest | None:
+        """Return the rejection of a request that its worker has dropped. None: the drop has another reason."""
+        return self._late(request_id, now_s) if request_id in self._stopping else None
+
+    def _overdue(self, since_s: dict[RequestId, float], now_s: float) -> list[RequestId]:
+        limit_s = -math.inf if self.wait_s_max is None else now_s - self.wait_s_max + _ROUNDING_S
+        return [request_id for request_id, waited_from_s in since_s.items() if waited_from_s <= limit_s]
+
+    def _late(self, request_id: RequestId, now_s: float) -> CloseRequest:
+        return self._rejection(request_id, f"the request has waited for {self.wait_s_max:g} s without a step", now_s)
 
     def _rejection(self, request_id: RequestId, why: str, now_s: float) -> CloseRequest:
         assert self.wait_s_max is not None, "a queue without a deadline rejects nothing"
         predicted_s = self._predicted_s(now_s)
         left_s = self.wait_s_max if predicted_s is None else predicted_s - ADMIT_RATIO * self.wait_s_max
         reason = (
-            f"the server is overloaded: {why}, {len(self._since_s)} requests wait, and each may wait for"
-            f" {self.wait_s_max:g} s (limits.queue_s); send the request again later"
+            f"the server is overloaded: {why}; a request may wait for {self.wait_s_max:g} s (limits.queue_s);"
+            " send the request again later"
         )
         return CloseRequest(request_id, "rejected", reason, "queue_deadline", max(1.0, left_s))
 

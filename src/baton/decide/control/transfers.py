@@ -215,8 +215,8 @@ class Transfers:
             computed_tokens=computed_tokens,
             layer_groups=self._streams.groups(host, start.layer_groups) if isinstance(start, StartPrefill) else 1,
         )
-        if isinstance(start, StartPrefill) and start.attempt == 1 and not table:
-            yield RequestQueued(request)
+        if isinstance(start, StartPrefill) and start.attempt == 1:
+            yield RequestQueued(request, has_blocks=bool(table))
         yield from commands
 
     # ---- requests run, move and close

@@ -324,8 +324,8 @@ def _order(command: LoggedCommand) -> str:
         case StartDecode(worker=worker, attempt=attempt, source=source):
             pull = f", its KV comes from {source}" if source else ""
             return f"{worker} goes on with it{pull} (attempt {attempt})"
-        case StopRequest(worker=worker):
-            return f"{worker} is told to let go of it"
+        case StopRequest(worker=worker, only_unstarted=only_unstarted):
+            return f"{worker} is told to let go of it" + (" unless it was in a step" if only_unstarted else "")
         case PathChosen(handoff=handoff, path=path):
             chosen = {"direct": "it goes from host to host", "central": "it goes by the pool"}[path]
             return f"{_handoff_text(handoff)}; {chosen}"

@@ -213,14 +213,16 @@ class SimServer:
 
     def _watch_queue(self) -> None:
         """Schedule a check for when the oldest request in the queue is overdue."""
+        if self._is_watching_queue:
+            return
         deadline_s = self.coordinator.queue.deadline_s
-        if deadline_s is not None and not self._is_watching_queue:
+        if deadline_s is not None:
             self._is_watching_queue = True
             self.loop.at(deadline_s, self._reject_overdue)
 
     def _reject_overdue(self) -> None:
         self._is_watching_queue = False
-        if self.coordinator.queue.overdue(self.loop.now_s):
+        if self.coordinator.queue.is_overdue(self.loop.now_s):
             self.tell(QueuedTooLong())
         self._watch_queue()
 

@@ -95,13 +95,15 @@ class WaitTimers:
 
     def set_queue_timer(self) -> None:
         """Set the timer of the queue if a request is in it and the timer is not set."""
+        if self._queue_timer is not None:
+            return
         deadline_s = self._driver.cluster.coordinator.queue.deadline_s
-        if deadline_s is not None and self._queue_timer is None:
+        if deadline_s is not None:
             left_s = max(0.0, deadline_s - now_s())
             self._queue_timer = asyncio.get_running_loop().call_later(left_s, self._reject_overdue)
 
     def _reject_overdue(self) -> None:
         self._queue_timer = None
-        if self._driver.cluster.coordinator.queue.overdue(now_s()):
+        if self._driver.cluster.coordinator.queue.is_overdue(now_s()):
             self._driver.tell(QueuedTooLong())
         self.set_queue_timer()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from baton.core.config import BatchLimits
-from baton.core.messages import StartRequest
-from baton.core.types import BlockId, HostId, WorkerView, pack_tokens
+from baton.core.messages import RequestDropped, StartRequest, StopRequest
+from baton.core.types import BlockId, HostId, RequestId, WorkerView, pack_tokens
 from baton.decide.control.batcher import Batcher
 from baton.decide.cost.linear import LinearCost
 from baton.decide.policy.batching import BatcherPolicies, MixedChunked
@@ -45,3 +45,16 @@ def test_a_prompt_that_comes_with_its_blocks_counts_as_served() -> None:
     made = request("a", prompt)
     batcher.apply([StartRequest(made, 1, pack_tokens(prompt), "end", (BlockId(0), BlockId(1), BlockId(2)), 4)])
     assert counter.counter(made.tenant) == 2.0, "4 of its 6 tokens are found"
+
+
+def test_a_stop_of_unstarted_requests_leaves_those_that_were_in_a_step() -> None:
+    bench = Bench()
+    bench.start("a", list(range(6)), output=3)
+    assert bench.step().slices
+    bench.start("b", list(range(6, 12)), output=3)
+    for name in ("a", "b"):
+        bench.batcher.apply([StopRequest(RequestId(name), 1, W, only_unstarted=True)])
+    report = bench.batcher.take_report(now_s=0.0)
+    assert report is not None
+    assert [event.request_id for event in report.events if isinstance(event, RequestDropped)] == ["b"]
+    assert in_step(bench.step()) == ["a"]

@@ -48,7 +48,7 @@ ROAD = LinkView(expected_s=0.1, is_measured=True)
 """On which nothing has ever failed."""
 
 
-FORMAT = (7, "528a0fc4f8b130c9")
+FORMAT = (7, "cddc4baae67d7a80")
 """The version of the log, and the digest of what may stand in one of that version."""
 
 

@@ -11,7 +11,9 @@ from baton.core.messages import (
     ReleaseBlocks,
     RequestArrived,
     RequestCancelled,
+    RequestDropped,
     StopRequest,
+    ToWorker,
     WorkerJoined,
     WorkerLost,
 )
@@ -78,12 +80,54 @@ def test_a_request_that_gets_no_step_is_rejected_at_its_deadline() -> None:
     assert made.coordinator.live_requests == 1
 
 
-def test_a_request_with_blocks_may_take_as_long_as_it_needs() -> None:
+def granted() -> Cluster:
+    """A cluster whose worker has blocks for request `a` since t = 2 s. The request arrived at t = 1 s."""
     made = cluster()
     made.handle(RequestArrived(request("a")), 1.0)
     made.handle(WorkerSaid(W, events=(BlocksWanted(RequestId("a"), 1, W, 2),)), 2.0)
+    return made
+
+
+def test_a_request_with_blocks_is_rejected_once_its_worker_has_dropped_it_before_a_step() -> None:
+    made = granted()
+    assert made.coordinator.queue.deadline_s == 11.0
+    made.handle(QueuedTooLong(), 11.0)
+    assert made.decided == [
+        StopRequest(RequestId("a"), 1, W, only_unstarted=True),
+        ToWorker(W, StopRequest(RequestId("a"), 1, W, only_unstarted=True)),
+    ]
+    close = closed(made.handle(WorkerSaid(W, events=(dropped(),)), 11.5))["a"]
+    assert (close.outcome, close.reject) == ("rejected", "queue_deadline")
+    assert made.coordinator.live_requests == 0
+    assert made.pools[HOST].view().blocks_used == 0
+
+
+def test_a_request_that_was_in_a_step_may_take_as_long_as_it_needs() -> None:
+    """Its worker does not answer. The deadline passes once only."""
+    made = granted()
+    made.handle(QueuedTooLong(), 11.0)
     assert made.coordinator.queue.deadline_s is None
-    assert closed(made.handle(QueuedTooLong(), 99.0)) == {}
+    made.handle(WorkerSaid(W, begun=((RequestId("a"), 1),)), 12.0)
+    assert closed(made.handle(WorkerSaid(W, events=(dropped(),)), 13.0)) == {}, "a drop for another reason"
+
+
+def test_a_first_token_ends_the_wait() -> None:
+    made = granted()
+    made.handle(WorkerSaid(W, begun=((RequestId("a"), 1),)), 3.0)
+    assert made.coordinator.queue.deadline_s is None
+
+
+def test_a_request_that_comes_with_its_blocks_waits_for_a_step_too() -> None:
+    queue = StartQueue(10.0)
+    queue.enter(request("a"), 1.0, has_blocks=True)
+    assert queue.deadline_s == 11.0
+    assert queue.refuse(request("b"), 9.0) is None, "no request waits for blocks"
+    assert queue.stop_overdue(10.9) == []
+    assert queue.stop_overdue(11.0) == ["a"]
+
+
+def dropped() -> RequestDropped:
+    return RequestDropped(RequestId("a"), 1, W, preempted=False)
 
 
 @pytest.mark.parametrize("event", [RequestCancelled(RequestId("a")), WorkerLost(W, "killed")])
