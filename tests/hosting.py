@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from tests.serving import RunningServer, all_workers_ready, listening, nothing_used
+from tests.serving import RunningServer, all_workers_ready, children, listening, nothing_used
 
 
 class RunningHost:
@@ -21,10 +21,7 @@ class RunningHost:
 
     def pids(self, module: str) -> list[int]:
         """Processes that it has started as `python -m MODULE`."""
-        done = subprocess.run(
-            ["ps", "-o", "pid=,args=", "--ppid", str(self.process.pid)], capture_output=True, text=True
-        )
-        return [int(line.split()[0]) for line in done.stdout.splitlines() if f"-m {module}" in line]
+        return children(self.process.pid, module)
 
     def mover(self) -> int:
         (pid,) = self.pids("baton.serve.host.mover")

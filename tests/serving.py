@@ -146,6 +146,12 @@ def all_workers_ready(state: dict) -> bool:
     return all(worker["state"] == "ready" for worker in state["workers"])
 
 
+def children(pid: int, module: str) -> list[int]:
+    """Return the processes that a process has started as `python -m MODULE`."""
+    done = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True)
+    return [int(line.split()[0]) for line in done.stdout.splitlines() if f"-m {module}" in line]
+
+
 def alive(pid: int) -> bool:
     """Tell whether a process exists and is not a zombie."""
     try:

@@ -28,6 +28,8 @@ from baton.serve.http.protocol import HttpServerConfig
 from baton.serve.http.server import HttpServer
 from baton.serve.http.services import HttpSettings, Services
 from baton.serve.live.hooks import Hooks
+from baton.serve.live.metrics_registry import Metrics
+from baton.serve.live.recorder import Recorder
 from tests.http.inprocess import InProcessGateway
 from tests.serving import NO_TLS
 
@@ -41,6 +43,9 @@ class House:
     gateway: InProcessGateway
     app: ASGIApp
     limits: LimitsConfig
+    recorder: Recorder
+    metrics: Metrics
+    grammars: GrammarChecker
 
 
 def build_house(
@@ -51,8 +56,11 @@ def build_house(
     settings: HttpSettings | None = None,
     keys: KeySources | None = None,
     limits: LimitsConfig | None = None,
+    sandbox: SandboxConfig | None = None,
 ) -> House:
-    card, sandbox = hash_card(), SandboxConfig()
+    card, sandbox = hash_card(), sandbox or SandboxConfig()
+    metrics = Metrics()
+    recorder, grammars = Recorder(metrics), GrammarChecker(card, sandbox)
     layout = card.layout(block_tokens=BLOCK_TOKENS, dtype="uint8")
     engine = load_engine(card, layout, memoryview(bytearray(blocks * layout.block_bytes)))
     gateway = InProcessGateway(card, engine, blocks=blocks, waiting_max=waiting_max)
@@ -61,13 +69,14 @@ def build_house(
         hosts=gateway,
         tokenizer=load_tokenizer(card),
         template=load_chat_template(card, sandbox),
-        grammars=GrammarChecker(card, sandbox),
+        grammars=grammars,
         settings=settings or HttpSettings(block_tokens=BLOCK_TOKENS),
         keyring=Keyring(keys or KeySources()),
         hooks=hooks or Hooks(),
+        recorder=recorder,
         render_metrics=lambda: b"# TYPE baton_up gauge\nbaton_up 1\n",
     )
-    return House(gateway, build_app(services), limits or LimitsConfig())
+    return House(gateway, build_app(services), limits or LimitsConfig(), recorder, metrics, grammars)
 
 
 class Server:
@@ -79,7 +88,7 @@ class Server:
         self._socket.bind(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        connections = Connections(house.limits)
+        connections = Connections(house.limits, house.recorder)
         self._uvicorn = HttpServer(HttpServerConfig(house.app, connections, close_s=3.0, tls=tls))
         self._thread = threading.Thread(target=self._run)
 

@@ -15,6 +15,8 @@ import pytest
 
 from baton.core.limits import LimitsConfig
 from baton.serve.http.connections import LOG_S, REFUSED_MAX, Connections, RefusalLog, client_address
+from baton.serve.live.metrics_registry import Metrics
+from baton.serve.live.recorder import Recorder
 from tests.http.conftest import Server, build_house
 
 LIMITS = LimitsConfig(
@@ -242,7 +244,7 @@ class Peer:
 def test_connections_are_counted_by_address_and_in_all_and_a_proxy_only_in_all() -> None:
     async def story() -> None:
         limits = LimitsConfig(address_connections_max=1, connections_max=4)
-        connections = Connections(limits, proxies=["10.0.0.9"])
+        connections = Connections(limits, Recorder(Metrics()), proxies=["10.0.0.9"])
         first = Peer("10.0.0.1")
         assert connections.add(first) is None
         second = Peer("10.0.0.1")
@@ -265,7 +267,7 @@ def test_refused_connections_of_one_address_do_not_fill_the_server() -> None:
     """They stay open while they wait for their error response."""
 
     async def story() -> None:
-        connections = Connections(LimitsConfig(address_connections_max=1, connections_max=4))
+        connections = Connections(LimitsConfig(address_connections_max=1, connections_max=4), Recorder(Metrics()))
         flood = [Peer("10.0.0.1") for _ in range(1 + REFUSED_MAX + 1)]
         errors = [connections.add(peer) for peer in flood]
         assert errors[0] is None

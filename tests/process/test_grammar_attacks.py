@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from tests.serving import RunningServer, serving
+from tests.serving import RunningServer, children, serving
 from tests.unit.compute.test_sandbox import HOSTILE, chain
 
 
@@ -39,6 +39,12 @@ def _bodies() -> list[dict]:
 def _ask(client: httpx.Client, **fields: object) -> httpx.Response:
     messages = [{"role": "user", "content": "hi"}]
     return client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 20, **fields})
+
+
+def test_a_sandbox_is_started_before_the_first_grammar(server: RunningServer) -> None:
+    """The first grammar would wait for it for about a second."""
+    while not children(server.process.pid, "baton.compute.sandbox"):
+        assert server.process.poll() is None, server.output()
 
 
 def test_hostile_grammars_fail_alone(server: RunningServer) -> None:

@@ -114,6 +114,7 @@ class Service:
         self._start_workers()
         # The tokenizer is read meanwhile: that takes as long as the imports of a worker.
         http = HttpServer(await asyncio.to_thread(self._http_config))
+        self._on_ready()
         serving = asyncio.create_task(http.serve(sockets=self._listeners))
         serving.add_done_callback(self._on_http_end)
         await self._stop.wait()
@@ -193,11 +194,12 @@ class Service:
             keyring=self._keyring,
             public_prefixes=PublicPrefixes(http.public_prefixes, tokenizer, template) if http.public_prefixes else None,
             hooks=parts.hooks,
+            recorder=parts.driver.recorder,
             render_metrics=self._render_metrics,
         )
         limits = parts.config.limits
         limits = msgspec.structs.replace(limits, connections_max=min(limits.connections_max, self._connections_max))
-        connections = Connections(limits, proxies=http.proxies)
+        connections = Connections(limits, parts.driver.recorder, proxies=http.proxies)
         return HttpServerConfig(build_app(services), connections, close_s=_HTTP_CLOSE_S, tls=tls)
 
     def _render_metrics(self) -> bytes:
@@ -235,8 +237,7 @@ class Service:
         gateway = self._parts.gateway
         if gateway.state == "ready" and self._own is None and not self._hosts.joined:
             gateway.state = "deserted"
-            waiting = len(self._parts.driver.live)
-            wait_s = self._parts.config.survival.wait_s
+            waiting, wait_s = len(self._parts.driver.live), self._parts.config.survival.wait_s
             self._tell(
                 f"all hosts are gone; {waiting} requests wait for one, up to {wait_s:g} s: "
                 f"baton host --join {self._url}"
@@ -247,12 +248,14 @@ class Service:
         self._on_ready()
 
     def _on_ready(self) -> None:
-        """Accept requests once every expected host and worker is ready."""
+        """Accept requests once the tokenizer is loaded and every expected host and worker is ready."""
+        services = self._services
         is_waiting = not self._is_own_ready or self._hosts.ready < self._parts.config.hosts.expected
-        if self._parts.gateway.state != "loading" or is_waiting:
+        if self._parts.gateway.state != "loading" or is_waiting or services is None:
             return
         self._parts.gateway.state = "ready"
         self._run(self._check_at_idle())
+        self._run(services.grammars.warm_up())
         if self._parts.own is not None:
             self._run(prefault(self._parts.own.arena, self._on_failed))
         if self._parts.driver.is_restless:

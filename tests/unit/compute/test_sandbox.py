@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -132,6 +133,28 @@ def test_a_lost_sandbox_or_fork_server_is_replaced() -> None:
     pool.close()
     with pytest.raises(ProcessLookupError):
         os.kill(sandbox.pid, 0)
+
+
+def test_a_closed_pool_starts_no_process() -> None:
+    pool = SandboxPool(SandboxSetup(GrammarChecks(hash_card()), LIMITS), 1)
+    pool.close()
+    with pytest.raises(SandboxError, match="it was closed"):
+        pool.warm_up()
+    assert pool._server._process is None
+
+
+def test_a_close_does_not_wait_for_a_process_that_starts() -> None:
+    """The server would stop a second later. Whichever is first, no process is left."""
+    pool = SandboxPool(SandboxSetup(GrammarChecks(hash_card()), LIMITS), 1)
+    with ThreadPoolExecutor(1) as threads:
+        starting = threads.submit(pool.warm_up)
+        while pool._server._process is None and not starting.done():
+            pass
+        started = pool._server._process
+        pool.close()
+        assert isinstance(starting.exception(), SandboxError)
+    assert started is not None
+    assert started.returncode is not None
 
 
 def test_a_sandbox_sees_no_keys_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

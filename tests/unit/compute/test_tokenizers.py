@@ -98,6 +98,42 @@ def test_a_lone_surrogate_is_a_400(any_tokenizer: Tokenizer) -> None:
         any_tokenizer.encode("half \ud83d a smile")
 
 
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=200))
+def test_no_token_stands_for_more_characters_than_the_bound(any_tokenizer: Tokenizer, text: str) -> None:
+    assume(_writable(any_tokenizer, text))
+    assert any_tokenizer.token_chars_max is not None
+    assert len(text) <= any_tokenizer.token_chars_max * len(any_tokenizer.encode(text))
+
+
+def test_the_longest_token_gives_the_bound(smollm: Tokenizer) -> None:
+    """A line of 80 signs is one token of SmolLM2, and a line end with 80 spaces is another one."""
+    assert len(smollm.encode("#" * 80)) == 1
+    assert smollm.token_chars_max == 81
+
+
+@pytest.mark.parametrize(
+    ("part", "step"),
+    [
+        ("normalizer", normalizers.Strip()),
+        ("normalizer", normalizers.Sequence([normalizers.NFC(), normalizers.Replace("b", "")])),
+        ("pre_tokenizer", pre_tokenizers.WhitespaceSplit()),
+        ("pre_tokenizer", pre_tokenizers.Split(" ", "removed")),
+    ],
+)
+def test_a_pipeline_that_drops_characters_has_no_bound(tmp_path: Path, part: str, step: object) -> None:
+    names = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pipeline = tokenizers.Tokenizer(models.BPE(vocab={name: index for index, name in enumerate(names)}, merges=[]))
+    pipeline.decoder = decoders.ByteLevel()
+    pipeline.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    pipeline.normalizer = normalizers.NFC()
+    pipeline.save(str(tmp_path / "tokenizer.json"))
+    assert tokenizer_from_folder(tmp_path, None).token_chars_max == 4
+    setattr(pipeline, part, step)
+    pipeline.save(str(tmp_path / "tokenizer.json"))
+    assert tokenizer_from_folder(tmp_path, None).token_chars_max is None
+
+
 def test_special_tokens_are_known_and_skipped(smollm: Tokenizer) -> None:
     tokens = smollm.encode("<|im_start|>hi<|im_end|>")
     assert [smollm.is_special(token) for token in tokens] == [True, False, True]

@@ -24,6 +24,8 @@ class Tokenizer(Protocol):
     """Token ids are below this number. The model's table may have padding beyond it, with ids that have no text."""
     space_prefix: bool
     """Whether the vocabulary (SentencePiece) puts a space before the first word of a text."""
+    token_chars_max: int | None
+    """Maximum characters of a text that become one token. None: unknown, because characters may be dropped."""
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """Return the tokens of a text. Special tokens that are written in the text are recognized.
@@ -85,6 +87,7 @@ class ByteTokenizer:
 
     vocab_tokens = VOCAB_TOKENS
     space_prefix = False
+    token_chars_max: int | None = 1
     _specials = ("<eos>", "<bos>", "<unk>")
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from msgspec import Struct
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
+from tokenizers.normalizers import NFC
 
 from baton.compute.models.gguf_file import GGUFFile, MetadataValue, open_gguf
 from baton.compute.models.gguf_vocabulary import BOS_PRE_TOKENIZERS, byte_level_backend, sentencepiece_backend
@@ -35,6 +36,10 @@ def _byte_alphabet() -> dict[str, int]:
 BYTE_OF_CHAR = _byte_alphabet()
 
 
+KEPT_BY_NORMALIZERS = {"Prepend": 1, "Replace": 1, "NFC": 4}
+"""Normalizers that drop no character, with the maximum number of characters that they join into one."""
+KEPT_BY_SPLITTERS = ("ByteLevel", "Digits", "Metaspace", "Split")
+"""Pre-tokenizers that drop no character, except `Split` with the behavior `Removed`."""
 Spelling = Literal["bytes", "pieces", "pieces after a space"]
 """The meaning of token strings: byte-level BPE; SentencePiece; SentencePiece with a space before every text."""
 
@@ -42,14 +47,27 @@ Spelling = Literal["bytes", "pieces", "pieces after a space"]
 class VocabularyTokenizer:
     """Implements `Tokenizer`: encodes with a `tokenizers` pipeline, and decodes by the bytes of each token."""
 
-    def __init__(self, backend: Backend, spelling: Spelling, *, bos_token_id: int | None, add_bos: bool | None) -> None:
-        """`add_bos`: whether texts start with `bos_token_id`. None: the pipeline decides."""
+    def __init__(
+        self,
+        backend: Backend,
+        spelling: Spelling,
+        *,
+        bos_token_id: int | None,
+        add_bos: bool | None,
+        joined_chars_max: int | None,
+    ) -> None:
+        """`add_bos`: whether texts start with `bos_token_id`. None: the pipeline decides.
+
+        `joined_chars_max`: maximum characters that the pipeline joins into one before it finds tokens. None: unknown.
+        """
         backend.no_padding()
         backend.no_truncation()
         self.vocab_tokens = backend.get_vocab_size(with_added_tokens=True)
         self.space_prefix = spelling == "pieces after a space"
         self._spelling = spelling
         self._backend = backend
+        longest = max(map(len, backend.get_vocab(with_added_tokens=True)), default=1)
+        self.token_chars_max = None if joined_chars_max is None else longest * joined_chars_max
         self._added = {token: added.content for token, added in backend.get_added_tokens_decoder().items()}
         self._special = {token for token, added in backend.get_added_tokens_decoder().items() if added.special}
         self._bos = bos_token_id
@@ -104,10 +122,19 @@ TOKENIZER_BYTES_MAX = 64 << 20
 """Twice the largest tokenizer.json known."""
 
 
+class _Model(Struct, frozen=True):
+    """The part of a pipeline's model that decides about unknown characters."""
+
+    byte_fallback: bool | None = None
+
+
 class _Pipeline(Struct):
     """The part of tokenizer.json that Baton itself reads."""
 
     decoder: Any = None
+    normalizer: Any = None
+    pre_tokenizer: Any = None
+    model: _Model = _Model()
 
 
 def tokenizer_from_folder(folder: Path, bos_token_id: int | None) -> VocabularyTokenizer:
@@ -118,7 +145,7 @@ def tokenizer_from_folder(folder: Path, bos_token_id: int | None) -> VocabularyT
             f"{folder} has no tokenizer.json; make one with transformers: "
             f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
         )
-    decoder = read_json(path, _Pipeline, bytes_max=TOKENIZER_BYTES_MAX).decoder
+    pipeline = read_json(path, _Pipeline, bytes_max=TOKENIZER_BYTES_MAX)
     try:
         backend = Backend.from_file(str(path))
         backend.no_truncation()  # a prompt is never cut or filled up
@@ -129,12 +156,39 @@ def tokenizer_from_folder(folder: Path, bos_token_id: int | None) -> VocabularyT
     options = _tokenizer_config(folder)
     bos = _bos_from_config(backend, options, bos_token_id)
     add_bos = options.get("add_bos_token")
+    spelling = _spelling_of(path, pipeline.decoder)
     return VocabularyTokenizer(
         backend,
-        _spelling_of(path, decoder),
+        spelling,
         bos_token_id=bos,
         add_bos=add_bos if isinstance(add_bos, bool) else None,
+        joined_chars_max=_joined_chars_max(pipeline) if spelling == "bytes" or pipeline.model.byte_fallback else None,
     )
+
+
+def _joined_chars_max(pipeline: _Pipeline) -> int | None:
+    """Return the maximum number of characters that a pipeline joins into one. None: it may drop characters."""
+    joined = 1
+    for step in _steps(pipeline.normalizer, "normalizers"):
+        if step.get("type") not in KEPT_BY_NORMALIZERS:
+            return None
+        if step["type"] == "Replace" and (step.get("pattern"), step.get("content")) != ({"String": " "}, SPACE_MARK):
+            return None
+        joined = max(joined, KEPT_BY_NORMALIZERS[step["type"]])
+    for step in _steps(pipeline.pre_tokenizer, "pretokenizers"):
+        if step.get("type") not in KEPT_BY_SPLITTERS or step.get("behavior") == "Removed":
+            return None
+    return joined
+
+
+def _steps(part: object, key: str) -> list[dict[str, Any]]:
+    """Return the steps of a part of a pipeline: of a sequence, or the only one."""
+    if not isinstance(part, dict):
+        return []
+    if part.get("type") != "Sequence":
+        return [part]
+    steps = part.get(key)
+    return [step for each in steps for step in _steps(each, key)] if isinstance(steps, list) else []
 
 
 def _tokenizer_config(folder: Path) -> dict[str, Any]:
@@ -211,6 +265,7 @@ def _from_gguf(file: GGUFFile) -> VocabularyTokenizer:
         spelling,
         bos_token_id=bos if isinstance(bos, int) else None,
         add_bos=wanted is True,
+        joined_chars_max=KEPT_BY_NORMALIZERS["NFC"] if isinstance(backend.normalizer, NFC) else 1,
     )
 
 

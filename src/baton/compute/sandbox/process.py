@@ -98,6 +98,8 @@ class ForkServer:
         self.limits = setup.limits
         self._setup = setup
         self._lock = threading.Lock()
+        self._is_closed = False
+        self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._finish: weakref.finalize[..., ForkServer] | None = None
 
@@ -128,7 +130,10 @@ class ForkServer:
         return self._reason(os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
 
     def close(self) -> None:
-        """End the fork server, and with it every sandbox."""
+        """End the fork server, and with it every sandbox. A start that is under way fails at once."""
+        self._is_closed = True
+        if self._process is not None:
+            self._process.kill()
         with self._lock:
             self._end()
 
@@ -162,6 +167,8 @@ class ForkServer:
         return data
 
     def _start(self) -> None:
+        if self._is_closed:
+            raise ConnectionResetError("it was closed")
         ours, theirs = socket.socketpair()
         kept = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
         with theirs:
@@ -173,14 +180,16 @@ class ForkServer:
                 env={**kept, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"},
                 start_new_session=True,
             )
-        self._control = ours
+        self._control, self._process = ours, process
         self._finish = weakref.finalize(self, _finish, process, ours)
+        if self._is_closed:
+            raise ConnectionResetError("it was closed")
         ours.sendall(frame(msgspec.msgpack.encode(self._setup)))
 
     def _end(self) -> None:
         if self._finish is not None:
             self._finish()
-        self._control = self._finish = None
+        self._control = self._finish = self._process = None
 
     def _reason(self, number: int) -> SandboxError:
         limits = self.limits

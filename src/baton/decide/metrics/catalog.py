@@ -55,6 +55,8 @@ Metric = Counter | Gauge | Histogram
 ROLE = Label("role", ROLES)
 OUTCOME = Label("outcome", get_args(Outcome))
 REASON = Label("reason", get_args(RejectReason))
+REFUSAL_STATUS = Label("status", ("408", "413", "429", "431", "503"))
+REFUSAL_CODE = Label("reason")
 WORKER = Label("worker")
 HOST = Label("host")
 TIER = Label("tier")
@@ -109,6 +111,11 @@ HANDOFF_LAYER_BYTES = Counter(
 )  # fmt: skip
 REQUESTS = Counter("baton_requests_total", "requests", "Closed requests.", labels=(OUTCOME,))
 REJECTED = Counter("baton_requests_rejected_total", "requests", "Requests that were refused.", labels=(REASON,))
+HTTP_REFUSALS = Counter(
+    "baton_http_refusals_total", "requests",
+    "HTTP requests and connections that a limit refused. `reason` is the error's `code`.",
+    labels=(REFUSAL_STATUS, REFUSAL_CODE),
+)  # fmt: skip
 IN_SLO = Counter(
     "baton_requests_in_slo_total", "requests", "Finished requests that met both their TTFT and their TPOT target."
 )
@@ -123,13 +130,13 @@ KV_BLOCKS = Gauge(
 )  # fmt: skip
 TIER_BLOCKS = Counter(
     "baton_tier_blocks_total", "blocks",
-    "Blocks that a tier below the arena was given (stored, refused) or asked for (loaded, missed), and those "
-    "that were found damaged when they were read: misses too.", labels=(HOST, TIER, TIER_OUTCOME),
+    "Blocks that a tier stored or refused, loaded or missed. `damaged`: missed for a wrong checksum.",
+    labels=(HOST, TIER, TIER_OUTCOME),
 )  # fmt: skip
 TIER_RESTS = Counter(
     "baton_tier_rests_total", "times",
-    "Times that a host left a tier's store alone for a while: it failed or hung again and again, or could not "
-    "be opened when the host or its mover started.", labels=(HOST, TIER),
+    "Times that a host stopped using a tier for a while, because its store failed, hung or could not be opened.",
+    labels=(HOST, TIER),
 )  # fmt: skip
 READ_BACK_BLOCKS = Counter(
     "baton_read_back_blocks_total", "blocks",
@@ -143,21 +150,19 @@ PREEMPTIONS = Counter(
     "baton_preemptions_total", "requests", "Running requests that gave back their blocks and queued again."
 )
 FAILOVERS = Counter("baton_failovers_total", "requests", "Requests that went on elsewhere after their worker was lost.")
-LIVE_MOVES = Counter(
-    "baton_live_moves_total", "moves", "Times that a policy moved a request to another worker while it decoded."
-)
+LIVE_MOVES = Counter("baton_live_moves_total", "moves", "Moves of decoding requests to another worker, by a policy.")
 ROLE_FLIPS = Counter("baton_role_flips_total", "flips", "Changes of a worker's role.")
 STEP = Histogram("baton_step_seconds", "s", "One forward pass.", labels=(ROLE,), buckets=STEP_BUCKETS_S)
 SPECULATION_DRAFTED_TOKENS = Counter(
-    "baton_speculation_drafted_tokens_total", "tokens", "Tokens guessed from the request's own text, and verified."
+    "baton_speculation_drafted_tokens_total", "tokens", "Drafted tokens that were verified."
 )
 SPECULATION_ACCEPTED_TOKENS = Counter(
-    "baton_speculation_accepted_tokens_total", "tokens", "Guesses that came true: tokens without a step of their own."
+    "baton_speculation_accepted_tokens_total", "tokens", "Drafted tokens that were accepted."
 )
 
 METRICS: tuple[Metric, ...] = (
     TTFT, ITL, TPOT, E2E, QUEUE, PREFILL, HANDOFF, HANDOFF_BYTES, REQUESTS, REJECTED, IN_SLO, RUNNING, WAITING,
     KV_BLOCKS, PREFIX_QUERY_TOKENS, PREFIX_HIT_TOKENS, PREEMPTIONS, FAILOVERS, ROLE_FLIPS, STEP,
     SPECULATION_DRAFTED_TOKENS, SPECULATION_ACCEPTED_TOKENS, TIER_BLOCKS, TIER_RESTS, HANDOFF_LAYER_BYTES,
-    LIVE_MOVES, READ_BACK_BLOCKS,
+    LIVE_MOVES, READ_BACK_BLOCKS, HTTP_REFUSALS,
 )  # fmt: skip

@@ -82,7 +82,10 @@ def refuse_full(cluster: ClusterView, cost: CostModel, requests_max: int) -> Rej
     if live < requests_max:
         return None
     shortest_s = min((queue_s(worker, cost) for worker in cluster.having("prefill")), default=1.0)
-    reason = f"{live} requests are waiting or running, and the queue holds {requests_max}; try again later"
+    reason = (
+        f"{live} requests are waiting or running, at most {requests_max} may be"
+        " (policy.admission.options.requests_max); send the request again later"
+    )
     return Reject(reject="queue_full", reason=reason, retry_after_s=max(1.0, shortest_s))
 
 

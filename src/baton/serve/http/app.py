@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from http import HTTPStatus
 
 from starlette.applications import Starlette
@@ -22,6 +23,7 @@ from baton.serve.http.pages import Pages
 from baton.serve.http.services import Services
 from baton.serve.http.text_request import ChatText, CompletionText
 from baton.serve.http.wire.errors import error_body, error_headers
+from baton.serve.live.recorder import Recorder
 
 
 def build_app(services: Services) -> ASGIApp:
@@ -31,7 +33,7 @@ def build_app(services: Services) -> ASGIApp:
     app = Starlette(
         routes=[*routes, embed, *Pages(services).routes()],
         exception_handlers={
-            RequestError: _on_request_error,
+            RequestError: partial(_on_request_error, services.recorder),
             HTTPException: _on_wrong_route,
             ClientDisconnected: _on_disconnect,
             Exception: _on_bug,
@@ -40,7 +42,8 @@ def build_app(services: Services) -> ASGIApp:
     app.router.redirect_slashes = False  # an unknown path is a 404 with a body, not a redirect
     settings = services.settings
     rules = BrowserRules(bound_host=settings.bound_host, hosts=settings.allowed_hosts, origins=settings.cors_origins)
-    edge = Edge(app, services.keyring, rules, Budgets(settings.limits), admin_port=settings.admin_port)
+    budgets = Budgets(settings.limits)
+    edge = Edge(app, services.keyring, rules, budgets, services.recorder, admin_port=settings.admin_port)
     if not settings.cors_origins:
         return edge
     exposed = ("x-request-id", "retry-after")
@@ -58,8 +61,9 @@ def _respond(error: RequestError, headers: dict[str, str] | None = None) -> Resp
     return Response(error_body(error), status_code=error.status, headers=all_headers, media_type="application/json")
 
 
-async def _on_request_error(request: Request, error: Exception) -> Response:
+async def _on_request_error(recorder: Recorder, request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError), f"{error!r} is no request error"
+    recorder.refused(error.status, error.code)
     return _respond(error)
 
 

@@ -16,6 +16,7 @@ from baton.core.errors import RequestError
 from baton.core.limits import LimitsConfig
 from baton.move.clock import now_s
 from baton.serve.http.wire.errors import ClusterError
+from baton.serve.live.recorder import Recorder
 
 LOG_S = 60.0
 """Minimum interval between two log lines about the same kind of refusal."""
@@ -43,7 +44,7 @@ class Connection(Protocol):
 class Connections:
     """All HTTP connections of the server. One timer searches them for overdue ones while there are any."""
 
-    def __init__(self, limits: LimitsConfig, *, proxies: Sequence[str] = ()) -> None:
+    def __init__(self, limits: LimitsConfig, recorder: Recorder, *, proxies: Sequence[str] = ()) -> None:
         """`proxies`: addresses that may have any number of connections, as each one serves many clients."""
         self.limits = limits
         self.proxies = frozenset(proxies)
@@ -57,6 +58,7 @@ class Connections:
         self._peak = 0
         """Largest number of connections since free memory was returned."""
         self._log = RefusalLog()
+        self._recorder = recorder
 
     def __len__(self) -> int:
         return len(self._open)
@@ -95,7 +97,8 @@ class Connections:
         return connection not in self._refused or len(self._refused) <= REFUSED_MAX
 
     def note_refused(self, address: str, error: RequestError) -> None:
-        """Log a refused connection or request, unless one of its kind was logged recently."""
+        """Count a refused connection or request. Log it, unless one of its kind was logged recently."""
+        self._recorder.refused(error.status, error.code)
         line = self._log.line(error.code or str(error.status), f"{address}: {error}", now_s())
         if line:
             log.warning("%s", line)

@@ -16,8 +16,9 @@ from baton.move.clock import now_s
 from baton.serve.http.browser import BrowserRules
 from baton.serve.http.budgets import Budgets, RequestBudget
 from baton.serve.http.connections import client_address
-from baton.serve.http.identity import Identity, Keyring, check_port, check_scope
+from baton.serve.http.identity import Identity, Keyring, check_port, check_scope, needed_scope
 from baton.serve.http.wire.errors import error_body, error_headers
+from baton.serve.live.recorder import Recorder
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/ui", "/", "/favicon.ico"})
 """Paths that need no API key: the probes, and the dashboard, which asks the user for the key."""
@@ -44,6 +45,8 @@ class RequestContext:
     arrived_at_s: float
     identity: Identity
     """The rights of the client, by its API key."""
+    client: str
+    """Name of the client's key, or its address if it has none. Limits count by it."""
     budget: RequestBudget
 
 
@@ -56,11 +59,19 @@ class Edge:
     """Outermost ASGI layer: arrival time, rules against foreign pages, API keys, and the headers of every response."""
 
     def __init__(
-        self, app: ASGIApp, keyring: Keyring, rules: BrowserRules, budgets: Budgets, *, admin_port: int = 0
+        self,
+        app: ASGIApp,
+        keyring: Keyring,
+        rules: BrowserRules,
+        budgets: Budgets,
+        recorder: Recorder,
+        *,
+        admin_port: int = 0,
     ) -> None:
         """`admin_port`: the only port with the routes of the scopes `admin` and `join`. 0: every port has them."""
         self._app = app
         self._admin_port = admin_port
+        self._recorder = recorder
         self._budgets = budgets
         self._keyring = keyring
         self._rules = rules
@@ -76,22 +87,19 @@ class Edge:
         try:
             self._rules.check(scope["method"], scope["headers"])
             identity = self._identify(scope, headers)
-            budget = self._begin(scope, identity, arrived_at_s)
+            peer = scope.get("client")
+            client = identity.key or client_address(peer[0] if peer else "")
+            is_counted = needed_scope(scope["method"], scope["path"]) == "generate"
+            budget = self._budgets.begin(client, identity.limits, is_counted=is_counted, now_s=arrived_at_s)
         except RequestError as error:
+            self._recorder.refused(error.status, error.code)
             await send_error(send_with_headers, error)
             return
-        scope[_STATE_KEY] = RequestContext(request_id, arrived_at_s, identity, budget)
+        scope[_STATE_KEY] = RequestContext(request_id, arrived_at_s, identity, client, budget)
         try:
             await self._app(scope, receive, send_with_headers)
         finally:
             budget.end()
-
-    def _begin(self, scope: Scope, identity: Identity, now_s: float) -> RequestBudget:
-        """Return the budget of a request. Raises ClusterError (429) if its client exceeds a limit."""
-        peer = scope.get("client")
-        client = identity.key or client_address(peer[0] if peer else "")
-        is_counted = scope["method"] == "POST" and scope["path"].startswith("/v1/")
-        return self._budgets.begin(client, identity.limits, is_counted=is_counted, now_s=now_s)
 
     def _identify(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Identity:
         """Return the client's identity. Raises RequestError (401, 403) if it may not use the route."""
@@ -169,7 +177,8 @@ def check_content_type(headers: Mapping[bytes, bytes]) -> None:
 
 def _too_large(size: int, bytes_max: int) -> RequestError:
     return RequestError(
-        f"the body has {size} bytes or more, this server takes at most {bytes_max}; send fewer or shorter prompts",
+        f"the body has {size} bytes or more, at most {bytes_max} are allowed (http.body_bytes_max); send fewer or"
+        " shorter prompts",
         status=413,
         code="body_too_large",
     )

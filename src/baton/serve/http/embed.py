@@ -59,9 +59,8 @@ class Embed:
         services.check_model(body.model)
         services.check_ready()
         _check(body, card)
-        reader = PromptReader(
-            tokenizer=services.tokenizer, card=card, param="input", add_special=body.add_special_tokens is not False
-        )
+        add_special = body.add_special_tokens is not False
+        reader = PromptReader(texts=services.texts, card=card, param="input", add_special=add_special)
         context = context_of(scope)
         prompts = await services.read_prompts(
             lambda: reader.read(body.input), body.cache_salt, context.identity, param="input", size=len(raw)

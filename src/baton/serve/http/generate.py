@@ -68,10 +68,9 @@ class Generate:
         request = kind.read(body, services)
         services.check_model(request.fields.model)
         services.check_ready()
-        constraint = request.constraint()
+        context, constraint = context_of(scope), request.constraint()
         if constraint is not None:
-            await services.grammars.check(constraint, context_of(scope).identity.key)
-        context = context_of(scope)
+            await services.grammars.check(constraint, context.client)
         prompts = await services.read_prompts(
             request.prompts, request.fields.cache_salt, context.identity, param=kind.PROMPT_PARAM, size=len(raw)
         )
@@ -93,7 +92,7 @@ class Generate:
         if count > most:
             raise RequestError(
                 f"{len(prompts)} prompts with n={per_prompt} make {count} choices, "
-                f"one request may have {most}; send several requests",
+                f"one request may have {most} (http.choices_max); send several requests",
                 param="n" if len(prompts) == 1 else request.PROMPT_PARAM,
             )
         return count

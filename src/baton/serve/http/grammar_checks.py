@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from hashlib import blake2b
 
 import msgspec
@@ -21,6 +22,8 @@ KNOWN_MAX = 1024
 CLIENT_SHARE = 4
 """One client may fill the n-th part of the queue: a quarter."""
 RETRY_AFTER_S = 1.0
+WARM_UP_DELAY_S = 2.0
+"""The first requests of a server that is ready have the processors for themselves."""
 _Waiting = tuple[bytes, bytes, "asyncio.Future[GrammarProblem | None]"]
 
 
@@ -40,9 +43,11 @@ class GrammarChecker:
         self._waiting: OrderedDict[str, deque[_Waiting]] = OrderedDict()
         """The jobs of each client. The first client's turn is next."""
 
-    def warm_up(self) -> None:
-        """Start the sandboxes. Blocks for about a second."""
-        self._pool.warm_up()
+    async def warm_up(self, delay_s: float = WARM_UP_DELAY_S) -> None:
+        """Start a sandbox after a delay, so that the first grammar does not wait for it. Takes about a second."""
+        await asyncio.sleep(delay_s)
+        with suppress(SandboxError):  # the first grammar gets the error, or the server is shutting down
+            await asyncio.get_running_loop().run_in_executor(self._threads, self._pool.warm_up)
 
     async def check(self, constraint: Constraint, client: str) -> None:
         """Raise RequestError (400) if an output cannot follow a constraint, ClusterError if too many checks wait."""
@@ -63,13 +68,19 @@ class GrammarChecker:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _queue(self, name: bytes, job: bytes, client: str) -> asyncio.Future[GrammarProblem | None]:
-        mine = self._waiting.get(client, ())
-        if len(mine) >= max(1, self._waiting_max // CLIENT_SHARE):
-            message = f"{len(mine)} grammars of this client wait to be checked, as many as may; come again later"
+        mine, own_max = self._waiting.get(client, ()), max(1, self._waiting_max // CLIENT_SHARE)
+        if len(mine) >= own_max:
+            message = (
+                f"{len(mine)} grammars of this client wait to be checked, at most {own_max} may: a quarter of"
+                " sandbox.waiting_max; send the request again later"
+            )
             raise ClusterError(message, status=429, code="grammar_queue_full", retry_after_s=RETRY_AFTER_S)
         total = sum(map(len, self._waiting.values()))
         if total >= self._waiting_max:
-            message = f"{total} grammars wait to be checked, at most sandbox.waiting_max may; come again later"
+            message = (
+                f"{total} grammars wait to be checked, at most {self._waiting_max} may (sandbox.waiting_max);"
+                " send the request again later"
+            )
             raise ClusterError(message, status=503, code="grammar_queue_full", retry_after_s=RETRY_AFTER_S)
         found: asyncio.Future[GrammarProblem | None] = asyncio.get_running_loop().create_future()
         self._running[name] = found

@@ -90,11 +90,12 @@ class Pages:
         return _json(Tokens(tokens=prompt.tokens, count=len(prompt.tokens), max_model_len=most))
 
     def _tokenized(self, body: TokenizeRequest) -> Prompt:
-        tokenizer = self._services.tokenizer
+        texts = self._services.texts
         if body.prompt is not None and body.messages is None:
-            return Prompt(tokenizer.encode(body.prompt, add_special=body.add_special_tokens is not False), body.prompt)
+            add_special = body.add_special_tokens is not False
+            return Prompt(texts.encode(body.prompt, "prompt", add_special=add_special), body.prompt)
         if body.messages is not None and body.prompt is None:
-            return chat_prompt(body, tokenizer, self._services.template)
+            return chat_prompt(body, texts, self._services.template)
         raise RequestError("send either prompt or messages", param="prompt")
 
     async def _detokenize(self, request: Request) -> Response:

@@ -84,16 +84,11 @@ class PromptLimits:
 
     def check(self, prompt: Prompt) -> Prompt:
         """Return the prompt with its block hashes. Raises RequestError (400) if it is empty or too long."""
-        count, most = len(prompt.tokens), self.request_tokens_max - 1
+        count = len(prompt.tokens)
         if count == 0:
             raise RequestError("the prompt is empty: it has 0 tokens, at least 1 is needed", param=self.param)
-        if count > most:
-            raise RequestError(
-                f"the prompt has {count} tokens, at most {most} fit: prompt and answer together may have "
-                f"{self.request_tokens_max}; shorten the prompt",
-                param=self.param,
-                code="context_length_exceeded",
-            )
+        if count >= self.request_tokens_max:
+            raise _too_long(f"{count} tokens", self.request_tokens_max, self.param)
         hashes = block_hashes(
             prompt.tokens,
             block_tokens=self.block_tokens,
@@ -105,20 +100,42 @@ class PromptLimits:
         return replace(prompt, hashes=hashes, whole_hash=block_hash(parent, tail))
 
 
-def completion_prompts(body: CompletionRequest, tokenizer: Tokenizer, card: ModelCard) -> list[Prompt]:
+def _too_long(size: str, request_tokens_max: int, param: str) -> RequestError:
+    return RequestError(
+        f"the prompt has {size}, at most {request_tokens_max - 1} tokens fit: prompt and answer together may have "
+        f"{request_tokens_max}; shorten the prompt",
+        param=param,
+        code="context_length_exceeded",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TextEncoder:
+    """Tokenizes texts. Refuses a text that cannot fit by its length, because a tokenizer takes up to 1 KB per byte."""
+
+    tokenizer: Tokenizer
+    request_tokens_max: int
+
+    def encode(self, text: str, param: str, *, add_special: bool) -> list[int]:
+        """Return the tokens of a text. Raises RequestError (400). `param`: its field, for error messages."""
+        longest = self.tokenizer.token_chars_max
+        if longest is not None and len(text) > longest * self.request_tokens_max:
+            size = f"{len(text)} characters, and a token has at most {longest}"
+            raise _too_long(size, self.request_tokens_max, param)
+        return self.tokenizer.encode(text, add_special=add_special)
+
+
+def completion_prompts(body: CompletionRequest, texts: TextEncoder, card: ModelCard) -> list[Prompt]:
     """Tokenize the prompt field of a completion: one text, one list of ids, or several. Raises RequestError (400).
 
     The echo is made here, once for all choices of a prompt, because it is slow for long prompts.
     """
-    reader = PromptReader(
-        tokenizer=tokenizer, card=card, param="prompt", add_special=body.add_special_tokens is not False
-    )
+    reader = PromptReader(texts=texts, card=card, param="prompt", add_special=body.add_special_tokens is not False)
     prompts = reader.read(body.prompt)
     if not body.echo:
         return prompts
-    return [
-        replace(prompt, echo=_echo(prompt, tokenizer, with_offsets=body.logprobs is not None)) for prompt in prompts
-    ]
+    with_offsets = body.logprobs is not None
+    return [replace(prompt, echo=_echo(prompt, texts.tokenizer, with_offsets=with_offsets)) for prompt in prompts]
 
 
 def _echo(prompt: Prompt, tokenizer: Tokenizer, *, with_offsets: bool) -> Echo:
@@ -134,7 +151,7 @@ def _echo(prompt: Prompt, tokenizer: Tokenizer, *, with_offsets: bool) -> Echo:
 class PromptReader:
     """Tokenizes a field that holds one or several prompts, each as text or as token ids."""
 
-    tokenizer: Tokenizer
+    texts: TextEncoder
     card: ModelCard
     param: str
     """The field's name, for error messages."""
@@ -144,7 +161,7 @@ class PromptReader:
         """Return the prompts of a field. Raises RequestError (400)."""
         match value:
             case str() as text:
-                return [Prompt(self.tokenizer.encode(text, add_special=self.add_special), text)]
+                return [self._from_text(text)]
             case []:
                 message = f"{self.param} is an empty list; send at least one text or token id"
                 raise RequestError(message, param=self.param)
@@ -155,8 +172,11 @@ class PromptReader:
 
     def _one_of_many(self, part: object) -> Prompt:
         if isinstance(part, str):
-            return Prompt(self.tokenizer.encode(part, add_special=self.add_special), part)
+            return self._from_text(part)
         return self._from_ids(part if isinstance(part, list) else [part, None])
+
+    def _from_text(self, text: str) -> Prompt:
+        return Prompt(self.texts.encode(text, self.param, add_special=self.add_special), text)
 
     def _from_ids(self, ids: Sequence[Any]) -> Prompt:
         if not all(type(token) is int for token in ids):
@@ -168,7 +188,7 @@ class PromptReader:
         return Prompt(list(ids), None)
 
 
-def chat_prompt(body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer, template: ChatTemplate) -> Prompt:
+def chat_prompt(body: ChatRequest | TokenizeRequest, texts: TextEncoder, template: ChatTemplate) -> Prompt:
     """Render a conversation with the chat template and tokenize it. Raises RequestError (400)."""
     start_answer = body.add_generation_prompt is not False
     messages, extra = message_dicts(body.messages or []), body.chat_template_kwargs
@@ -181,7 +201,7 @@ def chat_prompt(body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer, templ
     text = template.render(
         messages, add_generation_prompt=start_answer, tools=tool_dicts(tools) if tools else None, extra=extra
     )
-    return Prompt(tokenizer.encode(text, add_special=body.add_special_tokens is True), text)
+    return Prompt(texts.encode(text, "messages", add_special=body.add_special_tokens is True), text)
 
 
 def message_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:

@@ -138,15 +138,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 self.transport.abort()
             return
         rest = memoryview(data)
-        parser = self.parser
-        while rest and parser is not None and not self._is_closing:
+        while rest and self.parser is not None and not self._is_closing:
             room_bytes = self._limits.header_bytes_max - self._unused_bytes
             piece, rest = rest[:room_bytes], rest[room_bytes:]
             self._has_returned = False
             try:
-                parser.feed_data(piece)
-            except httptools.HttpParserUpgrade:
-                return  # the request is answered without the upgrade
+                self.parser.feed_data(piece)
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = memoryview(data)[len(data) - len(rest) - len(piece) + upgrade.args[0] :]
+                self._ignore_upgrade()
             except httptools.HttpParserError as error:
                 cause = error.__context__
                 self._refuse(cause if isinstance(cause, RequestError) else _malformed(error))
@@ -175,6 +175,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # the parser ends the message after its head, and `_ignore_upgrade` reads the body
         self._has_returned = True
         self._phase, self._deadline_s = "response", math.inf
         super().on_message_complete()
@@ -188,6 +190,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Begin the idle time once every request is received and answered."""
         if self._phase == "response" and self.cycle.response_complete:
             self._phase, self._deadline_s = "idle", now_s() + self._limits.idle_s
+
+    def _ignore_upgrade(self) -> None:
+        """Let another parser read the body of a request that offers another protocol, such as h2c. HTTP/1.1 goes on."""
+        kept = [header for header in self.headers if header[0] in (b"content-length", b"transfer-encoding")]
+        self.parser = httptools.HttpRequestParser(HeadSkipper(self))
+        self.parser.feed_data(b"POST / HTTP/1.1\r\n" + b"".join(b"%s: %s\r\n" % header for header in kept) + b"\r\n")
 
     # ---- the end
 
@@ -228,6 +236,37 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if connection is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
         self.transport.abort()
+
+
+class HeadSkipper:
+    """Callbacks of a parser. Leaves out the first head and passes everything after it to a connection."""
+
+    def __init__(self, connection: BoundedHttpProtocol) -> None:
+        self._connection = connection
+        self._is_skipping = True
+
+    def on_message_begin(self) -> None:
+        if not self._is_skipping:
+            self._connection.on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if not self._is_skipping:
+            self._connection.on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._is_skipping:
+            self._connection.on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if not self._is_skipping:
+            self._connection.on_headers_complete()
+        self._is_skipping = False
+
+    def on_body(self, body: bytes) -> None:
+        self._connection.on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._connection.on_message_complete()
 
 
 def _response(error: RequestError) -> bytes:

@@ -17,11 +17,12 @@ from baton.core.limits import LimitsConfig
 from baton.move.clock import unix_s
 from baton.serve.http.grammar_checks import GrammarChecker
 from baton.serve.http.identity import Identity, Keyring
-from baton.serve.http.prompts import Prompt, PromptLimits, PublicPrefixes
+from baton.serve.http.prompts import Prompt, PromptLimits, PublicPrefixes, TextEncoder
 from baton.serve.http.wire.errors import RETRY_AFTER_S, ClusterError
 from baton.serve.live.gateway import LiveGateway
 from baton.serve.live.hooks import Hooks
 from baton.serve.live.hosts import Hosts
+from baton.serve.live.recorder import Recorder
 
 Made = TypeVar("Made")
 LARGE_BYTES = 1 << 18
@@ -68,6 +69,7 @@ class Services:
     public_prefixes: PublicPrefixes | None = None
     """Prefixes whose cached blocks all tenants share. None: there are no such prefixes."""
     hooks: Hooks
+    recorder: Recorder
     render_metrics: Callable[[], bytes]
     seeds: random.Random = field(init=False)
     """Draws the seeds of requests that have none."""
@@ -80,6 +82,11 @@ class Services:
     def __post_init__(self) -> None:
         seed = self.settings.seed
         self.seeds = random.SystemRandom() if seed is None else random.Random(seed)
+
+    @property
+    def texts(self) -> TextEncoder:
+        """Tokenizes prompts that fit into the context."""
+        return TextEncoder(self.tokenizer, self.gateway.request_tokens_max)
 
     def close(self) -> None:
         """End the sandboxes, so that no request delays the end of the server."""

@@ -80,7 +80,7 @@ class CompletionText:
         return cls(fields, services)
 
     def prompts(self) -> Sequence[Prompt]:
-        return completion_prompts(self.fields, self.services.tokenizer, self.services.gateway.card)
+        return completion_prompts(self.fields, self.services.texts, self.services.gateway.card)
 
     def output_tokens_max(self) -> int | None:
         if self.fields.max_tokens is not None:
@@ -117,7 +117,7 @@ class ChatText:
         return cls(fields, services, tool_use(fields, services.template.source))
 
     def prompts(self) -> Sequence[Prompt]:
-        return [chat_prompt(self.fields, self.services.tokenizer, self.services.template)]
+        return [chat_prompt(self.fields, self.services.texts, self.services.template)]
 
     def output_tokens_max(self) -> int | None:
         newer = self.fields.max_completion_tokens

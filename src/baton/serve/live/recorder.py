@@ -62,6 +62,11 @@ class Recorder:
         if finish.reject is not None:
             self._metrics.count(catalog.REJECTED, finish.reject)
 
+    def refused(self, status: int, code: str | None) -> None:
+        """Record a refused HTTP request or connection. Does nothing for a status that no limit has."""
+        if str(status) in catalog.REFUSAL_STATUS.values:
+            self._metrics.count(catalog.HTTP_REFUSALS, str(status), code or "other")
+
     def _delivered(self, live: LiveRequest) -> None:
         """Record the latencies of a finished request once its last text has been sent."""
         timings = live.timings()

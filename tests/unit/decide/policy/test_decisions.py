@@ -50,7 +50,7 @@ def test_a_full_queue_is_refused_with_both_numbers() -> None:
     refused = BoundedQueue(requests_max=5).admit(request(), cluster, COST, 0.0)
     assert refused is not None
     assert refused.reject == "queue_full"
-    assert refused.reason.startswith("5 requests are waiting or running, and the queue holds 5")
+    assert refused.reason.startswith("5 requests are waiting or running, at most 5 may be")
     assert refused.retry_after_s >= 1.0
     assert BoundedQueue(requests_max=6).admit(request(), cluster, COST, 0.0) is None
 

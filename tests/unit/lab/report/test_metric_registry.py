@@ -25,6 +25,7 @@ BESIDE = [
     "baton_handoff_layer_bytes_total",
     "baton_live_moves_total",
     "baton_read_back_blocks_total{host,tier}",
+    "baton_http_refusals_total{status,reason}",
 ]
 """What we tell beyond it. A name that is once told is kept."""
 

@@ -75,7 +75,7 @@ def test_a_refusal_is_remembered_and_names_the_field() -> None:
 
 def test_a_lost_sandbox_is_an_error_of_the_server_and_not_remembered() -> None:
     async def run(checker: GrammarChecker) -> None:
-        checker.warm_up()
+        await checker.warm_up(delay_s=0.0)
         checker._pool._idle[0].kill()
         with pytest.raises(ClusterError, match="could not be checked: its sandbox was killed") as lost:
             await checker.check(_regex("a"), "")

@@ -13,13 +13,14 @@ from baton.compute.models.jinja_template import JinjaTemplate
 from baton.compute.models.tokenizer import ByteTokenizer, StreamDecoder
 from baton.core.errors import RequestError
 from baton.core.types import Grammar
-from baton.serve.http.prompts import chat_prompt
+from baton.serve.http.prompts import TextEncoder, chat_prompt
 from baton.serve.http.tools.formats import DESCRIBED, HERMES, LLAMA3, MISTRAL, ToolFormat, format_of
 from baton.serve.http.tools.use import call_grammar, mark_token, tool_use
 from baton.serve.http.wire.parsing import convert
 from baton.serve.http.wire.schemas import ChatRequest, FunctionSpec
 
 TOKENIZER = ByteTokenizer()
+TEXTS = TextEncoder(TOKENIZER, 4096)
 WEATHER = FunctionSpec(
     name="weather",
     description="Tell the weather",
@@ -62,7 +63,7 @@ PLAIN = "{% for message in messages %}[{{ message.role }}]{{ message.content }}\
 
 def _rendered(template: str, **fields: object) -> str:
     body = convert({"messages": TALK, "tools": TOOLS, **fields}, ChatRequest)
-    return chat_prompt(body, TOKENIZER, JinjaTemplate(template, {})).text or ""
+    return chat_prompt(body, TEXTS, JinjaTemplate(template, {})).text or ""
 
 
 @pytest.mark.parametrize(
@@ -110,9 +111,7 @@ def test_a_template_without_tools_is_told_in_words() -> None:
     assert '"name":"weather"' in text
     assert '[assistant]<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>' in text
     assert "[user]<tool_response>\nsunny\n</tool_response>" in text
-    alone = chat_prompt(
-        convert({"messages": TALK[1:2], "tools": TOOLS}, ChatRequest), TOKENIZER, JinjaTemplate(PLAIN, {})
-    )
+    alone = chat_prompt(convert({"messages": TALK[1:2], "tools": TOOLS}, ChatRequest), TEXTS, JinjaTemplate(PLAIN, {}))
     assert (alone.text or "").startswith("[system]")
 
 

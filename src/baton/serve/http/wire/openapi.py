@@ -29,8 +29,7 @@ _ERRORS = {
 }
 _READING = (401, 403, 500)
 _FINDING = (401, 403, 404, 500)
-_POSTING = (400, 401, 403, 404, 413, 415, 500)
-_GENERATING = (400, 401, 403, 404, 413, 415, 429, 500, 503)
+_POSTING = (400, 401, 403, 404, 413, 415, 429, 500, 503)
 _SCHEMAS = (
     schemas.CompletionRequest,
     schemas.ChatRequest,
@@ -78,7 +77,7 @@ def _paths() -> Json:
         "/v1/completions": {"post": _generating("Complete a text", "CompletionRequest", "Completion")},
         "/v1/chat/completions": {"post": _generating("Answer a conversation", "ChatRequest", "ChatCompletion")},
         "/v1/embeddings": {
-            "post": _post("Turn texts into vectors", "EmbeddingRequest", "EmbeddingList", (*_GENERATING, 501))
+            "post": _post("Turn texts into vectors", "EmbeddingRequest", "EmbeddingList", (*_POSTING, 501))
         },
         "/v1/models": {"get": _get("List the model that is served", "ModelList")},
         "/v1/models/{model}": {"get": _get("Describe a model", "Model", _FINDING, _path_parameter("model"))},
@@ -102,7 +101,7 @@ def _paths() -> Json:
 
 
 def _generating(summary: str, request: str, response: str) -> Json:
-    operation = _post(summary, request, response, _GENERATING)
+    operation = _post(summary, request, response)
     operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": _event()}
     return operation
 
