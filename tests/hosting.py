@@ -74,15 +74,19 @@ class MendableCluster:
 
     def mend(self) -> None:
         """Start the hosts that do not run, and wait until all are ready and no block is used."""
+        self.mend_hosts()
+        self.server.wait_until(self._is_whole, reason=f"hosts {', '.join(self._arguments)} are ready, no block is used")
+
+    def mend_hosts(self) -> None:
+        """Start the hosts that do not run."""
         for name, arguments in self._arguments.items():
             if name not in self.hosts or self.hosts[name].process.poll() is not None:
                 host = joining(self.server.url, name, *arguments, inside=self._inside.get(name, ()))
                 self.hosts[name] = self._stack.enter_context(host)
-        self.server.wait_until(self._is_whole, reason=f"hosts {', '.join(self._arguments)} are ready, no block is used")
 
     def _is_whole(self, state: dict) -> bool:
         ready = {host["id"] for host in state["hosts"] if host["state"] == "ready"}
-        return ready == set(self._arguments) and all_workers_ready(state) and nothing_used(state)
+        return ready - {"host-0"} == set(self._arguments) and all_workers_ready(state) and nothing_used(state)
 
     def close(self) -> None:
         self._stack.close()
