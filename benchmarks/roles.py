@@ -2,9 +2,10 @@
 
     python benchmarks/roles.py [--half first|second] [--cluster NAME] [--load NAME] [--turns N] [--aware]
 
-Plays simulated clusters of three to eight workers without and with an SLO that the server knows. `best static` is the
+Plays simulated clusters of three to six workers without and with an SLO that the server knows. `best static` is the
 best of all splits of the workers between prefill and decode, found by trying; roles that adapt start from the even
-split. Options of `demand-roles` were chosen on the first half: other clusters and other seeds than the second.
+split. `mixed` is a fleet of mixed workers. Options of `demand-roles` were chosen on the first half: other clusters and
+other seeds than the second.
 Writes benchmarks/results/roles.json.
 """
 
@@ -48,9 +49,11 @@ class Case:
     has_own_hosts: bool = False
 
     def split(self, prefill: int) -> ClusterSpec:
-        """Return the cluster with this number of prefill workers."""
+        """Return the cluster with this number of prefill workers. 0: all workers are mixed."""
         decode = self.workers - prefill
         spec = replace(self.spec, queue_requests_max=100_000)
+        if not prefill:
+            return replace(spec, topology=Topology(mixed=self.workers))
         if not self.has_own_hosts:
             return replace(spec, topology=Topology(prefill=prefill, decode=decode))
         groups = (
@@ -83,7 +86,7 @@ HALVES: dict[str, dict[str, Case]] = {
         "gpu3": Case(GPUS, 3, _GPU, (3000, 60), (500, 300), (1000, 200)),
     },
     "second": {
-        "gpu8": Case(GPUS, 8, _GPU, (4000, 40), (300, 400), (1200, 250)),
+        "gpu6": Case(GPUS, 6, _GPU, (4000, 40), (300, 400), (1200, 250)),
         "cpu4": Case(_SMALL, 4, _CPU, **_CPU_KINDS),
         "hosts5": Case(GPUS, 5, Slo(ttft_s=2.0, tpot_s=0.04), **_GPU_KINDS, has_own_hosts=True),
     },
@@ -121,15 +124,17 @@ def play(case: Case, load: str, seeds: Sequence[int], turns: int, *, aware: bool
     ours = policy_set("baton")
     static, adaptive, even = replace(ours, roles=STATIC), replace(ours, roles=ADAPTIVE), case.workers // 2
     splits = dict.fromkeys(range(1, case.workers), 0.0)
-    adapted = 0.0
+    adapted = mixed = 0.0
     for seed in seeds:
         trace = trace_of(case, load, seed, turns)
         for prefill in splits:
             splits[prefill] += goodput_rps(case, trace, static, prefill, aware=aware) / len(seeds)
+        mixed += goodput_rps(case, trace, static, 0, aware=aware) / len(seeds)
         adapted += goodput_rps(case, trace, adaptive, even, aware=aware) / len(seeds)
     best = max(splits, key=lambda prefill: splits[prefill])
     return {
         "static_rps": {f"{prefill}P{case.workers - prefill}D": round(rps, 3) for prefill, rps in splits.items()},
+        "mixed_rps": round(mixed, 3),
         "adaptive_rps": round(adapted, 3),
         "over_best_static": round(adapted / splits[best], 3),
     }
@@ -140,7 +145,7 @@ def main() -> None:
     parser.add_argument("--half", choices=tuple(HALVES), default="second")
     parser.add_argument("--cluster", action="append")
     parser.add_argument("--load", action="append", choices=LOADS)
-    parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--aware", action="store_true", help="the server knows the SLO of the requests")
     args = parser.parse_args()
     print(environment()["commit"])

@@ -129,7 +129,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     fairness: Plugin = Plugin(use="slo-order")
     batching: Plugin = Plugin(use="slo-chunked")
     eviction: Plugin = Plugin(use="lru")
-    roles: Plugin = Plugin(use="static-roles")
+    roles: Plugin = Plugin(use="demand-roles")
     scaling: Plugin = Plugin(use="fixed-fleet")
     moves: Plugin = Plugin(use="no-moves")
     lengths: Plugin = Plugin(use="recent-mean")

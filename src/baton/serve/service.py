@@ -258,9 +258,8 @@ class Service:
         self._run(services.grammars.warm_up())
         if self._parts.own is not None:
             self._run(prefault(self._parts.own.arena, self._on_failed))
-        if self._parts.driver.is_restless:
-            self._run(self._tick())
-            self._run(self._resize_fleet())
+        self._run(self._tick())
+        self._run(self._resize_fleet())
         self._tell(self._greeting())
 
     def _on_http_end(self, serving: asyncio.Task[None]) -> None:

@@ -13,6 +13,7 @@ from baton.core.messages import CloseRequest
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, HostId, Request, Until, WorkerId, WorkerView
 from baton.decide.policy.admission import AdmissionPolicy
+from baton.decide.policy.demand import WORKERS_MIN, DemandRoles
 from baton.decide.policy.fairness import FairnessPolicy
 from baton.decide.policy.fleet import FixedFleet, MovesPolicy, NoMoves, RolesPolicy, ScalingPolicy, StaticRoles
 from baton.decide.policy.handoff import (
@@ -54,16 +55,6 @@ class Policies:
     streaming: StreamingPolicy = field(default_factory=WhenDone)
     handoff: HandoffPolicy = field(default_factory=DirectHandoff)
     first_token: FirstTokenPolicy = field(default_factory=FirstTokenByPrefill)
-
-    @property
-    def is_restless(self) -> bool:
-        """A policy may change the fleet or move requests, so ticks are needed."""
-        still = (
-            isinstance(self.roles, StaticRoles)
-            and isinstance(self.scaling, FixedFleet)
-            and isinstance(self.moves, NoMoves)
-        )
-        return not still
 
     def admit(self, request: Request, cluster: ClusterView, now_s: float) -> tuple[float, ...] | CloseRequest:
         """Return the request's sort key among waiting requests if it is admitted, else the command that closes it."""
@@ -148,6 +139,15 @@ class Policies:
             return float(self.lengths.expected_tokens(request))
         except Exception:  # noqa: BLE001  see `admit`
             return 0.0
+
+
+def need_ticks(policies: Policies, workers: int) -> bool:
+    """Return whether a policy may change this number of workers, or move requests between them."""
+    if not (isinstance(policies.scaling, FixedFleet) and isinstance(policies.moves, NoMoves)):
+        return True
+    if isinstance(policies.roles, DemandRoles):
+        return workers >= WORKERS_MIN
+    return not isinstance(policies.roles, StaticRoles)
 
 
 def asked(policy: object, ask: Callable[[], Answer]) -> Answer | PolicyFailure:

@@ -46,7 +46,7 @@ from baton.core.types import (
     WorkerId,
     WorkerView,
 )
-from baton.decide.control.advice import Policies, PolicyFailure
+from baton.decide.control.advice import Policies, PolicyFailure, need_ticks
 from baton.decide.control.bound import Bound
 from baton.decide.control.fleet import Fleet, processes_of
 from baton.decide.control.flight import Flight
@@ -132,6 +132,11 @@ class Coordinator:
                 return []
             case _:
                 assert_never(event)
+
+    @property
+    def needs_ticks(self) -> bool:
+        """A policy may change the present fleet, or move requests."""
+        return need_ticks(self.policies, len(self._fleet.views()))
 
     @property
     def reshaping_failure(self) -> str:

@@ -18,10 +18,12 @@ from baton.decide.policy.forecast import ForecastPolicy, LoadRates, since
 from baton.decide.policy.predictions import decoding_requests, queued_work
 
 RECENT = "recent-demand"
-RECENT_S = 30.0
-"""Span of the load history in which roles count arrivals."""
+WORKERS_MIN = 3
+"""Fewest workers of which one can flip while one of each phase stays."""
+RECENT_S = 10.0
+"""Span of the load history in which roles count arrivals, and the span of their default forecast."""
 BUSY_RATIO_MAX = 0.9
-"""Utilization up to which a role may give workers away."""
+"""Utilization of a role above which its queue is expected to grow."""
 BATCH_MAX = 1024
 """Largest decode batch that is considered for a worker that does not report its own limit."""
 
@@ -94,11 +96,10 @@ class _Load:
     needed: WorkersNeeded
     """Workers that the recent arrivals keep busy."""
 
-    def pressure(self, prefill: int, present: int) -> float:
+    def pressure(self, prefill: int) -> float:
         """Predict the larger of TTFT / SLO and TPOT / SLO with this number of prefill workers.
 
-        A role that gives workers away, compared with the `present` number of prefill workers, must also have enough
-        left for the arrivals of the recent past.
+        A phase whose workers are busier than `BUSY_RATIO_MAX` will miss its SLO, too, if the recent arrivals go on.
         """
         decode = self.workers - prefill
         late = (self.queue_s / prefill + self.prompt_s) / self.slo.ttft_s
@@ -106,8 +107,8 @@ class _Load:
             decode_requests=max(1, ceil(self.decoding / decode)), context_tokens=self.context_tokens // decode
         )
         slow = self.model.step_s(shape) / self.slo.tpot_s
-        busy = self.needed.prefill / prefill if prefill < present else self.needed.decode / decode
-        return max(late, slow, busy / BUSY_RATIO_MAX if prefill != present else 0.0)
+        busy = max(self.needed.prefill / prefill, self.needed.decode / decode)
+        return max(late, slow, busy / BUSY_RATIO_MAX)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -143,7 +144,8 @@ class DemandRoles:
     """The role that workers flipped to last, and when."""
 
     def __post_init__(self) -> None:
-        self._forecast = load_plugin(self.forecast, self.forecast_options, expects=ForecastPolicy)
+        options = self.forecast_options or ({"span_s": RECENT_S} if self.forecast == RECENT else {})
+        self._forecast = load_plugin(self.forecast, options, expects=ForecastPolicy)
 
     def assign(
         self, cluster: ClusterView, history: Sequence[LoadWindow], cost: CostModel, now_s: float
@@ -152,15 +154,15 @@ class DemandRoles:
         prefill = [worker for worker in cluster.workers if worker.role == "prefill"]
         decode = [worker for worker in cluster.workers if worker.role == "decode"]
         total, present = len(prefill) + len(decode), len(prefill)
-        if min(total - 2, len(prefill), len(decode)) < 1:
+        if total < WORKERS_MIN or not prefill or not decode:
             return {}
         recent = since(history, history[-1].end_s - RECENT_S)
         if sum(window.arrived_requests for window in recent) < self.requests_min:
             return {}
         load = self._load([*prefill, *decode], cluster, history, cost)
-        pressure = load.pressure(present, present)
-        best = min(range(1, total), key=lambda count: (load.pressure(count, present), abs(count - present)))
-        if pressure < self.pressure_min or pressure < self.gain_min * load.pressure(best, present):
+        pressure = load.pressure(present)
+        best = min(range(1, total), key=lambda count: (load.pressure(count), abs(count - present)))
+        if pressure < self.pressure_min or pressure < self.gain_min * load.pressure(best):
             return {}
         role: Role = "prefill" if best > present else "decode"
         if self._last[0] != role and now_s - self._last[1] < self.role_s_min:

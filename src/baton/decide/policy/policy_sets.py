@@ -38,6 +38,7 @@ def _of(routing: Plugin, placement: Plugin, admission: Plugin = ADMIT_ALL) -> Po
         batching=batching,
         streaming=when_done,
         handoff=DIRECT,
+        roles=Plugin(use="static-roles"),
     )
 
 

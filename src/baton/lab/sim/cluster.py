@@ -305,7 +305,7 @@ class SimCluster:
 
     def keep_ticking(self) -> None:
         """Tick the policies of roles, scaling and moves every `tick_s`, until no other event is scheduled."""
-        if self.policies.cluster.is_restless:
+        if self.server.coordinator.needs_ticks:
             self.loop.after(self.spec.tick_s, self._tick)
 
     def _tick(self) -> None:

@@ -98,11 +98,6 @@ class Driver:
         """Workers to start and to end."""
 
     @property
-    def is_restless(self) -> bool:
-        """Return whether a policy needs ticks."""
-        return self.cluster.coordinator.policies.is_restless
-
-    @property
     def pools(self) -> dict[HostId, HostPool]:
         """The pool of every host."""
         return self.cluster.pools
@@ -136,8 +131,10 @@ class Driver:
         self.tell(RoleSet(link.view.id, role))
 
     def tick(self) -> None:
-        """Run the policies for roles, scaling and moves."""
+        """Run the policies for roles, scaling and moves. Does nothing if none of them can change the fleet."""
         coordinator = self.cluster.coordinator
+        if not coordinator.needs_ticks:
+            return
         before = coordinator.reshaping_failure
         self.tell(Tick(self._meter.take(now_s())))
         failure = coordinator.reshaping_failure

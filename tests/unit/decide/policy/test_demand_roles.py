@@ -107,6 +107,7 @@ def test_a_large_fleet_flips_several_workers_at_once() -> None:
 
 
 def test_the_slo_of_the_requests_is_the_target_where_they_have_one() -> None:
-    """5 s of prompts are no risk for a TTFT of 20 s."""
-    patient = [replace(each, slo_ttft_s=20.0, slo_tpot_s=0.1) for each in PROMPTS]
-    assert flips(LATE, patient) == {}
+    """5 s of prompts are a risk for a TTFT of 4 s, and none for 20 s."""
+    few = [window(float(second), arrived=2, prompt_tokens=490, output_tokens=2) for second in TICKS]
+    assert flips(LATE, few) == {"d1": "prefill"}
+    assert flips(LATE, [replace(each, slo_ttft_s=20.0, slo_tpot_s=0.1) for each in few]) == {}
