@@ -84,7 +84,7 @@ def _sarathi(result: Result) -> str:
 
 
 def _vtc_bound(result: Result) -> str:
-    return f"{result['worst_difference_weighted_tokens']['vtc']:,.0f}"
+    return ", ".join(f"{gap:,.0f}" for gap in result["worst_difference_weighted_tokens"]["vtc"].values())
 
 
 def _vtc_curves(result: Result) -> str:

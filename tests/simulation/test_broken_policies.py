@@ -54,9 +54,9 @@ class Evicts(LeastRecentlyUsed):
         raise RuntimeError("boom of Evicts")
 
 
-class Serves(FirstComeFirstServed):
-    def served(self, *told, **more):
-        raise RuntimeError("boom of Serves")
+class Sorts(FirstComeFirstServed):
+    def key(self, request):
+        raise RuntimeError("boom of Sorts")
 """
 
 
@@ -83,7 +83,7 @@ def own(folder: Path, family: str, name: str) -> str:
         ("routing", "Routes", "8: the policy Routes failed: RuntimeError: boom of Routes"),
         ("batching", "Selects", "last: prefill-0 ended: RuntimeError: boom of Selects"),
         ("batching", "SelectsNonsense", "last: prefill-0 ended: TypeError"),
-        ("fairness", "Serves", "last: prefill-0 ended: RuntimeError: boom of Serves"),
+        ("fairness", "Sorts", "8: the policy AdmitAll or Sorts failed: RuntimeError: boom of Sorts"),
     ],
 )
 def test_requests_fail_with_the_words_of_what_was_raised(

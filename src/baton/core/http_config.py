@@ -49,6 +49,11 @@ class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     choices_max: Annotated[int, Range(least=1, most=4096)] = 32
     """Maximum choices (prompts x n) of one HTTP request."""
 
+    @property
+    def has_tenants(self) -> bool:
+        """Clients have keys of more than one tenant, or may get some: a key file can be extended at any time."""
+        return len(self.api_keys) > 1 or bool(self.key_file)
+
     def problems(self) -> list[str]:
         """Return every problem of the section, for `Config.problems`."""
         found: list[str] = []

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from baton.core.copies import LandingEnded, LandingGranted, LandingRefused, LandingWanted, LeaseEnded, LeaseWanted
 from baton.core.prefixes import BlocksRemoved, BlocksStored
-from baton.core.ticking import QueuedTooLong, Tick, WaitedTooLong
+from baton.core.ticking import DriverEvent
 from baton.core.tier_messages import ReadBack, ReadBackWanted, TierCommand, TierEvent
 from baton.core.types import (
     BlockHash,
@@ -291,9 +291,7 @@ CoordinatorEvent = (
     | HostLost
     | WorkerReported
     | RoleSet
-    | Tick
-    | WaitedTooLong
-    | QueuedTooLong
+    | DriverEvent
     | PrefillFinished
     | DecodeBegun
     | RequestFinished

@@ -28,6 +28,7 @@ BUILT_IN: dict[str, str] = {
     "fastest-step": f"{_DECIDE}.placement:FastestStep",
     "slo-order": f"{_DECIDE}.fairness:SloOrder",
     "fcfs": f"{_DECIDE}.fairness:FirstComeFirstServed",
+    "vtc": f"{_DECIDE}.vtc:VirtualTokenCounter",
     "mixed-chunked": f"{_DECIDE}.batching:MixedChunked",
     "prefill-first": f"{_DECIDE}.batching:PrefillFirst",
     "static-batching": f"{_DECIDE}.batching:StaticBatching",
@@ -70,7 +71,6 @@ BUILT_IN: dict[str, str] = {
     "arrow-roles": f"{_LAB}.arrow:ArrowRoles",
     "mooncake-rejection": f"{_LAB}.mooncake:PredictedRejection",
     "mooncake-rejection-by-load": f"{_LAB}.mooncake:EarlyRejection",
-    "vtc": f"{_LAB}.vtc:VirtualTokenCounter",
     "llumnix-routing": f"{_LAB}.llumnix:LlumnixRouting",
     "llumnix-moves": f"{_LAB}.llumnix:LlumnixMoves",
 }

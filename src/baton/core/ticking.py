@@ -1,10 +1,10 @@
-"""Timer events of the coordinator."""
+"""Events of the coordinator that the driver makes: timers, and counts of tokens."""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-from baton.core.types import LoadWindow
+from baton.core.types import LoadWindow, RequestId
 
 
 class WaitedTooLong(Struct, frozen=True, tag=True):
@@ -27,3 +27,12 @@ class Tick(Struct, frozen=True, tag=True):
     """The policies for roles, scaling and moves run now. `window`: the load since the last tick."""
 
     window: LoadWindow
+
+
+class TokensServed(Struct, frozen=True, tag=True, gc=False):
+    """Output tokens since the last such event, by request. Sent only if the fairness policy counts service."""
+
+    requests: tuple[tuple[RequestId, int], ...]
+
+
+DriverEvent = Tick | WaitedTooLong | QueuedTooLong | TokensServed

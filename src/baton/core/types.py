@@ -104,6 +104,8 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     """Tenant, for fair queues and quotas. Empty: anonymous."""
     priority: int = 0
     """Lower values are served earlier."""
+    turn: int = 0
+    """Number of its turn in the fair queue. Workers and arenas serve lower ones first. 0: there is no such queue."""
     cache_salt: str = ""
     """Requests share cached blocks only if their salts are equal."""
     may_wait: bool = False

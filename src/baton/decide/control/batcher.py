@@ -8,7 +8,7 @@ requests for more blocks are sent ahead of need.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 from baton.core.config import BatchLimits
@@ -29,9 +29,9 @@ from baton.core.messages import (
     WorkerCommand,
 )
 from baton.core.step import EMPTY_STEP, LayerStream, Slice, SliceResult, Step, StepResult
-from baton.core.types import BlockHash, HostId, RequestId, Role, WorkerId, WorkerView, unpack_tokens
+from baton.core.types import BlockHash, HostId, Request, RequestId, Role, WorkerId, WorkerView, unpack_tokens
 from baton.decide.control.decode_run import DecodeRun, asks_after, plan_decode_run, room_steps
-from baton.decide.control.lane import ASKS_AHEAD_MAX, LOOKAHEAD_TOKENS, Lane, drafts_for, in_order, load_of
+from baton.decide.control.lane import LOOKAHEAD_TOKENS, Lane, drafts_for, in_order, load_of
 from baton.decide.control.report_builder import ReportBuilder
 from baton.decide.cost.online import StepLearner
 from baton.decide.kv.hashing import runs_per_block
@@ -65,7 +65,6 @@ class Batcher:
         self._lanes: dict[RequestId, Lane] = {}
         self._waiting: list[Lane] = []
         self._ready: list[Lane] = []
-        self._keys_version = policies.fairness.version
         self._newest: RequestId | None = None
         self._report = ReportBuilder()
 
@@ -115,7 +114,7 @@ class Batcher:
             until=command.until,
             block_tokens=self._block_tokens,
             hash_runs=self._hash_runs,
-            key=self._fairness.key(command.request),
+            key=self._key(command.request),
             hashes=list(command.request.block_hashes),
             stream=LayerStream(command.attempt, command.layer_groups) if command.layer_groups > 1 else None,
         )
@@ -123,21 +122,16 @@ class Batcher:
         self._report.is_load_new = True
         if command.block_table:
             lane.hold(command.block_table, command.computed_tokens)
-            if lane.remaining_tokens > 1 and not lane.output_tokens:
-                self._fairness.joined(lane.request)
-                self._take_turn(lane)
             self._make_ready(lane)
         else:
             self._wait(lane)
 
-    def _wait(self, lane: Lane) -> None:
-        self._fairness.joined(lane.request)
-        lane.key = self._fairness.key(lane.request)
-        insort(self._waiting, lane, key=in_order)
+    def _key(self, request: Request) -> tuple[float, ...]:
+        """Return the place of a request in the queue. It is its turn, if the coordinator has a fair queue."""
+        return (float(request.priority), float(request.turn)) if request.turn else self._fairness.key(request)
 
-    def _take_turn(self, lane: Lane) -> None:
-        self._fairness.left(lane.request)
-        self._fairness.served(lane.request, prompt_tokens=lane.remaining_tokens, output_tokens=0)
+    def _wait(self, lane: Lane) -> None:
+        insort(self._waiting, lane, key=in_order)
 
     def _find(self, request_id: RequestId, attempt: int) -> Lane | None:
         lane = self._lanes.get(request_id)
@@ -166,15 +160,11 @@ class Batcher:
         if lane.state == "ready":
             self._ready.remove(lane)
             self._wait(lane)
-        elif lane.state == "asking":
-            self._fairness.joined(lane.request)
         lane.empty()
         self._add_event(RequestDropped(lane.request.id, lane.attempt, self.worker, preempted=True))
 
     def _forget(self, lane: Lane) -> None:
         del self._lanes[lane.request.id]
-        if lane.state == "waiting":
-            self._fairness.left(lane.request)
         (self._ready if lane.state == "ready" else self._waiting).remove(lane)
 
     def _add_event(self, event: BatcherEvent) -> None:
@@ -240,40 +230,26 @@ class Batcher:
         """Ask for the first blocks of requests that can be in the next steps, oldest first.
 
         Asking late gives more prefix hits, since other requests seal blocks meanwhile. So a request waits while another
-        one in this batcher computes most of its prompt. If the fairness order can change, few requests ask ahead.
+        one in this batcher computes most of its prompt.
         """
         asking = [lane for lane in self._waiting if lane.state == "asking"]
-        most = (0 if asking else ASKS_AHEAD_MAX) if self._fairness.version else self._limits.requests_max
-        room = min(most, self._limits.requests_max - len(self._ready) - len(asking))
+        room = self._limits.requests_max - len(self._ready) - len(asking)
         if room <= 0 or len(asking) == len(self._waiting):
             return
         tokens = sum(lane.remaining_tokens for lane in (*asking, *self._ready) if lane.remaining_tokens > 1)
         here = {held for lane in self._ready if lane.hashes for held in lane.cached_hashes(0, lane.sealed_blocks)}
         coming = (*self._ready, *asking)
         soon = {held for lane in coming if lane.hashes for held in lane.cached_hashes(lane.sealed_blocks)} - here
-        for lane in self._in_turn():
+        for lane in [lane for lane in self._waiting if lane.state == "waiting"]:
             if room <= 0 or tokens >= 2 * self._limits.step_tokens_max:
                 return
             if lane.is_worth_waiting(soon):
                 continue
             lane.state = "asking"
-            self._take_turn(lane)
             self._ask(lane, len(lane.tokens), lane.prefix())
             soon |= set(lane.cached_hashes(lane.sealed_blocks)) - here
             room -= 1
             tokens += lane.remaining_tokens
-
-    def _in_turn(self) -> Iterator[Lane]:
-        """Yield the lanes that have not asked yet, in the fairness order, which may change after each one asks."""
-        left = [lane for lane in self._waiting if lane.state == "waiting"]
-        while left:
-            if self._keys_version != self._fairness.version:
-                self._keys_version = self._fairness.version
-                for lane in self._waiting:
-                    lane.key = self._fairness.key(lane.request)
-                self._waiting.sort(key=in_order)
-                left.sort(key=in_order)
-            yield left.pop(0)
 
     def _ask(self, lane: Lane, length_tokens: int, prefix: tuple[BlockHash, ...] = ()) -> None:
         lane.expect(lane.blocks_for(length_tokens + self._growth_tokens))
@@ -311,7 +287,6 @@ class Batcher:
         """
         for lane in run.lanes:
             lane.decode_on(steps, ended.get(lane.request.id))
-            self._fairness.served(lane.request, prompt_tokens=0, output_tokens=steps)
             first, hashes = lane.seal() if run.seals_blocks else (0, ())
             if hashes:
                 self._report.events.append(BlocksSealed(lane.request.id, lane.attempt, self.worker, first, hashes))
@@ -354,7 +329,6 @@ class Batcher:
             self._hand_off(lane)
 
     def _emit(self, lane: Lane, outcome: SliceResult) -> None:
-        self._fairness.served(lane.request, prompt_tokens=0, output_tokens=1)
         self._report.draw(lane, outcome)
         self._end(lane)
 

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from baton.core.types import BoundLoad, Request, RequestId, WorkerId
+from baton.core.messages import SendAhead
+from baton.core.types import BoundLoad, ClusterView, HostId, Request, RequestId, WorkerId
+from baton.decide.control.advice import Policies, PolicyFailure
+from baton.decide.control.fleet import Fleet
+from baton.decide.control.flight import Flight
+from baton.decide.policy.predictions import with_bound
 
 
 @dataclass(slots=True)
@@ -25,6 +30,27 @@ class Bound:
         self.release(request.id)
         self._of[request.id] = worker, request.prompt_tokens
         self._add(worker, 1, request.prompt_tokens)
+
+    def send_ahead(
+        self, flight: Flight, source: HostId, cluster: ClusterView, fleet: Fleet, policies: Policies
+    ) -> list[SendAhead]:
+        """Bind a prompt to a decode worker, and send the computed part there while the rest is computed."""
+        request, flight.ahead = flight.request, None
+        if not cluster.is_sent_ahead or request.sampling.prompt_logprobs or fleet.hosts == {source}:
+            return []
+        cluster = with_bound(cluster)
+        candidates = cluster.having("decode")
+        if all(worker.host == source for worker in candidates):
+            return []
+        choice = policies.place(request, source, candidates, cluster)
+        if isinstance(choice, PolicyFailure):
+            return []  # the policy is asked again when the prompt is computed
+        if choice != flight.worker:
+            self.bind(request, choice)  # the load of the worker that computes the prompt includes the request
+        flight.ahead = fleet.view(choice).host
+        if flight.ahead == source:
+            return []
+        return [SendAhead(request, flight.attempt, source, choice, policies.run_tokens(request))]
 
     def release(self, request_id: RequestId) -> None:
         """Remove a request that decodes now, has ended or starts anew. Does nothing if it is not bound."""

@@ -42,7 +42,7 @@ from baton.core.messages import (
     WorkerReported,
 )
 from baton.core.prefixes import BlocksRemoved, BlocksStored
-from baton.core.ticking import QueuedTooLong, Tick, WaitedTooLong
+from baton.core.ticking import QueuedTooLong, Tick, TokensServed, WaitedTooLong
 from baton.core.tier_messages import DropBlocks, FromTier, LoadBlocks, LoadEnded, PutEnded, ReadBackWanted, StoreBlocks
 from baton.core.types import HostId, WorkerId, WorkerView
 from baton.decide.control.cluster_messages import (
@@ -101,7 +101,7 @@ class Cluster:
                 self._ask_coordinator(RequestArrived(request, hits) if hits else event, now_s)
             case CopyEnded() | FromTier() | LayersDone() | HostLost():
                 self._carry_out(self.transfers.handle(event, now_s), now_s)
-            case RequestCancelled() | RoleSet() | Tick() | WaitedTooLong() | QueuedTooLong():
+            case RequestCancelled() | RoleSet() | TokensServed() | Tick() | WaitedTooLong() | QueuedTooLong():
                 self._ask_coordinator(event, now_s)
             case WorkerJoined() | WorkerLost():
                 self._carry_out(self.transfers.handle(event, now_s), now_s)

@@ -31,7 +31,7 @@ from baton.core.messages import (
     WorkerJoined,
     WorkerLost,
 )
-from baton.core.ticking import QueuedTooLong, Tick, WaitedTooLong
+from baton.core.ticking import QueuedTooLong, Tick, TokensServed, WaitedTooLong
 from baton.core.tier_messages import DropBlocks, FromTier, LoadBlocks, StoreBlocks
 from baton.core.types import BlockId, HostId, Request, RequestId, Until, WorkerId, WorkerView
 from baton.decide.kv.layout import KVLayout
@@ -120,6 +120,7 @@ ClusterEvent = (
     | CopyEnded
     | FromTier
     | RoleSet
+    | TokensServed
     | Tick
     | WaitedTooLong
     | QueuedTooLong

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
+from msgspec.structs import replace
+
 from baton.core.messages import (
     AheadEnded,
     CloseRequest,
@@ -18,16 +20,13 @@ from baton.core.messages import (
     HostLost,
     Outcome,
     PrefillFinished,
-    RejectReason,
     ReleaseBlocks,
     RequestArrived,
     RequestCancelled,
     RequestDropped,
     RequestFailed,
     RequestFinished,
-    RetireWorker,
     RoleSet,
-    SendAhead,
     StartDecode,
     StartPrefill,
     StopRequest,
@@ -36,7 +35,7 @@ from baton.core.messages import (
     WorkerReported,
 )
 from baton.core.prefixes import BlocksRemoved, BlocksStored
-from baton.core.ticking import QueuedTooLong, Tick, WaitedTooLong
+from baton.core.ticking import QueuedTooLong, Tick, TokensServed, WaitedTooLong
 from baton.core.types import (
     ClusterView,
     HostId,
@@ -56,8 +55,8 @@ from baton.decide.control.prefixes import Prefixes, read_tokens
 from baton.decide.control.reshaping import Reshaping
 from baton.decide.control.room import WaitingRoom
 from baton.decide.control.start_queue import StartQueue
+from baton.decide.control.turn_queue import TurnQueue, workers_with_room
 from baton.decide.kv.window import Window
-from baton.decide.policy.predictions import with_bound
 
 
 @dataclass(slots=True)
@@ -76,12 +75,15 @@ class Coordinator:
     _prefixes: Prefixes = field(default_factory=Prefixes)
     _flights: dict[RequestId, Flight] = field(default_factory=dict[RequestId, Flight])
     _room: WaitingRoom = field(default_factory=WaitingRoom)
-    """Flights without a worker."""
+    """Flights without a worker, while there is no worker at all."""
+    turns: TurnQueue = field(init=False)
+    """Flights without a worker, until one has room for their turn."""
     _now_s: float = 0.0
     _moves: Moves = field(init=False)
     _poison: PoisonPrompts = field(default_factory=PoisonPrompts)
 
     def __post_init__(self) -> None:
+        self.turns = TurnQueue.of(self.policies.fairness)
         self._moves = Moves(self._fleet, self._flights)
 
     def open_host(self, host: HostId, workers_max: int | None) -> None:
@@ -95,10 +97,11 @@ class Coordinator:
         Late and repeated events are normal: an event of a closed request or an abandoned attempt has no effect.
         """
         self._now_s = now_s
+        commands = self._apply(event, now_s)
+        return [*commands, *self._give_turns()] if self.turns else commands
+
+    def _apply(self, event: CoordinatorEvent, now_s: float) -> list[CoordinatorCommand]:
         match event:
-            case WorkerReported(view=view):
-                self._fleet.report(view)
-                return []
             case RequestArrived():
                 return self._arrive(event, now_s)
             case PrefillFinished() | RequestFinished() | DecodeBegun() | RequestFailed() | RequestDropped():
@@ -117,18 +120,15 @@ class Coordinator:
                 self._reshaping.workers_max.pop(host, None)
                 return self._lose([view.id for view in processes_of(self._fleet) if view.host == host], reason)
             case WaitedTooLong(wait_s=wait_s):
-                return self._reject_waiting(wait_s)
+                return [end for close in self._room.reject_overdue(wait_s, now_s) for end in self._end(close)]
             case QueuedTooLong():
                 return self._reject_overdue(now_s)
             case AheadEnded():
                 return self._moves.stop(event)
             case Tick(window=window):
                 return self._reshape(window, now_s)
-            case RoleSet(worker=worker, role=role):
-                self._fleet.set_role(worker, role)
-                return []
-            case BlocksStored() | BlocksRemoved():
-                self._prefixes.note(event)
+            case WorkerReported() | RoleSet() | BlocksStored() | BlocksRemoved() | TokensServed():
+                self._note(event)
                 return []
             case _:
                 assert_never(event)
@@ -163,18 +163,49 @@ class Coordinator:
         """Number of requests that have arrived and are not closed."""
         return len(self._flights)
 
+    def _note(self, event: WorkerReported | RoleSet | BlocksStored | BlocksRemoved | TokensServed) -> None:
+        match event:
+            case WorkerReported(view=view):
+                self._fleet.report(view)
+            case RoleSet(worker=worker, role=role):
+                self._fleet.set_role(worker, role)
+            case TokensServed(requests=served):
+                self.turns.count(served, self._flights)
+            case _:
+                self._prefixes.note(event)
+
     def _arrive(self, event: RequestArrived, now_s: float) -> list[CoordinatorCommand]:
         request = event.request
         assert request.id not in self._flights, f"request {request.id} arrived twice"
         flight = Flight(request, tier_hits=event.tier_hits)
         cluster = self._view(flight)
-        refused = self._poison.refuse(request, now_s) or self.queue.refuse(request, now_s)
-        key = refused or self.policies.admit(request, cluster, now_s)
+        expected = self.turns.with_queue(cluster, request)
+        refused = self._poison.refuse(request, now_s) or self.queue.refuse(request, now_s, self.turns)
+        key = refused or self.policies.admit(request, expected, now_s)
         if not isinstance(key, tuple):
             return [key]
         flight.key = key
         self._flights[request.id] = flight
-        return self._dispatch(flight, cluster)
+        return self._enqueue(flight, cluster)
+
+    def _enqueue(self, flight: Flight, cluster: ClusterView) -> list[CoordinatorCommand]:
+        """Let a flight wait for its turn, or dispatch it now if it has had one or there is no fair queue."""
+        if not self.turns.is_used or flight.request.turn or not cluster.workers:
+            return self._dispatch(flight, cluster)
+        self.turns.put(flight)
+        self.queue.enter(flight.request, self._now_s)
+        return []
+
+    def _give_turns(self) -> list[CoordinatorCommand]:
+        """Send waiting requests to workers while these have room, in the order of the fairness policy."""
+        commands: list[CoordinatorCommand] = []
+        while self.turns:
+            candidates = workers_with_room(self._fleet, len(self._flights) - len(self.turns) - len(self._room))
+            if not candidates:
+                break
+            flight = self.turns.take(self.policies.expected_tokens(self.turns.next.request))
+            commands += self._start_prefill(flight, candidates, self._view(flight))
+        return commands
 
     def _dispatch(self, flight: Flight, cluster: ClusterView) -> list[CoordinatorCommand]:
         """Assign the flight to a worker, or put it into the waiting room if there is none.
@@ -208,28 +239,9 @@ class Coordinator:
             route.worker, request.id, queued_tokens=flight.queued_tokens, context_tokens=request.prompt_tokens
         )
         until = self.policies.until(request, route.until or ("first_token" if view.role == "prefill" else "end"))
-        ahead = self._send_ahead(flight, view.host, cluster) if until != "end" else []
+        ahead = self._bound.send_ahead(flight, view.host, cluster, self._fleet, self.policies) if until != "end" else []
         groups = self.policies.layer_groups(request, view) if ahead and until == "first_token" else 1
         return [StartPrefill(request, flight.attempt, route.worker, until, fetch, reads, groups), *ahead]
-
-    def _send_ahead(self, flight: Flight, source: HostId, cluster: ClusterView) -> list[CoordinatorCommand]:
-        """Send the computed part of a prompt to its decode worker while the rest is computed."""
-        request, flight.ahead = flight.request, None
-        if not cluster.is_sent_ahead or request.sampling.prompt_logprobs or self._fleet.hosts == {source}:
-            return []
-        cluster = with_bound(cluster)
-        candidates = cluster.having("decode")
-        if all(worker.host == source for worker in candidates):
-            return []
-        choice = self.policies.place(request, source, candidates, cluster)
-        if isinstance(choice, PolicyFailure):
-            return []  # the policy is asked again when the prompt is computed
-        if choice != flight.worker:
-            self._bound.bind(request, choice)  # the load of the worker that computes the prompt includes the request
-        flight.ahead = self._fleet.view(choice).host
-        if flight.ahead == source:
-            return []
-        return [SendAhead(request, flight.attempt, source, choice, self.policies.run_tokens(request))]
 
     def _start_decode(
         self, flight: Flight, candidates: Sequence[WorkerView], cluster: ClusterView
@@ -273,12 +285,6 @@ class Coordinator:
         flight.stage = "decode"
         return []
 
-    def _reject_waiting(self, wait_s: float) -> list[CoordinatorCommand]:
-        """Reject the requests that have waited at least `wait_s`, so that their clients can use another server."""
-        why = f"no worker has been there for {wait_s:g} s; send the request again, later or to another server"
-        overdue = self._room.overdue(wait_s, self._now_s)
-        return [command for request_id in overdue for command in self._close(request_id, "rejected", why, "no_worker")]
-
     def _reject_overdue(self, now_s: float) -> list[CoordinatorCommand]:
         """Reject the requests that have waited too long for a step. Workers drop those that have blocks first."""
         commands = [command for close in self.queue.reject_overdue(now_s) for command in self._end(close)]
@@ -287,10 +293,8 @@ class Coordinator:
             commands.append(StopRequest(flight.request.id, flight.attempt, flight.worker, only_unstarted=True))
         return commands
 
-    def _close(
-        self, request_id: RequestId, outcome: Outcome, reason: str = "", reject: RejectReason | None = None
-    ) -> list[CoordinatorCommand]:
-        return self._end(CloseRequest(request_id, outcome, reason, reject))
+    def _close(self, request_id: RequestId, outcome: Outcome, reason: str = "") -> list[CoordinatorCommand]:
+        return self._end(CloseRequest(request_id, outcome, reason))
 
     def _end(self, close: CloseRequest) -> list[CoordinatorCommand]:
         flight = self._flights.pop(close.request_id, None)
@@ -298,6 +302,7 @@ class Coordinator:
             return []
         self._room.leave(close.request_id)
         self.queue.leave(close.request_id)
+        self.turns.close(flight.request)
         commands: list[CoordinatorCommand] = []
         if flight.worker is not None and close.outcome != "finished":
             commands.append(StopRequest(close.request_id, flight.attempt, flight.worker))
@@ -323,20 +328,20 @@ class Coordinator:
                 continue
             flight.attempt += 1
             commands += self._dispatch(flight, self._view(flight))
+        for flight in [] if self._fleet.views() else self.turns.drain():
+            self.queue.leave(flight.request.id)
+            self._room.enter(flight.request.id, self._now_s)
         return commands
 
     def _empty_room(self) -> list[CoordinatorCommand]:
         waiting = [self._flights[request_id] for request_id in self._room]
         waiting.sort(key=lambda flight: (flight.key, flight.request.id))
         self._room.clear()
-        return [command for flight in waiting for command in self._dispatch(flight, self._view(flight))]
+        return [command for flight in waiting for command in self._enqueue(flight, self._view(flight))]
 
     def _reshape(self, window: LoadWindow, now_s: float) -> list[CoordinatorCommand]:
         """Change the fleet as its policies want, and begin moves: of their choice, and off draining workers."""
-        drained = self._moves.drained()
-        for worker in drained:
-            self._fleet.leave(worker)
-        commands: list[CoordinatorCommand] = [RetireWorker(worker) for worker in drained]
+        commands = self._moves.retire_drained()
         commands += self._reshaping.tick(window, self._cluster(), self.policies, self._fleet, now_s)
         for flight in self._moves.on_draining():
             candidates, cluster = self._fleet.having("decode") or self._fleet.views(), self._view(flight)
@@ -372,14 +377,11 @@ class Coordinator:
     def _view(self, flight: Flight) -> ClusterView:
         """Return the view of the cluster for a decision about this request."""
         request, policies = flight.request, self.policies
-        return ClusterView(
-            workers=self._fleet.views(),
+        return replace(
+            self._cluster(),
             prefix_hit_tokens=self._prefixes.hit_tokens(request, self.block_tokens, self.window),
             expected_output_tokens=policies.expected_tokens(request),
-            waiting_requests=len(self._room) + self._moves.draining_requests(),
             tier_hits=flight.tier_hits,
-            starting=self._reshaping.starting,
-            bound=self._bound.loads,
             first_token_by=policies.first_token_by(request),
             is_sent_ahead=policies.run_tokens(request) > 0,
         )
@@ -389,7 +391,7 @@ class Coordinator:
         return ClusterView(
             workers=self._fleet.views(),
             prefix_hit_tokens={},
-            waiting_requests=len(self._room) + self._moves.draining_requests(),
+            waiting_requests=len(self._room) + len(self.turns) + self._moves.draining_requests(),
             starting=self._reshaping.starting,
             bound=self._bound.loads,
         )

@@ -15,9 +15,6 @@ from baton.decide.kv.hashing import block_hash, hashes_per_block, root_hash
 
 LaneState = Literal["waiting", "asking", "ready"]
 """waiting: has no blocks and has not asked. asking: waits for the pool's answer. ready: has blocks."""
-ASKS_AHEAD_MAX = 4
-"""Maximum number of requests that ask for first blocks at a time if the fairness order can change. The pool answers by
-arrival: with many requests and no room, a tenant that was served less would wait behind all of them."""
 LOOKAHEAD_TOKENS = 4
 """A decoding request asks for blocks this many tokens before it needs them, so that the answer is in time."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from baton.core.messages import AheadEnded, CoordinatorCommand, SendAhead, StopRequest
+from baton.core.messages import AheadEnded, CoordinatorCommand, RetireWorker, SendAhead, StopRequest
 from baton.core.types import FlightView, RequestId, WorkerId
 from baton.decide.control.fleet import Fleet
 from baton.decide.control.flight import Flight
@@ -26,12 +26,15 @@ class Moves:
             if flight.worker is not None and flight.worker in self.fleet and _is_movable(flight)
         ]
 
-    def drained(self) -> list[WorkerId]:
-        """Return the draining workers that have no request left."""
+    def retire_drained(self) -> list[CoordinatorCommand]:
+        """Remove the draining workers that have no request left from the fleet. Return the commands that end them."""
         if not self.fleet.draining:
             return []
         busy = {flight.worker for flight in self.flights.values()}
-        return [worker for worker in self.fleet.draining if worker not in busy]
+        drained = [worker for worker in self.fleet.draining if worker not in busy]
+        for worker in drained:
+            self.fleet.leave(worker)
+        return [RetireWorker(worker) for worker in drained]
 
     def draining_requests(self) -> int:
         """Return the number of requests on draining workers."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from baton.core.messages import CloseRequest
 from baton.core.types import RequestId
 
 _ROUNDING_S = 1e-6
@@ -39,6 +40,12 @@ class WaitingRoom:
         """Remove all requests."""
         self._since_s.clear()
 
-    def overdue(self, wait_s: float, now_s: float) -> list[RequestId]:
-        """Return the requests that have waited at least `wait_s`, the oldest first."""
-        return [request_id for request_id, since_s in self._since_s.items() if since_s + wait_s <= now_s + _ROUNDING_S]
+    def reject_overdue(self, wait_s: float, now_s: float) -> list[CloseRequest]:
+        """Return the rejections of the requests that have waited at least `wait_s`, the oldest first.
+
+        So their clients can use another server. The requests stay here until they end.
+        """
+        limit_s = now_s - wait_s + _ROUNDING_S
+        overdue = [request_id for request_id, since_s in self._since_s.items() if since_s <= limit_s]
+        why = f"no worker has been there for {wait_s:g} s; send the request again, later or to another server"
+        return [CloseRequest(request_id, "rejected", why, "no_worker") for request_id in overdue]

@@ -14,8 +14,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import islice
 
-from baton.core.messages import CloseRequest
+from baton.core.messages import CloseRequest, RejectReason
 from baton.core.types import Request, RequestId
+from baton.decide.control.turn_queue import TurnQueue
 
 ADMIT_RATIO = 0.5
 """Share of the deadline up to which a predicted wait is accepted: admitted requests rarely meet their deadline."""
@@ -52,8 +53,12 @@ class StartQueue:
         return None if oldest_s is None or self.wait_s_max is None else oldest_s + self.wait_s_max
 
     def enter(self, request: Request, now_s: float, *, has_blocks: bool = False) -> None:
-        """Record that a request was sent to its worker."""
+        """Record that a request waits for its turn, or was sent to its worker."""
         if self.wait_s_max is None or request.slo is not None or request.may_wait:
+            return
+        if request.id in self._since_s:
+            if has_blocks:
+                self.start(request.id, now_s)
             return
         if has_blocks:
             self._granted_s[request.id] = now_s
@@ -81,17 +86,26 @@ class StartQueue:
         deadline_s = self.deadline_s
         return deadline_s is not None and deadline_s <= now_s + _ROUNDING_S
 
-    def refuse(self, request: Request, now_s: float) -> CloseRequest | None:
-        """Return the rejection of a new request whose predicted wait is too long. None: it may enter."""
+    def refuse(self, request: Request, now_s: float, turns: TurnQueue | None = None) -> CloseRequest | None:
+        """Return the rejection of a new request whose predicted wait is too long. None: it may enter.
+
+        `turns`: the fair queue, where a new request may have its turn before others. A tenant with more than its share
+        of it is told so. None: requests have their turn by arrival.
+        """
         oldest_s = next(iter(self._since_s.values()), None)
         if oldest_s is None or self.wait_s_max is None or request.slo is not None or request.may_wait:
             return None
-        predicted_s = self._predicted_s(now_s)
+        ahead = len(self._since_s)
+        if turns is not None and turns:
+            ahead -= max(0, len(turns) - turns.ahead(request).requests)
+        predicted_s = self._predicted_s(ahead, now_s)
         is_overloaded = now_s - oldest_s >= OVERLOAD_RATIO * self.wait_s_max
         if not is_overloaded or predicted_s is None or predicted_s <= ADMIT_RATIO * self.wait_s_max:
             return None
         why = f"{len(self._since_s)} requests wait, and a new request would wait for {predicted_s:.1f} s"
-        return self._rejection(request.id, why, now_s)
+        if turns is not None and turns.exceeds_share(request):
+            return self._rejection(request.id, f"{why} behind others of the same tenant", "share", predicted_s)
+        return self._rejection(request.id, why, "queue_deadline", predicted_s)
 
     def reject_overdue(self, now_s: float) -> list[CloseRequest]:
         """Return the rejections of requests without blocks that have waited for too long. They stay until they end."""
@@ -114,22 +128,24 @@ class StartQueue:
         return [request_id for request_id, waited_from_s in since_s.items() if waited_from_s <= limit_s]
 
     def _late(self, request_id: RequestId, now_s: float) -> CloseRequest:
-        return self._rejection(request_id, f"the request has waited for {self.wait_s_max:g} s without a step", now_s)
+        why = f"the request has waited for {self.wait_s_max:g} s without a step"
+        return self._rejection(request_id, why, "queue_deadline", self._predicted_s(len(self._since_s), now_s))
 
-    def _rejection(self, request_id: RequestId, why: str, now_s: float) -> CloseRequest:
+    def _rejection(
+        self, request_id: RequestId, why: str, reject: RejectReason, predicted_s: float | None
+    ) -> CloseRequest:
         assert self.wait_s_max is not None, "a queue without a deadline rejects nothing"
-        predicted_s = self._predicted_s(now_s)
         left_s = self.wait_s_max if predicted_s is None else predicted_s - ADMIT_RATIO * self.wait_s_max
         reason = (
             f"the server is overloaded: {why}; a request may wait for {self.wait_s_max:g} s (limits.queue_s);"
             " send the request again later"
         )
-        return CloseRequest(request_id, "rejected", reason, "queue_deadline", max(1.0, left_s))
+        return CloseRequest(request_id, "rejected", reason, reject, max(1.0, left_s))
 
-    def _predicted_s(self, now_s: float) -> float | None:
-        """Predict how long a new request would wait, from the rate of starts. None: too few have been seen."""
+    def _predicted_s(self, ahead: int, now_s: float) -> float | None:
+        """Predict how long a request behind `ahead` others waits, from the rate of starts. None: too few are known."""
         starts = len(self._starts_s)
         if starts < STARTS_MIN:
             return None
         begin_s = self._starts_s[0] if starts == STARTS_MAX else self._busy_since_s
-        return (len(self._since_s) + 1) * (now_s - begin_s) / starts
+        return (ahead + 1) * (now_s - begin_s) / starts

@@ -86,9 +86,9 @@ class Holding:
         return () if self.preempting or self.released else tuple(self.hashes)
 
     @property
-    def age(self) -> tuple[int, float, RequestId]:
+    def age(self) -> tuple[int, int, float, RequestId]:
         """Sort key: lower values are served first and preempted last. The id makes ties deterministic."""
-        return (self.request.priority, self.request.arrived_at_s, self.request.id)
+        return (self.request.priority, self.request.turn, self.request.arrived_at_s, self.request.id)
 
     def advance_blocks(self, count: int, spare_blocks: int, block_tokens: int) -> int:
         """Return the number of blocks to grant in advance, beyond the requested `count`: the request asks less often.

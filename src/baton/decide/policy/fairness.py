@@ -10,27 +10,39 @@ from baton.core.types import Request
 
 @runtime_checkable
 class FairnessPolicy(Protocol):
-    """Sort keys of waiting requests. Keys may change: callers sort again when `version` has changed."""
-
-    @property
-    def version(self) -> int:
-        """Return a number that changes whenever a key may have changed. Constant if keys never change."""
-        ...
+    """The order of waiting requests."""
 
     def key(self, request: Request) -> tuple[float, ...]:
         """Return the sort key of a waiting request. The lowest key is served first."""
         ...
 
+
+@runtime_checkable
+class ServiceFairness(FairnessPolicy, Protocol):
+    """An order that depends on the service that tenants receive. Its keys change.
+
+    Requests wait for their turn at the coordinator, where one object counts the service of the whole fleet. Workers
+    then serve them by turn.
+    """
+
     def joined(self, request: Request) -> None:
-        """Record that the request waits, for the first time or again."""
+        """Record that the request waits."""
         ...
 
     def left(self, request: Request) -> None:
-        """Record that the request no longer waits: its turn has come or it has ended."""
+        """Record that the request no longer waits: its turn has come, or it has ended."""
         ...
 
-    def served(self, request: Request, *, prompt_tokens: int, output_tokens: int) -> None:
-        """Record service: prompt tokens when the turn of the request comes, output tokens as they are sampled."""
+    def began(self, request: Request, *, expected_tokens: float) -> None:
+        """Record that the turn of the request has come. `expected_tokens`: predicted length of its answer, or 0."""
+        ...
+
+    def served(self, request: Request, *, output_tokens: int) -> None:
+        """Record output tokens of a request that has begun."""
+        ...
+
+    def ended(self, request: Request) -> None:
+        """Record the end of a request that has begun."""
         ...
 
 
@@ -38,21 +50,8 @@ class FairnessPolicy(Protocol):
 class FirstComeFirstServed:
     """Serve by priority (lower first), then by arrival."""
 
-    @property
-    def version(self) -> int:
-        return 0
-
     def key(self, request: Request) -> tuple[float, ...]:
         return (float(request.priority), request.arrived_at_s)
-
-    def joined(self, request: Request) -> None:
-        pass
-
-    def left(self, request: Request) -> None:
-        pass
-
-    def served(self, request: Request, *, prompt_tokens: int, output_tokens: int) -> None:
-        pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

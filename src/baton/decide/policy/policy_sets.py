@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec.structs import asdict, replace
 
-from baton.core.config import Plugin, PolicyChoice, PolicyConfig
+from baton.core.config import Config, Plugin, PolicyChoice, PolicyConfig
 from baton.core.errors import ConfigError
 from baton.core.plugin import source_digests
 from baton.core.validation import did_you_mean
@@ -89,6 +89,14 @@ def plugin_names(policy: PolicyConfig) -> dict[str, str]:
 def own_sources(policy: PolicyConfig) -> dict[str, str]:
     """Return the source digest of each policy that is not built in."""
     return source_digests(use for family, use in plugin_names(policy).items() if family != "name")
+
+
+def policy_of(config: Config) -> PolicyConfig:
+    """Return the policies of a server. Tenants with keys of their own share it fairly, unless a policy is chosen."""
+    choice = config.policy
+    is_chosen = bool(choice.name) or choice.fairness is not None
+    resolved = resolve(choice)
+    return resolved if is_chosen or not config.http.has_tenants else replace(resolved, fairness=Plugin(use="vtc"))
 
 
 def resolve(choice: PolicyChoice) -> PolicyConfig:

@@ -46,7 +46,7 @@ class SimPolicies:
     batching: BatchingPolicy
     eviction: Callable[[], EvictionOrder]
     fairness: Callable[[], FairnessPolicy]
-    """Makes one policy per worker, as in live mode: each worker counts only the tokens that it served itself."""
+    """Makes one policy per worker, as in live mode."""
     are_own_in_workers: bool = False
     """Batching or fairness is a plug-in of the user: an exception in it ends the worker, as in live mode."""
 
@@ -141,6 +141,7 @@ class SimCluster:
             cost=self.policies.cluster.cost.on(view.kind),
             loop=self.loop,
             outbound=outbound,
+            is_stepwise=self.server.coordinator.turns.is_used,
             ended_by=(Exception,) if self.policies.are_own_in_workers else (),
             broke=partial(self._break_down, view.id),
         )

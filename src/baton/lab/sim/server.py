@@ -44,6 +44,7 @@ from baton.decide.control.cluster_messages import BeginRequest, ClusterCommand, 
 from baton.decide.control.coordinator import Coordinator
 from baton.decide.control.decision_log import decided
 from baton.decide.control.load_meter import LoadMeter
+from baton.decide.control.turn_queue import TokenCount
 from baton.decide.kv.host_pool import HostPool
 from baton.lab.sim.journal import Journal, Life
 from baton.lab.sim.loop import EventLoop
@@ -76,6 +77,10 @@ class SimServer:
     """A check of the waiting requests is scheduled."""
     _is_watching_queue: bool = False
     """A check of the queued requests is scheduled."""
+    _served: TokenCount = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._served = TokenCount(self.coordinator.turns.is_used)
 
     @property
     def coordinator(self) -> Coordinator:
@@ -125,13 +130,18 @@ class SimServer:
 
     def tell(self, event: ClusterEvent) -> None:
         """Pass an event to the cluster, log its decision, and perform its commands."""
+        served = self._served.take()
+        for each in (event,) if served is None else (served, event):
+            self._decide(each)
+        self._watch_queue()
+
+    def _decide(self, event: ClusterEvent) -> None:
         now_s = self.loop.now_s
         commands = self.cluster.handle(event, now_s)
         if self.journal.is_logging:
             self.journal.log_decision(decided(now_s, event, self.cluster.decided))
         for command in commands:
             self._perform(command)
-        self._watch_queue()
 
     def _perform(self, command: ClusterCommand) -> None:
         match command:
@@ -179,7 +189,7 @@ class SimServer:
     def _assign(self, start: StartPrefill | StartDecode) -> None:
         """Record which worker holds the request now. Tokens of any other worker are dropped."""
         life = self.journal.lives[start.request.id]
-        life.attempt, life.worker = start.attempt, start.worker
+        life.request, life.attempt, life.worker = start.request, start.attempt, start.worker
         if isinstance(start, StartDecode):
             life.handoffs_s += (self.loop.now_s,)
         elif start.until == "prompt":
@@ -278,3 +288,4 @@ class SimServer:
             self.meter.prefilled(self.loop.now_s - life.request.arrived_at_s)
         life.tokens.append(token.token)
         life.token_times_s.append(self.loop.now_s)
+        self._served.add(token.request_id)

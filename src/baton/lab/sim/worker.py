@@ -88,6 +88,8 @@ class SimWorker:
     hung: bool = False
     """The process is alive but does nothing. A hung worker does not recover: the server kills it."""
     dead: bool = False
+    is_stepwise: bool = False
+    """No step is skipped, because the server reads the tokens of every worker with each event."""
     executing: Step | None = None
     """The current step, unless it belongs to a run in closed form."""
     steps: int = 0
@@ -99,7 +101,7 @@ class SimWorker:
     _predictor: DecodePredictor | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self._predictor = self.engine.predictor
+        self._predictor = None if self.is_stepwise else self.engine.predictor
 
     @property
     def id(self) -> WorkerId:

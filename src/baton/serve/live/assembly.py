@@ -26,7 +26,7 @@ from baton.decide.cost.load import inline_files, load_cost
 from baton.decide.kv.layout import KVLayout
 from baton.decide.kv.window import PromptRules, Window
 from baton.decide.policy.batching import BatchingPolicy
-from baton.decide.policy.policy_sets import own_sources, plugin_names, resolve
+from baton.decide.policy.policy_sets import own_sources, plugin_names, policy_of
 from baton.serve.host.build import (
     Computing,
     HostParts,
@@ -74,7 +74,7 @@ class Parts:
 
 def assemble(config: Config, card: ModelCard) -> Parts:
     """Build all parts and reserve the arena; start no process. Raises ConfigError or ArenaError."""
-    policy = with_quotas(resolve(config.policy), config.http.key_file)
+    policy = with_quotas(policy_of(config), config.http.key_file)
     _check_batching(policy.batching)
     computing = choose_computing(config, card)
     given_cost = inline_files(config.cost, folder=Path())

@@ -48,6 +48,7 @@ from baton.decide.control.cluster_messages import (
 )
 from baton.decide.control.decision_log import decided
 from baton.decide.control.load_meter import LoadMeter
+from baton.decide.control.turn_queue import TokenCount
 from baton.decide.kv.host_pool import HostPool
 from baton.decide.kv.layout import KVLayout
 from baton.move.clock import now_s
@@ -94,6 +95,7 @@ class Driver:
         self.wait_timers = WaitTimers(self, waits)
         self.recorder = Recorder(metrics)
         self._meter = LoadMeter(taken_s=now_s())
+        self._served = TokenCount(cluster.coordinator.turns.is_used)
         self.resizes: asyncio.Queue[StartWorker | RetireWorker] = asyncio.Queue()
         """Workers to start and to end."""
 
@@ -104,6 +106,12 @@ class Driver:
 
     def tell(self, event: ClusterEvent) -> None:
         """Pass an event to the cluster, log the decisions, and perform the commands."""
+        served = self._served.take()
+        for each in (event,) if served is None else (served, event):
+            self._decide(each)
+        self.wait_timers.set_queue_timer()
+
+    def _decide(self, event: ClusterEvent) -> None:
         moment_s = now_s()
         commands = self.cluster.handle(event, moment_s)
         if self.log is not None and not self.log.full:
@@ -112,7 +120,6 @@ class Driver:
                 log.error("%s", self.log.end)
         for command in commands:
             self._perform(command)
-        self.wait_timers.set_queue_timer()
 
     # ---- requests
 
@@ -201,6 +208,7 @@ class Driver:
             live = self.live.get(token.request_id)
             if live is None or not live.push(token, report.worker, moment_s, report.step_s):
                 continue
+            self._served.add(token.request_id)
             if token.index == 0:
                 self._meter.prefilled(moment_s - live.request.arrived_at_s)
         for event in report.events:
@@ -290,7 +298,7 @@ class Driver:
             self.recorder.failed_over()
         if isinstance(start, StartDecode) and not live.output_tokens:
             live.stamps.leave(live.worker, now_s())
-        live.attempt, live.worker = start.attempt, start.worker
+        live.request, live.attempt, live.worker = start.request, start.attempt, start.worker
 
     def _close(self, command: CloseRequest) -> None:
         """Give the request its result, and wake its reader."""

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from baton.core.config import BatchLimits
 from baton.core.messages import RequestDropped, StartRequest, StopRequest
-from baton.core.types import BlockId, HostId, RequestId, WorkerView, pack_tokens
-from baton.decide.control.batcher import Batcher
-from baton.decide.cost.linear import LinearCost
-from baton.decide.policy.batching import BatcherPolicies, MixedChunked
-from baton.lab.policies.vtc import VirtualTokenCounter
-from tests.property.little_cluster import BLOCK_TOKENS
+from baton.core.types import BlockId, RequestId, pack_tokens
 from tests.unit.decide.control.test_batcher_prompts import Bench, W, in_step, request
 
 
@@ -30,21 +24,6 @@ def test_a_continued_request_is_not_reported_as_started() -> None:
     bench.batcher.apply([StartRequest(made, 1, pack_tokens([*prompt, 9]), "end", table, 6)])
     assert in_step(bench.batcher.plan()) == ["a"]
     assert bench.batcher.take_report(now_s=0.0) is None
-
-
-def test_a_prompt_that_comes_with_its_blocks_counts_as_served() -> None:
-    """As one does that has asked for them: its tenant has had its turn."""
-    counter = VirtualTokenCounter()
-    batcher = Batcher(
-        WorkerView(id=W, host=HostId("h"), role="mixed"),
-        block_tokens=BLOCK_TOKENS,
-        limits=BatchLimits(),
-        policies=BatcherPolicies(batching=MixedChunked(), fairness=counter, cost=LinearCost()),
-    )
-    prompt = list(range(6))
-    made = request("a", prompt)
-    batcher.apply([StartRequest(made, 1, pack_tokens(prompt), "end", (BlockId(0), BlockId(1), BlockId(2)), 4)])
-    assert counter.counter(made.tenant) == 2.0, "4 of its 6 tokens are found"
 
 
 def test_a_stop_of_unstarted_requests_leaves_those_that_were_in_a_step() -> None:

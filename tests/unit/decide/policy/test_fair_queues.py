@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
+import pytest
 from msgspec.structs import replace
 
-from baton.core.config import BatchLimits
-from baton.core.messages import BlocksGranted, BlocksWanted, StartRequest
-from baton.core.types import BlockId, HostId, Request, RequestId, Slo, WorkerId, WorkerView, pack_tokens
-from baton.decide.control.batcher import Batcher
-from baton.decide.cost.linear import LinearCost
-from baton.decide.policy.batching import BatcherPolicies, MixedChunked
-from baton.decide.policy.fairness import FirstComeFirstServed, SloOrder
-from baton.lab.policies.vtc import VirtualTokenCounter
+from baton.core.types import Request, Slo
+from baton.decide.policy.fairness import SloOrder
+from baton.decide.policy.vtc import VirtualTokenCounter
 from tests.unit.decide.policy.views import request
 
 
@@ -35,21 +30,35 @@ def test_the_least_served_tenant_is_next_and_its_own_requests_come_in_order() ->
     for waiting in (first, second, other):
         counters.joined(waiting)
     counters.left(first)
-    counters.served(first, prompt_tokens=10, output_tokens=5)
-    assert counters.counter("a") == 10 + 2 * 5
+    counters.began(first, expected_tokens=3.0)
+    counters.served(first, output_tokens=5)
+    assert counters.counter("a") == first.prompt_tokens + 2 * 5
     assert sorted((first, second, other), key=counters.key) == [other, first, second]
 
 
-def test_keys_are_told_to_have_changed_when_they_have() -> None:
-    counters = VirtualTokenCounter()
-    before = counters.version
-    counters.served(request(tenant="a"), prompt_tokens=1, output_tokens=0)
-    assert counters.version != before
-    plain = FirstComeFirstServed()
-    plain.joined(request())
-    plain.served(request(), prompt_tokens=1, output_tokens=1)
-    plain.left(request())
-    assert plain.version == 0
+def test_a_predicted_answer_is_charged_at_once_and_corrected_at_the_end() -> None:
+    counters = VirtualTokenCounter(predicted_ratio=0.5)
+    short, long = request("1", tenant="short"), request("2", tenant="long")
+    for begun in (short, long):
+        counters.began(begun, expected_tokens=20.0)
+        assert counters.counter(begun.tenant) == begun.prompt_tokens + 2 * 10
+    counters.served(short, output_tokens=4)
+    counters.served(long, output_tokens=8)
+    counters.served(long, output_tokens=8)
+    assert counters.counter("long") == long.prompt_tokens + 2 * 16, "6 more than was charged in advance"
+    counters.ended(short)
+    counters.ended(long)
+    assert counters.counter("short") == short.prompt_tokens + 2 * 4
+    assert counters.counter("long") == long.prompt_tokens + 2 * 16
+
+
+def test_a_weight_divides_the_service() -> None:
+    counters = VirtualTokenCounter(weights={"paid": 4.0})
+    for tenant in ("paid", "free"):
+        counters.served(request(tenant=tenant), output_tokens=10)
+    assert (counters.counter("paid"), counters.counter("free")) == (5.0, 20.0)
+    with pytest.raises(ValueError, match="must be above 0"):
+        VirtualTokenCounter(weights={"paid": 0.0})
 
 
 def test_a_tenant_that_comes_back_is_lifted_to_the_least_served_of_the_waiting() -> None:
@@ -57,7 +66,7 @@ def test_a_tenant_that_comes_back_is_lifted_to_the_least_served_of_the_waiting()
     counters = VirtualTokenCounter()
     busy = request("1", tenant="busy")
     counters.joined(busy)
-    counters.served(busy, prompt_tokens=100, output_tokens=0)
+    counters.began(replace(busy, prompt_tokens=100), expected_tokens=0.0)
     counters.joined(request("2", tenant="late"))
     assert counters.counter("late") == 100
 
@@ -66,7 +75,7 @@ def test_after_an_empty_queue_a_tenant_is_lifted_to_where_the_last_one_left() ->
     counters = VirtualTokenCounter()
     last = request("1", tenant="last")
     counters.joined(last)
-    counters.served(last, prompt_tokens=70, output_tokens=0)
+    counters.began(replace(last, prompt_tokens=70), expected_tokens=0.0)
     counters.left(last)
     counters.joined(request("2", tenant="next"))
     assert counters.counter("next") == 70
@@ -77,7 +86,7 @@ def test_a_tenant_that_left_no_longer_sets_the_lift() -> None:
     gone, there = request("1", tenant="gone"), request("2", tenant="there")
     counters.joined(gone)
     counters.joined(there)
-    counters.served(there, prompt_tokens=50, output_tokens=0)
+    counters.began(replace(there, prompt_tokens=50), expected_tokens=0.0)
     counters.left(gone)
     counters.joined(request("3", tenant="new"))
     assert counters.counter("new") == 50
@@ -87,7 +96,7 @@ def test_tenants_that_wait_for_nothing_are_forgotten_beyond_the_bound() -> None:
     counters = VirtualTokenCounter(tenants_max=2)
     for name in ("a", "b", "c"):
         counters.joined(request(name, tenant=name))
-        counters.served(request(name, tenant=name), prompt_tokens=ord(name), output_tokens=0)
+        counters.began(request(name, tenant=name, prompt_tokens=ord(name)), expected_tokens=0.0)
         counters.left(request(name, tenant=name))
     assert counters.counter("a") == 0
     assert counters.counter("c") > 0
@@ -99,7 +108,7 @@ def test_a_tenant_beyond_the_bound_is_not_the_one_dropped() -> None:
     waiting, idle, late = (request(name, tenant=name) for name in ("waiting", "idle", "late"))
     for served, prompt_tokens in ((waiting, 10), (idle, 30)):
         counters.joined(served)
-        counters.served(served, prompt_tokens=prompt_tokens, output_tokens=0)
+        counters.began(replace(served, prompt_tokens=prompt_tokens), expected_tokens=0.0)
     counters.left(idle)
     counters.joined(late)
     assert [counters.counter(name) for name in ("waiting", "late", "idle")] == [10.0, 10.0, 0.0]
@@ -123,45 +132,17 @@ def test_two_backlogged_tenants_stay_within_the_bound_of_the_paper() -> None:
             chosen = min(waiting, key=counters.key)
             waiting.remove(chosen)
             counters.left(chosen)
-            counters.served(chosen, prompt_tokens=chosen.prompt_tokens, output_tokens=0)
+            counters.began(chosen, expected_tokens=0.0)
             served[chosen.tenant] += chosen.prompt_tokens
             running.append(Running(chosen, draw.randint(1, 100)))
         for entry in running:
-            counters.served(entry.request, prompt_tokens=0, output_tokens=1)
+            counters.served(entry.request, output_tokens=1)
             served[entry.request.tenant] += 2
             entry.left_tokens -= 1
         running = [entry for entry in running if entry.left_tokens]
         worst = max(worst, abs(served["f"] - served["g"]))
     assert worst <= 2 * max(1 * 200, 2 * 8 * 200)
     assert min(served.values()) > 10_000
-
-
-def test_a_client_that_was_served_less_waits_for_few_while_memory_is_short() -> None:
-    """The pool answers in the order of requests, so only a few of many waiting requests may ask ahead."""
-    view = WorkerView(id=WorkerId("w"), host=HostId("h"), role="mixed")
-    rules = BatcherPolicies(batching=MixedChunked(), fairness=VirtualTokenCounter(), cost=LinearCost())
-    batcher = Batcher(view, block_tokens=16, limits=BatchLimits(), policies=rules)
-    crowd = [request(str(place), tenant="crowd", prompt_tokens=20, arrived_at_s=place) for place in range(30)]
-    assert _asked_for(batcher, crowd) == ["0", "1", "2", "3"], "of 30, for which a step has room"
-    late = request("late", tenant="late", prompt_tokens=20, arrived_at_s=30.0)
-    assert _asked_for(batcher, [late]) == [], "no request has been answered yet"
-    tables = [(BlockId(2 * place), BlockId(2 * place + 1)) for place in range(4)]
-    batcher.apply([BlocksGranted(RequestId(str(place)), 1, table, 0) for place, table in enumerate(tables)])
-    assert _asked_for(batcher, [])[:2] == ["4", "late"], "lifted to the crowd's counter: by arrival, then in turns"
-
-
-def _own(request: Request) -> int:
-    """A unique token: a request that shares its prompt with another one would wait for it."""
-    return 1 + sum(map(ord, request.id))
-
-
-def _asked_for(batcher: Batcher, come: Sequence[Request]) -> list[str]:
-    """Let requests come, and one step be planned. Returns for whom the batcher asks for first blocks."""
-    batcher.apply([StartRequest(one, 1, pack_tokens([_own(one)] * one.prompt_tokens), "end") for one in come])
-    batcher.plan()
-    report = batcher.take_report(now_s=0.0)
-    events = report.events if report is not None else ()
-    return [event.request_id for event in events if isinstance(event, BlocksWanted)]
 
 
 def test_later_requests_of_any_priority_break_no_slo() -> None:
