@@ -19,8 +19,9 @@ from baton.move.control_groups import GROUPS, own_groups, read_values
 _SOURCE = Path(__file__).resolve().parent / "data" / "machine_faults.c"
 
 
-def make_group(limit_bytes: int) -> Path:
-    """Return a new control group with a memory limit, of either version. Skips the test where none can be made."""
+@contextmanager
+def limited_group(limit_bytes: int) -> Iterator[Path]:
+    """Make a control group with a memory limit, of either version. Skips the test where none can be made."""
     version_1 = [group.folder for group in own_groups("memory") if group.version == 1 and group.folder.is_dir()]
     if version_1:
         folder, limit = version_1[0], "memory.limit_in_bytes"
@@ -34,7 +35,10 @@ def make_group(limit_bytes: int) -> Path:
         (group / limit).write_text(str(limit_bytes))
     except OSError as error:
         pytest.skip(f"needs the right to make control groups: {error}")
-    return group
+    try:
+        yield group
+    finally:
+        group.rmdir()
 
 
 @contextmanager

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from baton.move.memory_limits import memory_free_bytes, memory_total_bytes
-from tests.machine_faults import make_group
+from tests.machine_faults import limited_group
 
 MIB = 1 << 20
 STAT = "anon 1\ninactive_file {0}\nactive_file {0}\ntotal_inactive_file {1}\ntotal_active_file {1}\n"
@@ -73,22 +72,15 @@ def test_without_a_limit_the_machine_counts(own: str, tmp_path: Path) -> None:
         assert 0 < memory_free_bytes(groups, path) <= machine_bytes
 
 
-@pytest.fixture
-def limited_group() -> Iterator[Path]:
-    """A real control group of either version with a limit of 512 MiB."""
-    group = make_group(512 * MIB)
-    yield group
-    group.rmdir()
-
-
-def test_the_limit_of_a_real_control_group_is_found(limited_group: Path) -> None:
+def test_the_limit_of_a_real_control_group_is_found() -> None:
     script = (
         "import os, sys; open(sys.argv[1], 'w').write(str(os.getpid()))\n"
         "from baton.move.memory_limits import memory_free_bytes, memory_total_bytes\n"
         "print(memory_total_bytes(), memory_free_bytes())"
     )
-    command = [sys.executable, "-c", script, str(limited_group / "cgroup.procs")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    with limited_group(512 * MIB) as group:
+        command = [sys.executable, "-c", script, str(group / "cgroup.procs")]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
     total_bytes, free_bytes = map(int, done.stdout.split())
     assert total_bytes == 512 * MIB
     assert 400 * MIB < free_bytes < 512 * MIB
