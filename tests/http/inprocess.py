@@ -14,7 +14,7 @@ from baton.compute.models.card import ModelCard
 from baton.compute.step_engine import StepEngine
 from baton.core.errors import RequestError
 from baton.core.step import Slice, Step
-from baton.core.types import BlockId, FinishReason, OutputToken, Request, Role, WorkerId
+from baton.core.types import BlockId, FinishReason, OutputToken, Request, Role, Slo, WorkerId
 from baton.move.clock import now_s
 from baton.serve.live.live_request import Finish, Timings, Update
 from baton.serve.live.status import ClusterStatus, HostStatus, WorkerStatus
@@ -91,6 +91,7 @@ class InProcessGateway:
         self._waiting: deque[InProcessGeneration] = deque()
         self.running: list[InProcessGeneration] = []
         self._waiting_max = waiting_max
+        self.slo: Slo | None = None
         self.pace_s = 0.0
         """Pause after each step, for streams that take long."""
         self._work = asyncio.Event()

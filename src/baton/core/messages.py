@@ -21,6 +21,7 @@ from baton.core.types import (
     FinishReason,
     HostId,
     OutputToken,
+    Prediction,
     Request,
     RequestId,
     Role,
@@ -40,7 +41,6 @@ RejectReason = Literal["queue_full", "queue_deadline", "no_worker", "too_long", 
 class RequestArrived(Struct, frozen=True, tag=True, gc=False):
     request: Request
     tier_hits: dict[HostId, tuple[TierHit, ...]] = {}
-    """As `ClusterView.tier_hits`, at the arrival."""
 
 
 class RequestCancelled(Struct, frozen=True, tag=True):
@@ -142,6 +142,7 @@ class StartPrefill(Struct, frozen=True, tag=True, gc=False):
     """Leading tokens to have in the arena before the start, read from the tiers of the worker's host. 0: no read."""
     layer_groups: int = 1
     """Groups of layers in which the last chunk's KV is sent ahead during its step. 1: it is sent after the step."""
+    predicted: Prediction | None = None
 
 
 class StartDecode(Struct, frozen=True, tag=True, gc=False):

@@ -218,6 +218,34 @@ class TierHit(Struct, frozen=True, array_like=True):
     """Predicted time until they are in the arena, after the reads that are queued already."""
 
 
+class Prediction(Struct, frozen=True, array_like=True, gc=False):
+    """The predicted latencies of a request, when its prompt is assigned to a worker."""
+
+    ttft_s: float
+    tpot_s: float = 0.0
+    """0: not predicted, as for a request without an SLO."""
+
+
+class ErrorBar(Struct, frozen=True, array_like=True, gc=False):
+    """The error of recent predictions of one latency, as logarithms of actual / predicted."""
+
+    bias_log: float = 0.0
+    """Mean. Above 0: requests took longer than predicted."""
+    spread_log: float = 0.0
+    """Standard deviation."""
+    requests: float = 0.0
+    """Number of requests that the error bar rests on. Old ones count less."""
+    margin_log: float = 0.0
+    """How far predictions have to stay below the SLO, so that nearly all admitted requests meet it."""
+
+
+class PredictionErrors(Struct, frozen=True, array_like=True, gc=False):
+    """The errors of recent predictions."""
+
+    ttft: ErrorBar = ErrorBar()
+    tpot: ErrorBar = ErrorBar()
+
+
 class FlightView(Struct, frozen=True, kw_only=True):
     """A request on a worker, as the coordinator knows it."""
 
@@ -286,6 +314,8 @@ class ClusterView(Struct, frozen=True, kw_only=True, gc=False):
     """The worker that samples the first token of the request if its prompt is handed off."""
     is_sent_ahead: bool = False
     """The KV of the request is streamed to its decode host while the prompt is computed."""
+    errors: PredictionErrors = PredictionErrors()
+    """Errors of the predictions for recent requests. Set for a request with an SLO."""
 
     def having(self, role: Role) -> list[WorkerView]:
         """Return the workers that may do this role's work: workers with the role, and mixed ones."""

@@ -51,6 +51,7 @@ from baton.decide.control.fleet import Fleet, processes_of
 from baton.decide.control.flight import Flight
 from baton.decide.control.moves import Moves
 from baton.decide.control.poison import PoisonPrompts
+from baton.decide.control.prediction_errors import NO_ERRORS, PredictionMeter
 from baton.decide.control.prefixes import Prefixes, read_tokens
 from baton.decide.control.reshaping import Reshaping
 from baton.decide.control.room import WaitingRoom
@@ -78,6 +79,7 @@ class Coordinator:
     """Flights without a worker, while there is no worker at all."""
     turns: TurnQueue = field(init=False)
     """Flights without a worker, until one has room for their turn."""
+    _meter: PredictionMeter = field(default_factory=PredictionMeter)
     _now_s: float = 0.0
     _moves: Moves = field(init=False)
     _poison: PoisonPrompts = field(default_factory=PoisonPrompts)
@@ -152,11 +154,6 @@ class Coordinator:
     def waiting_since_s(self) -> float | None:
         """Time when the oldest waiting request began to wait for a worker. None: no request waits."""
         return self._room.since_s
-
-    @property
-    def workers(self) -> tuple[WorkerView, ...]:
-        """The live workers with their present load."""
-        return self._fleet.views()
 
     @property
     def live_requests(self) -> int:
@@ -241,7 +238,9 @@ class Coordinator:
         until = self.policies.until(request, route.until or ("first_token" if view.role == "prefill" else "end"))
         ahead = self._bound.send_ahead(flight, view.host, cluster, self._fleet, self.policies) if until != "end" else []
         groups = self.policies.layer_groups(request, view) if ahead and until == "first_token" else 1
-        return [StartPrefill(request, flight.attempt, route.worker, until, fetch, reads, groups), *ahead]
+        flight.until, flight.routed_at_s, flight.predicted = until, self._now_s, route.predicted
+        start = StartPrefill(request, flight.attempt, route.worker, until, fetch, reads, groups, route.predicted)
+        return [start, *ahead]
 
     def _start_decode(
         self, flight: Flight, candidates: Sequence[WorkerView], cluster: ClusterView
@@ -269,6 +268,7 @@ class Coordinator:
             return []  # an event of an abandoned attempt
         if isinstance(event, RequestDropped):
             return self._dropped(flight)
+        self._meter.note(flight, event, self._now_s)
         self.queue.leave(event.request_id)
         if isinstance(event, PrefillFinished):
             if flight.stage == "decode":
@@ -384,6 +384,7 @@ class Coordinator:
             tier_hits=flight.tier_hits,
             first_token_by=policies.first_token_by(request),
             is_sent_ahead=policies.run_tokens(request) > 0,
+            errors=self._meter.errors(self._now_s) if request.slo else NO_ERRORS,
         )
 
     def _cluster(self) -> ClusterView:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from baton.core.types import HostId, Request, TierHit, WorkerId
+from baton.core.types import HostId, Prediction, Request, TierHit, Until, WorkerId
 
 Stage = Literal["prefill", "decode"]
 
@@ -34,3 +34,10 @@ class Flight:
     """Host that has its KV. None: no host has any."""
     queued_tokens: int = 0
     """Prompt tokens that were assigned to its worker and are not known to be computed."""
+    until: Until = "end"
+    """How far the worker of its prompt runs it."""
+    predicted: Prediction | None = None
+    """Predicted when its prompt was assigned."""
+    routed_at_s: float = 0.0
+    """When its prompt was assigned to a worker."""
+    first_token_s: float | None = None

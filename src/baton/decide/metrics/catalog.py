@@ -61,6 +61,7 @@ WORKER = Label("worker")
 HOST = Label("host")
 TIER = Label("tier")
 TIER_OUTCOME = Label("outcome", ("stored", "refused", "loaded", "missed", "damaged"))
+LATENCY = Label("latency", ("ttft", "tpot"))
 KV_STATE = Label("state", ("free", "used", "cached"))
 
 REQUEST_BUCKETS_S = (
@@ -70,6 +71,7 @@ TOKEN_BUCKETS_S = (
     0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 5,
 )  # fmt: skip
 STEP_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5)
+RATIO_BUCKETS = (0.2, 0.33, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)
 HANDOFF_BUCKETS_S = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 
 TTFT = Histogram(
@@ -153,6 +155,15 @@ FAILOVERS = Counter("baton_failovers_total", "requests", "Requests that went on 
 LIVE_MOVES = Counter("baton_live_moves_total", "moves", "Moves of decoding requests to another worker, by a policy.")
 ROLE_FLIPS = Counter("baton_role_flips_total", "flips", "Changes of a worker's role.")
 STEP = Histogram("baton_step_seconds", "s", "One forward pass.", labels=(ROLE,), buckets=STEP_BUCKETS_S)
+PREDICTION_ERROR = Histogram(
+    "baton_prediction_error_ratio", "",
+    "Actual over predicted latency of a request. TPOT is predicted for requests with an SLO.",
+    labels=(LATENCY,), buckets=RATIO_BUCKETS,
+)  # fmt: skip
+STEP_ERROR = Gauge(
+    "baton_step_error_ratio", "", "Typical relative error of the prediction of a worker's next step.",
+    labels=(WORKER, ROLE),
+)  # fmt: skip
 SPECULATION_DRAFTED_TOKENS = Counter(
     "baton_speculation_drafted_tokens_total", "tokens", "Drafted tokens that were verified."
 )
@@ -164,5 +175,5 @@ METRICS: tuple[Metric, ...] = (
     TTFT, ITL, TPOT, E2E, QUEUE, PREFILL, HANDOFF, HANDOFF_BYTES, REQUESTS, REJECTED, IN_SLO, RUNNING, WAITING,
     KV_BLOCKS, PREFIX_QUERY_TOKENS, PREFIX_HIT_TOKENS, PREEMPTIONS, FAILOVERS, ROLE_FLIPS, STEP,
     SPECULATION_DRAFTED_TOKENS, SPECULATION_ACCEPTED_TOKENS, TIER_BLOCKS, TIER_RESTS, HANDOFF_LAYER_BYTES,
-    LIVE_MOVES, READ_BACK_BLOCKS, HTTP_REFUSALS,
+    LIVE_MOVES, READ_BACK_BLOCKS, HTTP_REFUSALS, PREDICTION_ERROR, STEP_ERROR,
 )  # fmt: skip

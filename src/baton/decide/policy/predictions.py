@@ -11,6 +11,8 @@ from baton.decide.cost.online import cost_of
 from baton.decide.policy.prefix import prefix_on
 
 _EMPTY = StepShape()
+CHUNK_TOKENS_MIN = 16
+"""Minimum prompt tokens per step, even if decodes leave no time; the same as in `SloChunked`."""
 
 
 def decoding_requests(worker: WorkerView) -> int:
@@ -42,6 +44,32 @@ def queued_work(worker: WorkerView, model: CostModel) -> PromptWork:
     return PromptWork(worker.queued_tokens, prompts * one.alone_s)
 
 
+def compute_s(worker: WorkerView, work: PromptWork, model: CostModel, *, step_s_max: float) -> float:
+    """Predict the time for prompt tokens, in chunks that share each step with the worker's decodes.
+
+    A chunk has the step's token limit; with decodes, it is as long as `step_s_max` allows.
+    """
+    if work.tokens <= 0:
+        return 0.0
+    alone_s, beside_s, chunk_tokens = work.alone_s, model.step_s(_EMPTY), worker.step_tokens_max or work.tokens
+    requests = decoding_requests(worker)
+    if requests:
+        beside_s = model.step_s(StepShape(decode_requests=requests, context_tokens=worker.context_tokens))
+        left_ratio = (step_s_max - beside_s) / max(1e-12, alone_s)
+        chunk_tokens = min(chunk_tokens, max(CHUNK_TOKENS_MIN, int(left_ratio * work.tokens)))
+    return alone_s + -(-work.tokens // chunk_tokens) * beside_s
+
+
+def queue_ahead(worker: WorkerView) -> tuple[WorkerView, WorkerView]:
+    """Return the mean view of a worker while it computes its queue, and the view afterwards.
+
+    On a mixed worker, requests whose prompt is computed decode there, and slow down the prompts behind them.
+    """
+    if worker.role != "mixed":
+        return worker, worker
+    return replace(worker, queued_requests=worker.queued_requests // 2), replace(worker, queued_requests=0)
+
+
 def queue_s(worker: WorkerView, cost: CostModel) -> float:
     """Predict how long the worker needs for the prompts in its queue, as if all of them had the mean length."""
     if not worker.queued_tokens:
@@ -63,6 +91,22 @@ def decode_step_s(worker: WorkerView, cost: CostModel, *, more_requests: int = 0
         context_tokens=worker.context_tokens + more_tokens,
     )
     return cost_of(worker, cost).step_s(shape)
+
+
+def answer_step_s(worker: WorkerView, more_requests: int, more_tokens: int, model: CostModel) -> float:
+    """Predict the ITL on a worker with these requests added. Requests beyond the batch limit take turns."""
+    requests = decoding_requests(worker) + more_requests
+    shape = StepShape(decode_requests=requests, context_tokens=worker.context_tokens + more_tokens)
+    turns = requests / worker.requests_max if 0 < worker.requests_max < requests else 1.0
+    return turns * model.step_s(shape)
+
+
+def coming_requests(cluster: ClusterView) -> float:
+    """Predict how many more requests, besides the bound ones, will decode on each decode worker after their prompts."""
+    decoders = len(cluster.having("decode"))
+    queued = sum(worker.queued_requests for worker in cluster.workers if worker.role == "prefill")
+    queued -= sum(load.requests for load in cluster.bound.values())
+    return max(0, queued) / decoders if decoders else 0.0
 
 
 def first_token_s(worker: WorkerView, request: Request, cluster: ClusterView, cost: CostModel) -> float:

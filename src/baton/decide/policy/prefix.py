@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from baton.core.ports import CostModel
-from baton.core.types import ClusterView, Request, TierHit, WorkerView
+from baton.core.types import ClusterView, HostId, Request, TierHit, WorkerView
 from baton.decide.cost.online import cost_of
 
 
@@ -19,6 +19,12 @@ class Prefix(Struct, frozen=True, gc=False):
     """Time until the tokens are in the arena. 0: they are there already."""
     ttft_s: float
     """Time until the rest of the prompt is computed, including the worker's queue."""
+
+
+def longest_hit(cluster: ClusterView) -> HostId | None:
+    """Return the host with the longest prefix hit; the lowest id on a tie."""
+    hits = cluster.prefix_hit_tokens
+    return min(hits, key=lambda host: (-hits[host], host)) if hits else None
 
 
 def best_prefix(

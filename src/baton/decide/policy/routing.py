@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from msgspec import Struct
 
 from baton.core.ports import CostModel
-from baton.core.types import ClusterView, HostId, Request, StepPrices, Until, WorkerId, WorkerView
+from baton.core.types import ClusterView, HostId, Prediction, Request, StepPrices, Until, WorkerId, WorkerView
 from baton.decide.cost.online import cost_of
 from baton.decide.policy.predictions import first_token_delay_s, queue_s
 from baton.decide.policy.prefix import prefix_on
@@ -23,6 +23,8 @@ class Route(Struct, frozen=True, kw_only=True):
     """Host from which a longer prefix is pulled before the worker starts. None: use the prefix of the worker's host."""
     until: Until | None = None
     """How far the worker runs the request. None: a prefill worker to the first token, any other worker to the end."""
+    predicted: Prediction | None = None
+    """The latencies of the request on this route, for the error bars of later predictions. None: not predicted."""
 
 
 @runtime_checkable

@@ -18,27 +18,29 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from baton.core.ports import CostModel, handoff_between_s
-from baton.core.types import ClusterView, HostId, Request, Slo, StepShape, WorkerId, WorkerView
+from baton.core.types import ClusterView, HostId, Prediction, Request, Slo, StepShape, WorkerId, WorkerView
 from baton.decide.cost.online import cost_of
-from baton.decide.policy.admission import Reject, refuse_full, refuse_late
+from baton.decide.policy.admission import Reject, refuse_full
 from baton.decide.policy.distinct_workers import DistinctWorkers
 from baton.decide.policy.predictions import (
-    PromptWork,
+    answer_step_s,
+    coming_requests,
+    compute_s,
     decoding_requests,
     first_token_delay_s,
     prompt_work,
+    queue_ahead,
     queued_work,
     with_bound,
 )
-from baton.decide.policy.prefix import prefix_on
+from baton.decide.policy.prefix import longest_hit, prefix_on
 from baton.decide.policy.routing import Route
+from baton.decide.policy.slo_risk import refuse_risky
 
 _CONTEXT, _ARENA = attrgetter("context_tokens"), attrgetter("host", "kv_tokens_max")
 _EMPTY = StepShape()
 TIME_S_MIN = 1e-9
 """Lower bound of predicted times, since they are divisors."""
-CHUNK_TOKENS_MIN = 16
-"""Minimum prompt tokens per step, even if decodes leave no time; the same as in `SloChunked`."""
 
 
 @dataclass(slots=True)
@@ -93,6 +95,8 @@ class SloHeadroom:
     """Expected answer length until some requests have finished."""
     requests_max: int = 1024
     """Maximum number of requests in the cluster (INV-9)."""
+    miss_ratio_max: float = 0.5
+    """Admit while the probability to miss the SLO is at most this."""
     _shares: dict[WorkerId, _Share] = field(default_factory=dict[WorkerId, _Share])
     _answers: dict[WorkerId, float] = field(default_factory=dict[WorkerId, float])
     """Mean predicted length of the answers that decode on each worker."""
@@ -100,6 +104,8 @@ class SloHeadroom:
     """Candidates for prompts."""
     _decoding: DistinctWorkers = field(default_factory=DistinctWorkers)
     _now_s: float = 0.0
+    _predicted: tuple[Request | None, Prediction] = (None, Prediction(0.0))
+    """The last request with an SLO, and the prediction of its admission."""
     _alone: tuple[Request | None, CostModel | None, Slo] = (None, None, Slo(ttft_s=1e-9, tpot_s=1e-9))
     """Cache: the latencies that the last request without an SLO would have on an idle worker."""
 
@@ -109,11 +115,15 @@ class SloHeadroom:
         full = refuse_full(cluster, cost, self.requests_max)
         if full is not None or request.slo is None or not cluster.workers:
             return full
-        cluster = with_bound(cluster)
+        present, cluster = cluster, with_bound(cluster)
         plan = self._plan(request, cluster.workers, cluster, cost)
         decoders = self._decoding.among(cluster.workers, self._shares)
-        tpot_s = min(self._predict_decode(worker, request, cluster, cost)[0] for worker in decoders)
-        return refuse_late(request.slo, plan.ttft_s / self.ttft_slack, tpot_s / self.tpot_slack)
+        now, predict = (present, plan.ttft_s), self._predict_decode
+        tpot_s = min(predict(worker, request, cluster, cost, now)[0] for worker in decoders)
+        self._predicted = (request, Prediction(plan.ttft_s, tpot_s))
+        judged = Prediction(plan.ttft_s / self.ttft_slack, tpot_s / self.tpot_slack)
+        answer_s = self._expected_tokens(cluster) * tpot_s
+        return refuse_risky(request.slo, judged, cluster, miss_ratio_max=self.miss_ratio_max, answer_s=answer_s)
 
     def route(self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel) -> Route:
         workers = candidates if request.slo is None else cluster.workers
@@ -122,14 +132,17 @@ class SloHeadroom:
             workers = [worker for worker in cluster.workers if worker.id in wanted]
         plan = self._plan(request, workers, cluster, cost)
         share = self._shares.setdefault(plan.worker.id, _Share())
-        share.prompts_s = share.at(self._now_s, self._memory_s(request, plan.worker, cluster, cost)) + plan.work_s
+        memory_s = self._memory_s(request, plan.worker, cluster, cost_of(plan.worker, cost))
+        share.prompts_s = share.at(self._now_s, memory_s) + plan.work_s
         share.at_s = self._now_s
         if len(self._shares) > 2 * len(cluster.workers):
             self._forget(cluster)
         until = "end" if plan.worker.role == "mixed" else "first_token"
         if until == "end":
             self._note_answer(plan.worker, cluster)
-        return Route(worker=plan.worker.id, fetch=plan.fetch, until=until)
+        asked, predicted = self._predicted
+        tpot_s = predicted.tpot_s if asked is request else 0.0
+        return Route(worker=plan.worker.id, fetch=plan.fetch, until=until, predicted=Prediction(plan.ttft_s, tpot_s))
 
     def place(
         self,
@@ -198,7 +211,7 @@ class SloHeadroom:
         for worker in filter(_CONTEXT, cluster.workers):
             used[worker.host] += worker.context_tokens
         reach_tokens = request.prompt_tokens + self._expected_tokens(cluster) / 2
-        best = _longest_hit(cluster)
+        best = longest_hit(cluster)
         kinds = {best: cluster.kinds_on(best)} if best is not None else {}
         arenas: dict[HostId, _Arena] = {}
         for host, tokens_max in arena_tokens.items():
@@ -215,7 +228,7 @@ class SloHeadroom:
         freed_tokens = 0.0
         for worker in cluster.workers:
             if worker.host == host and worker.context_tokens:
-                life_s = self._answer_tokens(worker, cluster) * _decode_s(worker, 0, 0, cost_of(worker, cost))
+                life_s = self._answer_tokens(worker, cluster) * answer_step_s(worker, 0, 0, cost_of(worker, cost))
                 decoding_ratio = decoding_requests(worker) / max(1, worker.running_requests)
                 freed_tokens += worker.context_tokens * decoding_ratio / max(TIME_S_MIN, life_s)
         return max(1.0, freed_tokens)
@@ -232,22 +245,25 @@ class SloHeadroom:
         here = hits.get(worker.host, 0)
         done_tokens, load_s = here, 0.0
         slo = self._slo(request, model)
+        step_s_max = self.step_slack * slo.tpot_s
         queue_s = arena.room_s + self._place_s(worker, cluster, model)
+        after = worker
         if worker.queued_tokens:
-            queue_s += self._compute_s(worker, queued_work(worker, model), slo.tpot_s, model)
+            during, after = (worker, worker) if request.slo is None else queue_ahead(worker)
+            queue_s += compute_s(during, queued_work(worker, model), model, step_s_max=step_s_max)
         if worker.host in cluster.tier_hits:
             prefix = prefix_on(worker, request, cluster, cost, wait_s=queue_s)
             done_tokens, load_s = prefix.tokens, prefix.load_s
         work = prompt_work(request.prompt_tokens - done_tokens, done_tokens, model)
-        prompt_s = self._compute_s(worker, work, slo.tpot_s, model)
+        prompt_s = compute_s(after, work, model, step_s_max=step_s_max)
         ttft_s, fetch = max(queue_s, load_s) + prompt_s, None
-        best = _longest_hit(cluster)
+        best = longest_hit(cluster)
         if best is not None and hits[best] > here:
             there = hits[best]
             kinds = {*(arenas[best].kinds if best in arenas else ()), worker.kind}
             wait_s = max(queue_s, handoff_between_s(cost, kinds, tokens=there - here, same_host=False))
             rest = prompt_work(request.prompt_tokens - there, there, model)
-            rest_s = self._compute_s(worker, rest, slo.tpot_s, model)
+            rest_s = compute_s(after, rest, model, step_s_max=step_s_max)
             if wait_s + rest_s < ttft_s:
                 ttft_s, prompt_s, fetch, work = wait_s + rest_s, rest_s, best, rest
         ttft_s += first_token_delay_s(worker, request, cluster, cost, prompt_s=prompt_s)
@@ -271,19 +287,35 @@ class SloHeadroom:
         share, shared_s = self._shares.get(worker.id), work_s
         if share is not None:
             shared_s += share.at(self._now_s, self._memory_s(request, worker, cluster, model))
-        tpot_s = _decode_s(worker, 0, 0, model) + shared_s / self._answer_tokens(worker, cluster)
+        tpot_s = answer_step_s(worker, 0, 0, model) + shared_s / self._answer_tokens(worker, cluster)
         return tpot_s / self._slo(request, model).tpot_s
 
     def _predict_decode(
-        self, worker: WorkerView, request: Request, cluster: ClusterView, cost: CostModel
+        self,
+        worker: WorkerView,
+        request: Request,
+        cluster: ClusterView,
+        cost: CostModel,
+        since: tuple[ClusterView, float] | None = None,
     ) -> tuple[float, float]:
         """Predict the TPOT of a request that decodes on this worker, and the share of the worker's time for prompts.
 
+        `since`: the present cluster, and the time until the request decodes. Until then some answers end, and others
+        begin. None: it decodes now.
         The recent share of prompts is assumed to continue (above 1 if the worker is behind). Every token waits for
         that share of the TPOT.
         """
-        model = cost_of(worker, cost)
-        alone_s = _decode_s(worker, 1, request.prompt_tokens, model)
+        model, decodes = cost_of(worker, cost), decoding_requests(worker)
+        more = 0.0
+        if since is not None:
+            present, after_s = since
+            bound = present.bound.get(worker.id)
+            begun = decodes - (bound.requests if bound is not None else 0)
+            life_s = self._answer_tokens(worker, cluster) * answer_step_s(worker, 0, 0, model)
+            more = coming_requests(present) if worker.role != "prefill" else 0.0
+            more -= max(0, begun) * min(1.0, after_s / max(TIME_S_MIN, life_s))
+        each_tokens = (worker.context_tokens + request.prompt_tokens) / (decodes + 1)
+        alone_s = answer_step_s(worker, 1 + round(more), request.prompt_tokens + round(more * each_tokens), model)
         share = self._shares.get(worker.id)
         if share is None:
             return alone_s, 0.0
@@ -298,18 +330,19 @@ class SloHeadroom:
         with_it = replace(
             worker, running_requests=worker.running_requests + 1, context_tokens=worker.context_tokens + tokens
         )
-        return self._compute_s(with_it, queued_work(worker, model), slo.tpot_s, model) / slo.ttft_s
+        step_s_max = self.step_slack * slo.tpot_s
+        return compute_s(with_it, queued_work(worker, model), model, step_s_max=step_s_max) / slo.ttft_s
 
-    def _memory_s(self, request: Request, worker: WorkerView, cluster: ClusterView, cost: CostModel) -> float:
+    def _memory_s(self, request: Request, worker: WorkerView, cluster: ClusterView, model: CostModel) -> float:
         """Return how long an answer decodes on this worker: the decay time of `_Share`."""
-        return self._answer_tokens(worker, cluster) * self._slo(request, cost_of(worker, cost)).tpot_s
+        return self._answer_tokens(worker, cluster) * self._slo(request, model).tpot_s
 
     def _place_s(self, worker: WorkerView, cluster: ClusterView, model: CostModel) -> float:
         """Predict the time until the batch has a free place: enough decodes must finish first."""
         too_many = decoding_requests(worker) + 1 - worker.requests_max
         if not worker.requests_max or too_many <= 0:
             return 0.0
-        life_s = self._answer_tokens(worker, cluster) * _decode_s(worker, 0, 0, model)
+        life_s = self._answer_tokens(worker, cluster) * answer_step_s(worker, 0, 0, model)
         return too_many * life_s / decoding_requests(worker)
 
     def _note_answer(self, worker: WorkerView, cluster: ClusterView) -> None:
@@ -346,23 +379,6 @@ class SloHeadroom:
             self._alone = (request, model, slo)
         return slo
 
-    def _compute_s(self, worker: WorkerView, work: PromptWork, tpot_s: float, model: CostModel) -> float:
-        """Predict the time for prompt tokens, in chunks that share each step with the worker's decodes.
-
-        A chunk has the step's token limit; with decodes, it is as long as their TPOT allows.
-        """
-        if work.tokens <= 0:
-            return 0.0
-        alone_s, beside_s = work.alone_s, model.step_s(_EMPTY)
-        chunk_tokens = worker.step_tokens_max or work.tokens
-        if decoding_requests(worker):
-            beside_s = model.step_s(
-                StepShape(decode_requests=decoding_requests(worker), context_tokens=worker.context_tokens)
-            )
-            left_ratio = (self.step_slack * tpot_s - beside_s) / max(1e-12, alone_s)
-            chunk_tokens = min(chunk_tokens, max(CHUNK_TOKENS_MIN, int(left_ratio * work.tokens)))
-        return alone_s + -(-work.tokens // chunk_tokens) * beside_s
-
     def _forget(self, cluster: ClusterView) -> None:
         """Drop the state of workers that have left the cluster."""
         known = {worker.id for worker in cluster.workers}
@@ -370,24 +386,10 @@ class SloHeadroom:
         self._answers = {worker: tokens for worker, tokens in self._answers.items() if worker in known}
 
 
-def _longest_hit(cluster: ClusterView) -> HostId | None:
-    """Return the host with the longest prefix hit; the lowest id on a tie."""
-    hits = cluster.prefix_hit_tokens
-    return min(hits, key=lambda host: (-hits[host], host)) if hits else None
-
-
 def _order(plan: _Plan) -> tuple[bool, float, float, bool, WorkerId]:
     """Return the sort key of a plan; the lowest is best."""
     worker = plan.worker
     return (plan.misses_slo, plan.pressure, plan.ttft_s, worker.role == "decode", worker.id)
-
-
-def _decode_s(worker: WorkerView, more_requests: int, more_tokens: int, model: CostModel) -> float:
-    """Predict the ITL with these requests added. Requests beyond the batch limit take turns."""
-    requests = decoding_requests(worker) + more_requests
-    shape = StepShape(decode_requests=requests, context_tokens=worker.context_tokens + more_tokens)
-    turns = requests / worker.requests_max if 0 < worker.requests_max < requests else 1.0
-    return turns * model.step_s(shape)
 
 
 def _is_ahead(candidates: Sequence[WorkerView], cluster: ClusterView) -> bool:

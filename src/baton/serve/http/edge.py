@@ -17,7 +17,9 @@ from baton.serve.http.browser import BrowserRules
 from baton.serve.http.budgets import Budgets, RequestBudget
 from baton.serve.http.connections import client_address
 from baton.serve.http.identity import Identity, Keyring, check_port, check_scope, needed_scope
+from baton.serve.http.slo import header_slo
 from baton.serve.http.wire.errors import error_body, error_headers
+from baton.serve.http.wire.schemas import SloFields
 from baton.serve.live.recorder import Recorder
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/ui", "/", "/favicon.ico"})
@@ -48,6 +50,8 @@ class RequestContext:
     client: str
     """Name of the client's key, or its address if it has none. Limits count by it."""
     budget: RequestBudget
+    slo: SloFields
+    """Of the headers."""
 
 
 def context_of(scope: Scope) -> RequestContext:
@@ -87,6 +91,7 @@ class Edge:
         try:
             self._rules.check(scope["method"], scope["headers"])
             identity = self._identify(scope, headers)
+            slo = header_slo(headers)
             peer = scope.get("client")
             client = identity.key or client_address(peer[0] if peer else "")
             is_counted = needed_scope(scope["method"], scope["path"]) == "generate"
@@ -95,7 +100,7 @@ class Edge:
             self._recorder.refused(error.status, error.code)
             await send_error(send_with_headers, error)
             return
-        scope[_STATE_KEY] = RequestContext(request_id, arrived_at_s, identity, client, budget)
+        scope[_STATE_KEY] = RequestContext(request_id, arrived_at_s, identity, client, budget, slo)
         try:
             await self._app(scope, receive, send_with_headers)
         finally:

@@ -22,6 +22,7 @@ from baton.serve.http.edge import (
 )
 from baton.serve.http.prompts import Prompt, RequestMaker
 from baton.serve.http.services import Services
+from baton.serve.http.slo import asked_slo
 from baton.serve.http.text_request import TextRequest
 from baton.serve.http.wire.constraint import Constraint
 from baton.serve.http.wire.encoders import DONE, ResponseEncoder, ResponseHead, WholeChoice
@@ -75,7 +76,8 @@ class Generate:
             request.prompts, request.fields.cache_salt, context.identity, param=kind.PROMPT_PARAM, size=len(raw)
         )
         choices_count = self._choices_count(request, prompts)
-        maker = RequestMaker(context, request.fields, next(services.serials))
+        slo = asked_slo(context.slo, request.fields.slo, services.gateway.slo)
+        maker = RequestMaker(context, request.fields, next(services.serials), slo)
         filters = [services.hooks.begin(body, kind.PATH) for _ in range(choices_count)]
         response = TextResponse(
             services.gateway,

@@ -298,6 +298,8 @@ class Driver:
             self.recorder.failed_over()
         if isinstance(start, StartDecode) and not live.output_tokens:
             live.stamps.leave(live.worker, now_s())
+        if isinstance(start, StartPrefill) and start.predicted is not None and start.attempt == 1:
+            live.predicted = start.predicted
         live.request, live.attempt, live.worker = start.request, start.attempt, start.worker
 
     def _close(self, command: CloseRequest) -> None:

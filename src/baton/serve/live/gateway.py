@@ -30,7 +30,8 @@ class LiveGateway:
         """`loading`, `ready`, `deserted` (all joined hosts are lost), `stopping`, or `failed: <reason>`."""
         self._driver = driver
         self._policy_names = policy_names
-        self._slo = slo
+        self.slo = slo
+        """SLO of a request that has none of its own. None: such requests have no SLO."""
         self.addresses: dict[str, str] = {}
         """Address of each host's mover, from which other hosts pull KV blocks."""
         self.request_tokens_max = card.context_tokens
@@ -53,8 +54,8 @@ class LiveGateway:
 
     def submit(self, request: Request, prompt: Sequence[int]) -> LiveRequest:
         """Start a request whose limits were checked. A rejection becomes the request's result, not an exception."""
-        if request.slo is None and self._slo is not None:
-            request = msgspec.structs.replace(request, slo=self._slo)
+        if request.slo is None and self.slo is not None:
+            request = msgspec.structs.replace(request, slo=self.slo)
         if self.state == "stopping":
             why = "the server is shutting down; send the request again to another one, or later"
             live = LiveRequest(request, prompt)

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from msgspec import UNSET, Struct, UnsetType
 
 from baton.core.messages import Outcome, RejectReason
-from baton.core.types import FinishReason, OutputToken, Request, WorkerId
+from baton.core.types import FinishReason, OutputToken, Prediction, Request, WorkerId
+
+NOT_PREDICTED = Prediction(0.0, 0.0)
 
 
 class Timings(Struct, frozen=True, kw_only=True):
@@ -159,6 +161,7 @@ class LiveRequest:
         self.worker: WorkerId | None = None
         """The worker that runs it. None: none, or that worker was lost."""
         self.stamps = Stamps(request.arrived_at_s)
+        self.predicted = NOT_PREDICTED
         self.finish_reason: FinishReason | None = None
         self.stopped = False
         """The client has all the text it asked for, so a cancellation counts as finished."""

@@ -12,7 +12,18 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from baton.core.types import HostId, HostView, WorkerView
-from baton.decide.metrics.catalog import HOST, KV_BLOCKS, METRICS, RUNNING, WAITING, Counter, Gauge, Histogram, Metric
+from baton.decide.metrics.catalog import (
+    HOST,
+    KV_BLOCKS,
+    METRICS,
+    RUNNING,
+    STEP_ERROR,
+    WAITING,
+    Counter,
+    Gauge,
+    Histogram,
+    Metric,
+)
 
 Labels = tuple[str, ...]
 """Values in the order of the metric's labels."""
@@ -48,12 +59,14 @@ class Metrics:
 
     def set_workers(self, views: Iterable[WorkerView]) -> None:
         """Set the loads of exactly these workers. Other workers are no longer exposed."""
-        running, waiting = self._families[RUNNING.name], self._families[WAITING.name]
-        running.series.clear()
-        waiting.series.clear()
+        running, waiting, error = (self._families[gauge.name] for gauge in (RUNNING, WAITING, STEP_ERROR))
+        for family in (running, waiting, error):
+            family.series.clear()
         for view in views:
             running.add((view.id, view.role)).sum = view.running_requests
             waiting.add((view.id, view.role)).sum = view.waiting_requests
+            if view.prices is not None:
+                error.add((view.id, view.role)).sum = view.prices.error_ratio
 
     def set_blocks(self, views: Iterable[tuple[str, HostView]]) -> None:
         """Set the KV blocks of exactly these tiers: pairs of a tier's name and a host's view."""

@@ -48,7 +48,9 @@ class Recorder:
         """Record that the text of `tokens` more tokens reached the client's socket, for TTFT and ITL."""
         last_s = live.stamps.last_sent_s
         if last_s is None:
-            self._metrics.observe(catalog.TTFT, max(0.0, now_s - live.stamps.arrived_s))
+            ttft_s = max(0.0, now_s - live.stamps.arrived_s)
+            self._metrics.observe(catalog.TTFT, ttft_s)
+            self._compare("ttft", ttft_s, live.predicted.ttft_s)
         else:
             for _ in range(tokens):
                 self._metrics.observe(catalog.ITL, max(0.0, now_s - last_s) / tokens)
@@ -67,6 +69,10 @@ class Recorder:
         if str(status) in catalog.REFUSAL_STATUS.values:
             self._metrics.count(catalog.HTTP_REFUSALS, str(status), code or "other")
 
+    def _compare(self, latency: str, actual_s: float, predicted_s: float) -> None:
+        if predicted_s > 0:
+            self._metrics.observe(catalog.PREDICTION_ERROR, actual_s / predicted_s, latency)
+
     def _delivered(self, live: LiveRequest) -> None:
         """Record the latencies of a finished request once its last text has been sent."""
         timings = live.timings()
@@ -79,6 +85,8 @@ class Recorder:
         ):
             if value_s is not None:
                 self._metrics.observe(metric, value_s)
+        if timings.tpot_s is not None:
+            self._compare("tpot", timings.tpot_s, live.predicted.tpot_s)
         slo = live.request.slo
         if slo is None or timings.ttft_s is None:
             return

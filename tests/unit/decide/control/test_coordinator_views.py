@@ -92,6 +92,8 @@ def test_a_promise_is_given_by_who_will_draw_the_first_token() -> None:
         made = Coordinator(policies, block_tokens=4)
         made.handle(WorkerJoined(WorkerView(id=P, host=HOST, role="prefill")), 0.0)
         made.handle(WorkerJoined(WorkerView(id=D, host=HostId("other"), role="decode")), 0.0)
+        made.handle(RequestArrived(request("busy")), 0.0)  # an idle cluster would take every request
+        made.handle(PrefillFinished(RequestId("busy"), 1, P, request("busy").prompt_tokens), 0.0)
         asked = replace(request("a"), slo=Slo(ttft_s=1.0, tpot_s=1.0))
         return [type(command) for command in made.handle(RequestArrived(asked), 0.0)]
 

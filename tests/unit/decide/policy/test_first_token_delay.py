@@ -14,7 +14,7 @@ from baton.decide.policy.routing import EarliestFirstToken, Route, RoutingPolicy
 from baton.decide.policy.slo_headroom import SloHeadroom
 from baton.lab.policies.cache_aware import GlobalCacheAware
 from baton.lab.policies.mooncake import EarlyRejection, PredictedRejection
-from tests.unit.decide.policy.views import COST, cluster, request, worker
+from tests.unit.decide.policy.views import COST, TRIED, cluster, request, worker
 
 P, D = worker("p", host="a"), worker("d", "decode", host="b", queued_tokens=5000)
 """The decode worker has 5 s of queued prompts, so this prompt is not routed to it."""
@@ -34,7 +34,7 @@ def test_a_request_whose_handoff_misses_the_slo_is_rejected(policy: AdmissionPol
     """1.01 s of work and 0.11 s of handoff and step: too long for 1.1 s, where prefill alone would do it in time."""
     asked = request(slo=Slo(ttft_s=1.1, tpot_s=1.0))
     assert policy.admit(asked, view(by="prefill"), COST, 0.0) is None
-    refused = policy.admit(asked, view(by="decode"), COST, 0.0)
+    refused = policy.admit(asked, replace(view(by="decode"), errors=TRIED), COST, 0.0)
     assert refused is not None
     assert refused.reject == "slo"
 

@@ -11,7 +11,10 @@ from baton.decide.policy.prefix import best_prefix
 from baton.decide.policy.routing import EarliestFirstToken, RoutingPolicy
 from baton.decide.policy.slo_headroom import SloHeadroom
 from baton.lab.policies.cache_aware import GlobalCacheAware
-from tests.unit.decide.policy.views import COST, cluster, request, worker
+from tests.unit.decide.policy.views import COST, TRIED, cluster, request, worker
+
+BUSY = worker("d", "decode", running_requests=1)
+"""With a request somewhere in the cluster, predictions may refuse another one."""
 
 ROUTERS = (EarliestFirstToken(), GlobalCacheAware(), SloHeadroom())
 
@@ -46,19 +49,19 @@ def test_where_nothing_is_gained_nothing_is_read() -> None:
 def test_admission_counts_the_time_of_reading() -> None:
     """A promise of 0.3 s: an arena with 900 of 1000 tokens keeps it, a tier that takes 0.5 s for them does not."""
     asked, policy = request(slo=Slo(ttft_s=0.3, tpot_s=1.0)), BoundedQueue()
-    assert policy.admit(asked, cluster(worker("p"), hits={"h": 900}), COST, 0.0) is None
-    refused = policy.admit(asked, below(cluster(worker("p")), h=(TierHit(900, 0.5),)), COST, 0.0)
+    assert policy.admit(asked, cluster(worker("p"), BUSY, hits={"h": 900}), COST, 0.0) is None
+    refused = policy.admit(asked, below(cluster(worker("p"), BUSY), h=(TierHit(900, 0.5),)), COST, 0.0)
     assert isinstance(refused, Reject)
     assert "0.610 s" in refused.reason
-    assert policy.admit(asked, below(cluster(worker("p")), h=(TierHit(900, 0.1),)), COST, 0.0) is None
+    assert policy.admit(asked, below(cluster(worker("p"), BUSY), h=(TierHit(900, 0.1),)), COST, 0.0) is None
 
 
 def test_admission_by_pressure_counts_it_too() -> None:
     asked, policy = request(slo=Slo(ttft_s=0.3, tpot_s=1.0)), SloHeadroom()
-    workers = (worker("p"), worker("d", "decode"))
-    assert policy.admit(asked, below(cluster(*workers), h=(TierHit(900, 0.1),)), COST, 0.0) is None
-    assert policy.admit(asked, below(cluster(*workers), h=(TierHit(900, 0.5),)), COST, 0.0) is not None
-    assert AdmitAll().admit(asked, below(cluster(*workers), h=(TierHit(900, 0.5),)), COST, 0.0) is None
+    known = msgspec.structs.replace(cluster(worker("p"), BUSY), errors=TRIED)
+    assert policy.admit(asked, below(known, h=(TierHit(900, 0.1),)), COST, 0.0) is None
+    assert policy.admit(asked, below(known, h=(TierHit(900, 0.5),)), COST, 0.0) is not None
+    assert AdmitAll().admit(asked, below(known, h=(TierHit(900, 0.5),)), COST, 0.0) is None
 
 
 @pytest.mark.parametrize("router", ROUTERS, ids=lambda router: type(router).__name__)

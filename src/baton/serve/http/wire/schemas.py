@@ -116,6 +116,18 @@ class StreamOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """No effect."""
 
 
+SLO_S_MAX = 86_400.0
+"""Longest target of a request, in seconds: a day."""
+SloSeconds = Annotated[float, Meta(gt=0, le=SLO_S_MAX)]
+
+
+class SloFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Latency targets of this request. The server rejects the request at once if it would probably miss one."""
+
+    ttft_s: SloSeconds | None = None
+    tpot_s: SloSeconds | None = None
+
+
 class GenerateFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields that completions and chat completions have in common."""
 
@@ -149,6 +161,8 @@ class GenerateFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     cache_salt: str | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     """Lower is served earlier."""
+    slo: SloFields | None = None
+    """Also as headers, in milliseconds: `x-slo-ttft-ms`, `x-slo-tpot-ms`. Default: the server's `slo`."""
     add_special_tokens: bool | None = None
     """Put the tokenizer's special tokens (beginning of text) before the prompt. Default: true, for chats false."""
     response_format: ResponseFormat | None = None
