@@ -46,6 +46,12 @@ def test_a_body_in_chunks(server: Server) -> None:
     check(ask(server, HEAD + OFFER + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + LAST))
 
 
+def test_a_body_in_an_unknown_encoding_is_refused(server: Server) -> None:
+    """The first parser stops at the offer, so only the second one reads the encoding."""
+    answers = ask(server, HEAD + OFFER + b"Transfer-Encoding: gzip\r\n\r\n")
+    assert answers.startswith(b"HTTP/1.1 400 "), answers
+
+
 def test_a_body_is_never_read_as_the_next_request(server: Server) -> None:
     """Behind a proxy, a client could otherwise write a request in another client's name."""
     inner = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -140,13 +140,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         rest = memoryview(data)
         while rest and self.parser is not None and not self._is_closing:
             room_bytes = self._limits.header_bytes_max - self._unused_bytes
-            piece, rest = rest[:room_bytes], rest[room_bytes:]
+            piece = rest[:room_bytes]
             self._has_returned = False
             try:
-                self.parser.feed_data(piece)
-            except httptools.HttpParserUpgrade as upgrade:
-                rest = memoryview(data)[len(data) - len(rest) - len(piece) + upgrade.args[0] :]
-                self._ignore_upgrade()
+                rest = rest[self._parse(piece) :]
             except httptools.HttpParserError as error:
                 cause = error.__context__
                 self._refuse(cause if isinstance(cause, RequestError) else _malformed(error))
@@ -154,6 +151,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._unused_bytes = 0 if self._has_returned else self._unused_bytes + len(piece)
             if self._unused_bytes >= self._limits.header_bytes_max:
                 self._refuse(_too_large_head("bytes", "header_bytes_max", self._limits.header_bytes_max))
+
+    def _parse(self, piece: memoryview) -> int:
+        """Return the number of parsed bytes. Raises HttpParserError for a malformed request."""
+        try:
+            self.parser.feed_data(piece)
+            return len(piece)
+        except httptools.HttpParserUpgrade as upgrade:
+            parsed_bytes = int(upgrade.args[0])
+        self._ignore_upgrade()
+        return parsed_bytes
 
     def on_message_begin(self) -> None:
         self._phase, self._deadline_s = "head", now_s() + self._limits.header_s
