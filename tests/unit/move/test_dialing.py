@@ -69,6 +69,25 @@ def test_addresses_are_tried_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
             assert connection.getpeername() == ("127.0.0.1", port)
 
 
+def test_an_address_that_does_not_answer_leaves_time_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock_s, limits_s = [0.0], list[float]()
+
+    def connect(address: tuple[str, int], limit_s: float) -> socket.socket:
+        limits_s.append(limit_s)
+        clock_s[0] += limit_s
+        raise TimeoutError(f"{address[0]} does not answer")
+
+    def answer(host: str, port: int, *given: object, **named: object) -> list:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in ("127.0.0.2", "127.0.0.1")]
+
+    monkeypatch.setattr("baton.move.ipc.dialing.now_s", lambda: clock_s[0])
+    monkeypatch.setattr(socket, "create_connection", connect)
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
+    with pytest.raises(TimeoutError, match=r"127\.0\.0\.1 does not answer"):
+        Dialer(NAME, 80).connect(30.0)
+    assert limits_s == [15.0, 15.0]
+
+
 @pytest.mark.parametrize("name", ["a" * 64 + ".example", "no such host", "x.invalid"])
 def test_a_name_without_an_address_is_an_error_of_the_network(name: str) -> None:
     with pytest.raises(OSError, match=r".+"):

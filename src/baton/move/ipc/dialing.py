@@ -29,9 +29,11 @@ class Dialer:
         """Return a connection. Raises OSError if there is none within `limit_s`."""
         until_s = now_s() + limit_s
         failure: OSError = ConnectionError(f"the name {self._host} has no address")
-        for address in [self._host] if _is_numeric(self._host) else self._addresses(limit_s):
+        addresses = [self._host] if _is_numeric(self._host) else self._addresses(limit_s)
+        for tried, address in enumerate(addresses):
+            share_s = (until_s - now_s()) / (len(addresses) - tried)  # a silent address leaves time for the next ones
             try:
-                return socket.create_connection((address, self._port), max(_CONNECT_S_MIN, until_s - now_s()))
+                return socket.create_connection((address, self._port), max(_CONNECT_S_MIN, share_s))
             except OSError as error:
                 failure = error
         raise failure
