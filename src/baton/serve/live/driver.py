@@ -139,11 +139,11 @@ class Driver:
 
     def tick(self) -> None:
         """Run the policies for roles, scaling and moves. Does nothing if none of them can change the fleet."""
-        coordinator = self.cluster.coordinator
+        coordinator, window = self.cluster.coordinator, self._meter.take(now_s())
         if not coordinator.needs_ticks:
-            return
+            return  # the next window must not contain hours without ticks
         before = coordinator.reshaping_failure
-        self.tell(Tick(self._meter.take(now_s())))
+        self.tell(Tick(window))
         failure = coordinator.reshaping_failure
         if failure != before:
             log.error("%s; the shape of the fleet stays as it is", failure)
