@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.attack.watch import Watch
 from tests.serving import RunningServer, serving
 
 TIMES = """
@@ -35,6 +36,13 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         assert server.process.poll() is None, server.output()
 
 
+@pytest.fixture(scope="session")
+def control() -> Iterator[RunningServer]:
+    """A server that nothing attacks: its streams show what the machine does to those of the target."""
+    with serving("hash") as server:
+        yield server
+
+
 def check_alive(server: RunningServer) -> None:
     """The server answers, on a new connection as on any other."""
     with server.client() as client:
@@ -49,15 +57,24 @@ def memory_bytes(server: RunningServer) -> int:
     return int(status.split("RssAnon:")[1].split()[0]) << 10
 
 
+def requests_in(server: RunningServer) -> int:
+    """Return the number of requests that the workers have. One may be of the other client."""
+    return sum(worker["running"] + worker["waiting"] for worker in server.cluster()["workers"])
+
+
 @contextmanager
-def unharmed(server: RunningServer) -> Iterator[None]:
-    """After the block the server answers, no request is left, and its memory is as it was."""
+def unharmed(server: RunningServer, control: RunningServer) -> Iterator[None]:
+    """During the block another client's streams go on. After it the server answers, no request is left, and its
+    workers and its memory are as they were."""
     check_alive(server)
-    before = memory_bytes(server)
-    yield
-    while any(worker["running"] + worker["waiting"] for worker in server.cluster()["workers"]):
+    before, pids = memory_bytes(server), server.worker_pids()
+    with Watch(server, control) as watch:
+        yield
+    watch.check()
+    while requests_in(server):
         pass  # each round is a request served; the test's timeout bounds it
     check_alive(server)
+    assert server.worker_pids() == pids, server.output()
     most = before * (1 + KEPT_RATIO) + KEPT_BYTES
     for _ in range(ASKED_MAX):  # the server returns memory once it has seen that the connections are gone
         if memory_bytes(server) <= most:

@@ -8,8 +8,10 @@ import socket
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 
+from baton.move.ipc.frames import frame
 from baton.move.store.node import StoreNode
 from tests.attack.conftest import (
     HEAD,
@@ -18,10 +20,12 @@ from tests.attack.conftest import (
     connections,
     memory_bytes,
     read_all,
+    requests_in,
     send,
     unharmed,
 )
 from tests.hosting import cluster
+from tests.serving import serving
 
 pytestmark = pytest.mark.deep
 
@@ -31,10 +35,10 @@ def statuses(answers: list[bytes]) -> Counter[str]:
     return Counter(answer[9:12].decode() for answer in answers)
 
 
-def test_headers_without_end(target: RunningServer) -> None:
+def test_headers_without_end(target: RunningServer, control: RunningServer) -> None:
     """Eight connections took 1.9 GB in 3 s."""
     piece = b"a" * (1 << 20)
-    with unharmed(target), connections(target, 8, HEAD + b"x: ") as attackers:
+    with unharmed(target, control), connections(target, 8, HEAD + b"x: ") as attackers:
         for _ in range(64):
             with ThreadPoolExecutor(8) as pool:
                 if not any(pool.map(lambda attacker: send(attacker, piece), attackers)):
@@ -43,21 +47,21 @@ def test_headers_without_end(target: RunningServer) -> None:
             raise AssertionError("64 MiB of a header were taken")
 
 
-def test_many_connections(target: RunningServer) -> None:
+def test_many_connections(target: RunningServer, control: RunningServer) -> None:
     """2,000 half-sent requests of one address: 1,024 wait for their time, the others are refused at once."""
-    with unharmed(target), connections(target, 2000, HEAD) as attackers:
+    with unharmed(target, control), connections(target, 2000, HEAD) as attackers:
         check = statuses([read_all(attacker) for attacker in attackers])
     assert check["408"] + check["429"] + check[""] == 2000, check
     assert check["408"] <= 1024
     assert check["429"] > 0
 
 
-def test_unfinished_bodies(target: RunningServer) -> None:
+def test_unfinished_bodies(target: RunningServer, control: RunningServer) -> None:
     """250 bodies of 4 MiB without their last byte held 900 MB. A client's budget is 64 MiB."""
     length = 4 * 1024 * 1024
     head = HEAD + b"Content-Length: %d\r\n\r\n" % length
     before = memory_bytes(target)
-    with unharmed(target), connections(target, 250, head) as attackers:
+    with unharmed(target, control), connections(target, 250, head) as attackers:
         with ThreadPoolExecutor(16) as pool:
             list(pool.map(lambda attacker: send(attacker, b"x" * (length - 1)), attackers))
         held = memory_bytes(target) - before
@@ -67,50 +71,72 @@ def test_unfinished_bodies(target: RunningServer) -> None:
     assert answers["429"] > 0
 
 
-def test_slow_writers(target: RunningServer) -> None:
+def test_slow_writers(target: RunningServer, control: RunningServer) -> None:
     """A byte now and then keeps no connection: the time is that of all headers, not of a pause."""
-    with unharmed(target), connections(target, 200, HEAD) as attackers:
+    with unharmed(target, control), connections(target, 200, HEAD) as attackers:
         left = list(attackers)
         while left:
             left = [attacker for attacker in left if send(attacker, b"x")]
         assert statuses([read_all(attacker) for attacker in attackers])["200"] == 0
 
 
-def test_slow_readers(target: RunningServer) -> None:
-    """8 streams that nobody reads are cut, and their requests cancelled; another client's answer is whole."""
-    choices = {"n": 8, "max_tokens": 1000, "logprobs": 20, "ignore_eos": True, "stream": True}
+def test_slow_readers(target: RunningServer, control: RunningServer) -> None:
+    """8 streams that nobody reads are cut, and their requests cancelled; another client's answer is whole.
+
+    Their 56 choices leave room in the batch of the decode worker (64) for the other client.
+    """
+    choices = {"n": 7, "max_tokens": 1000, "logprobs": 20, "ignore_eos": True, "stream": True}
     body = json.dumps({"prompt": "a", **choices}).encode()
     request = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
-    with unharmed(target), connections(target, 8, request) as attackers:
+    with unharmed(target, control), connections(target, 8, request) as attackers:
         for attacker in attackers:
             attacker.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         check_alive(target)
-        while any(worker["running"] + worker["waiting"] for worker in target.cluster()["workers"]):
+        while requests_in(target) > 1:
             pass  # until the last of them is cancelled
         assert all(b"[DONE]" not in read_all(attacker) for attacker in attackers)
 
 
 def random_bytes(address: tuple[str, int], *, rounds: int) -> None:
-    """Send random bytes, whole lines and cut ones, and close at any moment."""
+    """Send random bytes, alone and as the content of a frame with its right length, and close at any moment."""
     draw = random.Random(address[1])
     for _ in range(rounds):
         with socket.create_connection(address, timeout=10) as connection:
             for _ in range(draw.randrange(1, 4)):
-                if not send(connection, draw.randbytes(draw.choice((1, 4, 100, 5000, 70_000)))):
+                data = draw.randbytes(draw.choice((1, 4, 100, 5000, 70_000)))
+                if not send(connection, frame(data) if draw.random() < 0.3 else data):
                     break
 
 
-def test_random_bytes_at_the_http_port(target: RunningServer) -> None:
-    with unharmed(target):
+def test_random_bytes_at_the_http_port(target: RunningServer, control: RunningServer) -> None:
+    with unharmed(target, control):
         random_bytes(("127.0.0.1", int(target.url.rsplit(":", 1)[1])), rounds=300)
 
 
-def test_random_bytes_at_the_ports_for_hosts_and_movers(target: RunningServer) -> None:
+def test_random_bytes_at_the_ports_for_hosts_and_movers(target: RunningServer, control: RunningServer) -> None:
     """Asking to join opens the port for hosts; the first connection there starts no mover, a host does."""
     with target.client() as client:
         port = client.post("/cluster/hosts", json={}).raise_for_status().json()["port"]
-    with unharmed(target):
+    with unharmed(target, control):
         random_bytes(("127.0.0.1", port), rounds=300)
+
+
+def test_random_bytes_at_the_admin_port(control: RunningServer) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with serving("hash", "--admin-port", str(port)) as server:
+        check_alive(server)
+        with unharmed(server, control):
+            random_bytes(("127.0.0.1", port), rounds=300)
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+            role = {"role": "prefill"}
+            assert client.post(f"/cluster/workers/{worker_of(server)}/role", json=role).status_code == 200
+        with server.client() as client:
+            assert client.post(f"/cluster/workers/{worker_of(server)}/role", json=role).status_code == 403
+
+
+def worker_of(server: RunningServer) -> str:
+    return server.cluster()["workers"][0]["id"]
 
 
 def test_random_bytes_at_a_pool_node(node: StoreNode) -> None:

@@ -21,6 +21,7 @@ from baton.serve.http.wire.schemas import ChatRequest, CompletionRequest
         (b'{"prompt": "\\udc00"}', "not valid JSON"),
         (b"[" * 100_000, "nested too deeply"),
         (b'{"a":' * 5000 + b"1" + b"}" * 5000, "nested too deeply"),
+        (b'{"prompt": ' + b"[" * 500 + b"]" * 500 + b"}", "nested too deeply: at most 256 levels"),
         (b"[1]", "must be a JSON object, got [1]"),
         (b'{"prompt": "a"} x', "not valid JSON"),
     ],
@@ -97,3 +98,13 @@ def test_fields_that_change_no_answer_are_taken() -> None:
     convert({"messages": [{"role": "user", "content": "a"}], "store": True, "metadata": {"a": 1}}, ChatRequest)
     neutral = {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"]}
     convert({"messages": [{"role": "user", "content": "a"}], **neutral}, ChatRequest)
+
+
+def test_a_body_of_the_deepest_nesting_is_walked() -> None:
+    """Every field refuses it in words, by functions that recurse."""
+    nested = b"[" * 255 + b"]" * 255
+    for field in ("prompt", "stop", "user", "logit_bias", "structured_outputs"):
+        with pytest.raises(RequestError, match=field):
+            convert(parse_object(b'{"%s": %s}' % (field.encode(), nested)), CompletionRequest)
+    many = b'{"prompt": [' + b",".join([b"[5]"] * 300) + b"]}"
+    assert len(parse_object(many)["prompt"]) == 300

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -11,6 +11,7 @@ from baton.compute.models.card import ModelCard
 from baton.compute.sandbox.messages import GrammarProblem
 from baton.core.errors import RequestError
 from baton.core.types import Grammar
+from baton.serve.http.wire.parsing import is_deeper
 from baton.serve.http.wire.schemas import GenerateFields, JsonSchema, ResponseFormat, StructuredOutputs
 
 GRAMMAR_CHARS_MAX = 131_072
@@ -64,20 +65,9 @@ def schema_constraint(schema: JsonSchema, param: str) -> Constraint:
 
 def check_depth(value: object, param: str) -> None:
     """Raise RequestError (400) for a schema that is nested too deeply for recursive functions."""
-    level = [value]
-    for _ in range(SCHEMA_LEVELS_MAX):
-        level = [child for part in level for child in _children(part)]
-        if not level:
-            return
-    message = (
-        f"{param} is nested more than {SCHEMA_LEVELS_MAX} levels deep, which is the limit; use $ref, or nest it less"
-    )
-    raise RequestError(message, param=param)
-
-
-def _children(value: object) -> list[object]:
-    parts: Iterable[object] = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [part for part in parts if isinstance(part, dict | list)]
+    if is_deeper(value, SCHEMA_LEVELS_MAX):
+        limit = f"{param} is nested more than {SCHEMA_LEVELS_MAX} levels deep"
+        raise RequestError(f"{limit}, which is the limit; use $ref, or nest it less", param=param)
 
 
 def _from_format(sent: ResponseFormat | None) -> Iterator[Constraint]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
@@ -20,6 +20,10 @@ from baton.serve.http.wire.schemas import UNSUPPORTED, ChatRequest, TokenizeRequ
 Body = TypeVar("Body", bound=msgspec.Struct)
 WALKED_MAX = 10_000
 """Bound of the parts of a refused field that are checked for the first wrong one. This blocks the event loop."""
+
+LEVELS_MAX = 256
+"""Levels of a body's nesting. The functions that walk a body recurse."""
+_PLAIN = frozenset({int, float, str, bool, type(None)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +49,34 @@ def parse_object(raw: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise RequestError(f"the body is not UTF-8: {error.reason} at byte {error.start} of a text") from error
     except RecursionError as error:
-        raise RequestError("the body is nested too deeply") from error
+        raise _too_deep() from error
     except msgspec.DecodeError as error:
         raise RequestError(f"the body is not valid JSON: {str(error).split(' - at ')[0]}") from error
     if not isinstance(body, dict):
         raise RequestError(f"the body must be a JSON object, got {show(body)}")
+    if raw.count(b"[") + raw.count(b"{") > LEVELS_MAX and is_deeper(body, LEVELS_MAX):
+        raise _too_deep()
     return body
+
+
+def is_deeper(value: object, levels_max: int) -> bool:
+    """Return whether a JSON value is nested more than `levels_max` levels deep."""
+    level = [value]
+    for _ in range(levels_max):
+        level = [child for part in level for child in _containers(part)]
+        if not level:
+            return False
+    return True
+
+
+def _containers(value: object) -> list[object]:
+    """Return the lists and objects directly inside of a JSON value."""
+    parts: Iterable[object] = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [] if _PLAIN.issuperset(map(type, parts)) else [part for part in parts if isinstance(part, dict | list)]
+
+
+def _too_deep() -> RequestError:
+    return RequestError(f"the body is nested too deeply: at most {LEVELS_MAX} levels are allowed; nest it less")
 
 
 def convert(body: Mapping[str, Any], into: type[Body]) -> Body:
@@ -91,15 +117,12 @@ def _check_messages(body: msgspec.Struct) -> None:
             raise _misfit_error(Misfit(("messages", index, "content"), "missing"))
 
 
-_PLAIN = frozenset({int, str, bool, type(None)})
-
-
 def _with_whole_numbers(value: object) -> object:
     """Return the value with 80 for 80.0: JSON has one kind of number, but msgspec takes no float for an integer."""
     match value:
         case float() if value.is_integer():
             return int(value)
-        case list() if not _PLAIN.issuperset(map(type, value)):
+        case list() if float in (kinds := {*map(type, value)}) or not _PLAIN.issuperset(kinds):
             return [_with_whole_numbers(part) for part in value]
         case dict():
             return {name: _with_whole_numbers(part) for name, part in value.items()}
