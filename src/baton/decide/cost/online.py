@@ -71,6 +71,14 @@ def cost_of(worker: WorkerView, cost: CostModel) -> CostModel:
     return given if worker.prices is None else LearnedCost(given, worker.prices)
 
 
+def price_ratio(model: CostModel, prompt_tokens: int) -> float:
+    """Return the learned time of a prompt over the time that the given model says. 1.0 for a model without learning."""
+    if not isinstance(model, LearnedCost):
+        return 1.0
+    given_s = model.given.prefill_s(new_tokens=prompt_tokens, cached_tokens=0)
+    return model.prefill_s(new_tokens=prompt_tokens, cached_tokens=0) / max(_STEP_S_MIN, given_s)
+
+
 def step_parts(cost: CostModel, shape: StepShape) -> list[float]:
     """Return the seconds of each part of a step: start, decoding requests, context, prompt tokens, attention pairs."""
     requests, tokens = shape.decode_requests, shape.prefill_tokens

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from baton.core.ports import CostModel, handoff_between_s
 from baton.core.types import ClusterView, HostId, Prediction, Request, Slo, StepShape, WorkerId, WorkerView
-from baton.decide.cost.online import cost_of
+from baton.decide.cost.online import cost_of, price_ratio
 from baton.decide.policy.admission import Reject, refuse_full
 from baton.decide.policy.distinct_workers import DistinctWorkers
 from baton.decide.policy.predictions import (
@@ -45,7 +45,7 @@ TIME_S_MIN = 1e-9
 
 @dataclass(slots=True)
 class _Share:
-    """Seconds of recent prompt work on a worker, with exponential decay: its decodes wait for this work."""
+    """Seconds of recent prompt work on a worker, by the given prices and with exponential decay."""
 
     prompts_s: float = 0.0
     at_s: float = 0.0
@@ -132,8 +132,9 @@ class SloHeadroom:
             workers = [worker for worker in cluster.workers if worker.id in wanted]
         plan = self._plan(request, workers, cluster, cost)
         share = self._shares.setdefault(plan.worker.id, _Share())
-        memory_s = self._memory_s(request, plan.worker, cluster, cost_of(plan.worker, cost))
-        share.prompts_s = share.at(self._now_s, memory_s) + plan.work_s
+        model = cost_of(plan.worker, cost)
+        memory_s = self._memory_s(request, plan.worker, cluster, model)
+        share.prompts_s = share.at(self._now_s, memory_s) + plan.work_s / price_ratio(model, request.prompt_tokens)
         share.at_s = self._now_s
         if len(self._shares) > 2 * len(cluster.workers):
             self._forget(cluster)
@@ -154,10 +155,9 @@ class SloHeadroom:
     ) -> WorkerId:
         """Choose the decode worker under the least pressure.
 
-        Order: workers with room for the KV and a place in their batch; workers that meet both the TPOT of this request
-        and the TTFT of the prompts in their queue; lower pressure, which rises on a prefill worker that is busy with
-        prompts; matching role. If KV was streamed ahead, its target keeps the request while it meets the SLOs: any
-        other host would need a second copy.
+        Order: workers with room for the KV and a place in their batch; workers that meet the TPOT of this request and
+        the TTFT of their queued prompts; lower pressure, which rises on a busy prefill worker; the matching role. If KV
+        was streamed ahead, its target keeps the request while it meets the SLOs: others would need a second copy.
         """
         tokens, output_tokens, slo = request.prompt_tokens, self._expected_tokens(cluster), request.slo
         sources = cluster.kinds_on(source)
@@ -286,7 +286,8 @@ class SloHeadroom:
             return 0.0
         share, shared_s = self._shares.get(worker.id), work_s
         if share is not None:
-            shared_s += share.at(self._now_s, self._memory_s(request, worker, cluster, model))
+            recent_s = share.at(self._now_s, self._memory_s(request, worker, cluster, model))
+            shared_s += recent_s * price_ratio(model, request.prompt_tokens)
         tpot_s = answer_step_s(worker, 0, 0, model) + shared_s / self._answer_tokens(worker, cluster)
         return tpot_s / self._slo(request, model).tpot_s
 
@@ -320,7 +321,7 @@ class SloHeadroom:
         if share is None:
             return alone_s, 0.0
         memory_s = self._memory_s(request, worker, cluster, model)
-        prompts_ratio = share.at(self._now_s, memory_s) / memory_s
+        prompts_ratio = share.at(self._now_s, memory_s) * price_ratio(model, request.prompt_tokens) / memory_s
         return alone_s + prompts_ratio * self._slo(request, model).tpot_s, prompts_ratio
 
     def _ttft_pressure(self, worker: WorkerView, tokens: int, slo: Slo, model: CostModel) -> float:

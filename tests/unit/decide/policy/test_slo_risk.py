@@ -7,7 +7,7 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from baton.core.types import ClusterView, ErrorBar, Prediction, PredictionErrors, Slo
+from baton.core.types import ClusterView, ErrorBar, Prediction, PredictionErrors, Slo, StepPrices
 from baton.decide.policy.admission import BoundedQueue, Reject
 from baton.decide.policy.slo_headroom import SloHeadroom
 from baton.decide.policy.slo_risk import TRIED_MIN, miss_ratio, refuse_risky
@@ -97,3 +97,13 @@ def test_answers_that_end_while_the_prompt_waits_do_not_count() -> None:
     short, long = (cluster(busy, decode, expected_tokens=tokens) for tokens in (10, 1e6))
     assert SloHeadroom().admit(request(slo=tight), short, COST, 0.0) is None
     assert SloHeadroom().admit(request(slo=tight, prompt_tokens=100), long, COST, 0.0) is None, "prefill decodes it"
+
+
+def test_prompts_that_were_routed_at_wrong_prices_do_not_count_for_ever() -> None:
+    """By its given prices the first prompt took 1,010 s. The worker has shown that it took a thousandth of that."""
+    dear = type(COST)(step_overhead_s=10.0, prefill_token_s=1.0, prefill_pair_s=0.0, decode_request_s=1.0)
+    policy, mixed = SloHeadroom(), worker("m", "mixed")
+    policy.route(request(slo=SLO), [mixed], cluster(mixed), dear)
+    learned = replace(worker("m", "mixed", running_requests=1), prices=StepPrices(0.001, (1.0,) * 5, 0.1, 40))
+    asked = request(slo=Slo(ttft_s=10.0, tpot_s=0.05))
+    assert policy.admit(asked, cluster(learned), dear, 1.0) is None
