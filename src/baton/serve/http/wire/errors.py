@@ -75,8 +75,10 @@ def error_body(error: RequestError) -> bytes:
 def error_headers(error: RequestError) -> dict[str, str]:
     """Return the headers that a status needs: Retry-After in whole seconds, at least 1; WWW-Authenticate."""
     headers: dict[str, str] = {}
-    if isinstance(error, ClusterError) and error.retry_after_s is not None:
-        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    default_s = RETRY_AFTER_S if error.status == 503 else None  # sandboxes raise a 503 without a time
+    retry_after_s = error.retry_after_s if isinstance(error, ClusterError) else default_s
+    if retry_after_s is not None:
+        headers["retry-after"] = str(max(1, math.ceil(retry_after_s)))
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     return headers
