@@ -100,7 +100,7 @@ def _merged(args: argparse.Namespace) -> dict[str, Any]:
     """Return the keys of the file, overridden by the flags."""
     raw = _read(args.file) if args.file is not None else {}
     plain = {
-        "llm": _from_here(args.llm, args.file) if (args.llm or "").endswith(".json") else args.llm,
+        "llm": _flag_path(args.llm, args.file) if (args.llm or "").endswith(".json") else args.llm,
         "objective": args.objective, "engine": args.engine, "shape": args.shape, "reach": args.reach,
         "finalists": args.finalists, "requests": args.requests, "seed": args.seed,
         "weights": _words(args.weights), "kv": _words(args.kv), "tp": _numbers("--tp", args.tp),
@@ -112,7 +112,7 @@ def _merged(args: argparse.Namespace) -> dict[str, Any]:
     below = {
         "slo": {"ttft_s": args.ttft_slo_s, "tpot_s": args.tpot_slo_s, "attainment_ratio": args.attainment},
         "workload": {
-            "trace": _from_here(args.trace, args.file),
+            "trace": _flag_path(args.trace, args.file),
             "input_tokens": args.input_tokens, "output_tokens": args.output_tokens,
             "rate_rps": args.rate, "cached_ratio": args.cached_ratio,
         },
@@ -133,8 +133,8 @@ def _merged(args: argparse.Namespace) -> dict[str, Any]:
     return raw
 
 
-def _from_here(path: str | None, file: Path | None) -> str | None:
-    """Return an absolute path: a flag's path is relative to the working directory, one in FILE to the file's folder."""
+def _flag_path(path: str | None, file: Path | None) -> str | None:
+    """Return the absolute path of a flag. Relative paths would be taken from the folder of FILE."""
     return path if path is None or file is None else str(Path(path).absolute())
 
 

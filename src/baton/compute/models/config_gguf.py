@@ -215,7 +215,7 @@ def _rope(keys: GGUFKeys) -> RopeScaling:
 
 
 def _attention_factor(keys: GGUFKeys, factor: float) -> float:
-    """Return 1 for DeepSeek, where yarn scales the attention scores instead: see `_latent`."""
+    """Return yarn's factor on cosine and sine. 1 for DeepSeek, which scales attention scores instead: see `_latent`."""
     return 1.0 if keys.number(YARN_LOG, 0.0) else yarn_attention_factor(factor)
 
 

@@ -96,7 +96,7 @@ class Policies:
     def layer_groups(self, request: Request, worker: WorkerView) -> int:
         """Return the number of layer groups in which the last chunk is sent ahead; 1 if the policy fails."""
         step_tokens = worker.step_tokens_max or request.prompt_tokens
-        chunk_tokens = (request.prompt_tokens - 1) % step_tokens + 1  # if no other prompt shares the steps
+        chunk_tokens = (request.prompt_tokens - 1) % step_tokens + 1  # assumes that no other prompt shares the steps
         try:
             return max(1, int(self.streaming.layer_groups(request, chunk_tokens, self.cost.on(worker.kind))))
         except Exception:  # noqa: BLE001  see `admit`

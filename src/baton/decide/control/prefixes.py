@@ -37,7 +37,7 @@ class Prefixes:
         self._block_runs.pop(host, None)
 
     def hit_tokens(self, request: Request, block_tokens: int, window: Window | None) -> dict[HostId, int]:
-        """Return the number of leading prompt tokens that each host holds, without the last one: it must be computed.
+        """Return the number of leading prompt tokens that each host holds. The last token never counts: it is computed.
 
         `block_tokens`: tokens per hashed run of a prompt. `window`: the model's attention window.
         """

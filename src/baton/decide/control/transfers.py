@@ -364,7 +364,7 @@ class Transfers:
         yield from self._begin(start)
 
     def _continue_ahead(self, transfer: Transfer, *, landed: bool) -> Steps[None]:
-        """Continue a stream, or after a read ahead the start that waited for it or the handoff through the pool."""
+        """Continue a stream. After a read ahead, continue the start or the pool handoff that waited for it."""
         held = self._held.get(transfer.request.id)
         if not transfer.is_read_ahead:
             yield from self._streams.transfer_ended(transfer, landed=landed)

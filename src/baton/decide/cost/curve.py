@@ -10,7 +10,7 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Values at increasing places. Constant before the first place; extrapolated linearly past the last."""
+    """Values at increasing x positions (`places`). Constant before the first; extrapolated linearly past the last."""
 
     places: tuple[float, ...]
     values: tuple[float, ...]

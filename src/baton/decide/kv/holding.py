@@ -77,7 +77,7 @@ class Holding:
         return self.user is not None or self.leases > 0 or (self.landing and bool(self.table))
 
     def is_computed_by(self, worker: WorkerId, attempt: int) -> bool:
-        """Return whether this worker uses the blocks and will keep them: no preemption or release is pending."""
+        """Return whether this worker uses the blocks, and no preemption or release is pending."""
         return (self.user, self.attempt) == (worker, attempt) and not (self.preempting or self.released)
 
     @property

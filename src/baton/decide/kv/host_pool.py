@@ -130,7 +130,7 @@ class HostPool:
         return held.hashes_kept if (held := self._holdings.get(request_id)) else ()
 
     def is_computing(self, request_id: RequestId, attempt: int, worker: WorkerId) -> bool:
-        """Return whether this worker uses the request's blocks and will keep them."""
+        """Return whether this worker uses the request's blocks, and no preemption or release is pending."""
         return (held := self._holdings.get(request_id)) is not None and held.is_computed_by(worker, attempt)
 
     def held_tokens(self, hashes: Sequence[BlockHash]) -> int:

@@ -83,7 +83,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class ReadablePrefix:
-    """A prefix that is available after a read."""
+    """A prefix that the arena will hold after a read of tiers."""
 
     blocks: int
     """Number of leading blocks, including those in the arena."""

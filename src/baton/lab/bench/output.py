@@ -147,12 +147,12 @@ def watching(console: Console) -> Generator[RunListener]:
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, refresh_per_second=4) as progress:
-        bar = _Bar(progress, progress.add_task("warming up", total=None))
+        bar = _ReplyBar(progress, progress.add_task("warming up", total=None))
         yield RunListener(on_start=bar.start, on_reply=bar.advance)
 
 
-class _Bar:
-    """Counts replies, and those that did not finish."""
+class _ReplyBar:
+    """A progress bar of replies, with the number of those that did not finish."""
 
     def __init__(self, progress: Progress, task: TaskID) -> None:
         self._progress = progress

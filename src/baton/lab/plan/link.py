@@ -31,7 +31,7 @@ class LinkAdvice(Struct, frozen=True, kw_only=True):
     """Size of a fixed transfer buffer for the longest prompts (p99)."""
 
     @property
-    def pointless(self) -> bool:
+    def is_slower_than_prefill(self) -> bool:
         """Transferring the KV takes longer than computing it."""
         return self.bytes_per_s < self.break_even_bytes_per_s
 
@@ -73,6 +73,6 @@ def describe_link(advice: LinkAdvice, *, tokens: int) -> str:
         f"a prompt of {tokens} tokens leaves {advice.kv_bytes / 2**20:.0f} MiB of KV: {advice.handoff_s * 1e3:.1f} ms "
         f"over {have:.1f} GB/s, {advice.prefill_s * 1e3:.1f} ms to compute"
     )
-    if advice.pointless:
+    if advice.is_slower_than_prefill:
         return f"the link makes disaggregation pointless: {facts}; it would need more than {need:.1f} GB/s"
     return f"the link is wide enough: {facts}; the break-even is at {need:.2f} GB/s"

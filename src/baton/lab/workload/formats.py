@@ -29,7 +29,7 @@ CHARS_PER_TOKEN = 4
 class _Row(Struct, kw_only=True, rename=lambda name: f"<{name}>"):
     """Fields that a format may have. Each format requires those for which it names a column.
 
-    The other fields keep a name in angle brackets, which no file has, so that no unrelated column fills them.
+    The others have a name in angle brackets, as no column of a file has, so that no unrelated column fills them.
     """
 
     at: Time = 0.0

@@ -73,7 +73,8 @@ def _send(offers: Offers, offer: Offer, request: SourceRequest, connection: sock
     except TransferError as error:
         log.warning("offered KV cannot be read, its consumer is disconnected: %s", error)
         raise BrokenStreamError(str(error)) from error
-    was_valid = offers.is_valid(request.number)  # checked here, after the kernel has read the last byte
+    # After the last byte: if the offer ended while the kernel read its memory, the consumer must drop the bytes.
+    was_valid = offers.is_valid(request.number)
     connection.sendall(trailer(OfferStatus.VALID if was_valid else OfferStatus.ENDED, state.intdigest()))
 
 

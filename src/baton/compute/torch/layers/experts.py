@@ -1,7 +1,7 @@
 """A mixture of experts: a router chooses a few small MLPs for each token.
 
-Every expert computes its tokens as one matrix. The results of a token are summed in the order of the token's choice, so
-other tokens influence only the number of rows of a product.
+Every expert computes its tokens as one matrix. A token's results are summed in the order in which the router chose its
+experts. So other tokens influence only the number of rows of a product.
 """
 
 from __future__ import annotations
