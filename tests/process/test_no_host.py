@@ -57,7 +57,7 @@ def test_who_was_taken_before_every_host_went_is_told_when_none_comes(tmp_path: 
             asking.join()
         for error in (last["error"], whole[0].json()["error"]):
             assert (error["type"], error["code"]) == ("service_unavailable_error", "no_worker")
-            assert "no worker has been there for 0.5 s" in error["message"]
+            assert "no worker was available for 0.5 s" in error["message"]
         assert (whole[0].status_code, whole[0].headers["retry-after"]) == (503, "1")
         assert server.metric("baton_requests_rejected_total", 'reason="no_worker"') == 2
         with joining(server.url, "b", "--mixed", "1"):
@@ -130,4 +130,4 @@ def test_a_host_that_does_not_join_after_all_is_waited_for_no_longer(tmp_path: P
         found.late.process.kill()
         error = found.end()["error"]
         assert error["code"] == "no_worker"
-        assert f"no worker has been there for {WAIT_S} s" in error["message"]
+        assert f"no worker was available for {WAIT_S} s" in error["message"]

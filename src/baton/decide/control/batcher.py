@@ -354,7 +354,7 @@ class Batcher:
         if not (step_s or report.events or report.tokens):
             report.is_load_new = False  # reported with the next step or request for blocks
             return None
-        report.is_load_new = self.learner.tell(is_due=report.is_load_new)
+        report.is_load_new = self.learner.take_report_due(is_due=report.is_load_new)
         return report.take(self.view(now_s, uncommitted_tokens), step_s)
 
     def view(self, now_s: float, uncommitted_tokens: int = 0) -> WorkerView:

@@ -47,5 +47,5 @@ class WaitingRoom:
         """
         limit_s = now_s - wait_s + _ROUNDING_S
         overdue = [request_id for request_id, since_s in self._since_s.items() if since_s <= limit_s]
-        why = f"no worker has been there for {wait_s:g} s; send the request again, later or to another server"
+        why = f"no worker was available for {wait_s:g} s; send the request again later, or raise survival.wait_s"
         return [CloseRequest(request_id, "rejected", why, "no_worker") for request_id in overdue]

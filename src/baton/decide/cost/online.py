@@ -34,7 +34,7 @@ _FACTOR_MIN, _FACTOR_MAX = 1e-6, 1e6
 _ERROR_MEMORY = 0.95
 _STEP_S_MIN = 1e-9
 _SWEEPS = 4
-_NEWS_LOG = 0.1
+_REPORT_LOG = 0.1
 """Relative change of the prices, as a logarithm, from which on the coordinator needs them."""
 
 
@@ -112,9 +112,9 @@ class StepLearner:
     given: CostModel
     cost: CostModel = field(init=False)
     """Predicts the next steps: the given model until a step was observed, then the learned one."""
-    _has_news: bool = False
+    _is_report_due: bool = False
     """The prices differ much from those of the last report."""
-    _told: StepPrices | None = None
+    _reported: StepPrices | None = None
     """The prices of the last report."""
     _prices: StepPrices = field(default_factory=lambda: StepPrices(1.0, (1.0,) * PARTS))
     _weights: list[list[float]] = field(default_factory=lambda: [[0.0] * PARTS for _ in range(PARTS)])
@@ -128,10 +128,10 @@ class StepLearner:
         """The learned prices. None: no step was observed."""
         return self._prices if self._prices.steps else None
 
-    def tell(self, *, is_due: bool) -> bool:
-        """Return whether the next report has to contain the prices. True if it `is_due` anyway."""
-        if is_due or self._has_news:
-            self._has_news, self._told = False, self.prices
+    def take_report_due(self, *, is_due: bool) -> bool:
+        """Return whether the next report contains the prices, and record that. True if that report `is_due` anyway."""
+        if is_due or self._is_report_due:
+            self._is_report_due, self._reported = False, self.prices
             return True
         return False
 
@@ -153,8 +153,9 @@ class StepLearner:
         factors = self._fitted(before.factors, shares, step_s / predicted_s - 1.0)
         self._prices = StepPrices(speed, factors, sqrt(square), steps)
         self.cost = LearnedCost(self.given, self._prices)
-        told_s = _priced_s(self._told, parts_s) if self._told is not None else 0.0
-        self._has_news |= told_s == 0.0 or abs(log(_priced_s(self._prices, parts_s) / told_s)) > _NEWS_LOG
+        reported_s = _priced_s(self._reported, parts_s) if self._reported is not None else 0.0
+        if reported_s == 0.0 or abs(log(_priced_s(self._prices, parts_s) / reported_s)) > _REPORT_LOG:
+            self._is_report_due = True
 
     def _fitted(self, factors: Sequence[float], shares: Sequence[float], error: float) -> tuple[float, ...]:
         """Return the factors after a step with this relative error. `shares`: of each part in the predicted step.

@@ -69,5 +69,5 @@ def test_a_request_waits_from_when_its_last_worker_was_lost() -> None:
     assert made.handle(WaitedTooLong(10.0), 59.0) == []
     (close,) = [command for command in made.handle(WaitedTooLong(10.0), 60.0) if isinstance(command, CloseRequest)]
     assert (close.outcome, close.reject) == ("rejected", "no_worker")
-    assert "no worker has been there for 10 s" in close.reason
+    assert "no worker was available for 10 s" in close.reason
     assert made.live_requests == 0

@@ -142,11 +142,11 @@ def test_a_worker_is_predicted_with_its_own_prices() -> None:
 
 def test_prices_are_reported_when_they_have_changed() -> None:
     draw, learner = Random(23), StepLearner(TRUE)
-    assert not learner.tell(is_due=False)
+    assert not learner.take_report_due(is_due=False)
     errors_over(learner, draw, "decode", 1)
-    assert learner.tell(is_due=False)
+    assert learner.take_report_due(is_due=False)
     errors_over(learner, draw, "decode", 20)
-    assert not learner.tell(is_due=False), "every step took as long as predicted"
+    assert not learner.take_report_due(is_due=False), "every step took as long as predicted"
     errors_over(learner, draw, "decode", 5, factor=3.0)
-    assert learner.tell(is_due=False)
-    assert learner.tell(is_due=True)
+    assert learner.take_report_due(is_due=False)
+    assert learner.take_report_due(is_due=True)
