@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import signal
 import socket
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,6 +75,9 @@ def test_a_worker_that_exceeds_a_memory_limit_is_killed_and_its_request_goes_on(
         server.wait_until(all_workers_ready, reason="the worker is back")
 
 
+@pytest.mark.skipif(
+    subprocess.run([*NO_SHARED_MEMORY, "true"], capture_output=True).returncode != 0, reason="needs mount namespaces"
+)
 def test_a_clock_that_jumps_changes_no_duration_and_no_deadline(hash_server: RunningServer, tmp_path: Path) -> None:
     """Forward and back by days, in the middle of a stream. The machine has no room in /dev/shm either."""
     with hash_server.client() as client:

@@ -56,35 +56,46 @@ class Listener:
         self._connections = config.connections
         self._opening: set[asyncio.Task[None]] = set()
         """At most as many as there may be connections."""
+        self._loop = asyncio.get_running_loop()
+        self._retry: asyncio.TimerHandle | None = None
         listening.setblocking(False)
-        self._accepting = asyncio.create_task(self._accept_all())
+        self._begin()
 
     async def close(self) -> None:
         """Accept no further connection, and end those without a handshake."""
-        tasks = [self._accepting, *self._opening]
-        for task in tasks:
+        self._loop.remove_reader(self._listening)
+        if self._retry is not None:
+            self._retry.cancel()
+        for task in self._opening:
             task.cancel()
-        await asyncio.wait(tasks)
+        if self._opening:
+            await asyncio.wait(self._opening)
 
-    async def _accept_all(self) -> None:
-        loop, tls = asyncio.get_running_loop(), self._config.tls
-        while True:
-            try:
-                connection, peer = await loop.sock_accept(self._listening)
-            except OSError as error:
-                self._connections.note_not_accepted(error)
-                await asyncio.sleep(ACCEPT_RETRY_S)
-                continue
-            opening = self._serve(connection) if tls is None else self._secure(connection, tls, client_address(peer[0]))
-            if opening is not None:
-                task = asyncio.create_task(opening)
-                self._opening.add(task)
-                task.add_done_callback(self._opening.discard)
-            await asyncio.sleep(0)  # streams go on while many clients connect at once
+    def _begin(self) -> None:
+        self._loop.add_reader(self._listening, self._accept)
+
+    def _accept(self) -> None:
+        """Accept one connection, so that streams go on while many clients connect at once."""
+        try:
+            connection, peer = self._listening.accept()
+        except (BlockingIOError, ConnectionError):
+            return  # the client has gone
+        except OSError as error:
+            self._connections.note_not_accepted(error)
+            self._loop.remove_reader(self._listening)
+            self._retry = self._loop.call_later(ACCEPT_RETRY_S, self._begin)
+            return
+        connection.setblocking(False)
+        tls = self._config.tls
+        opening = self._serve(connection) if tls is None else self._secure(connection, tls, client_address(peer[0]))
+        if opening is not None:
+            task = asyncio.create_task(opening)
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
 
     async def _serve(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError):  # the client has gone
-            await asyncio.get_running_loop().connect_accepted_socket(
+            await self._loop.connect_accepted_socket(
                 lambda: BoundedHttpProtocol(self._config, self._server_state, {}), connection
             )
 
@@ -102,7 +113,7 @@ class Listener:
     async def _shake_hands(self, connection: socket.socket, tls: ServerTls, handshake: Handshake) -> None:
         try:
             with contextlib.suppress(OSError):  # the client speaks no TLS, is too slow or has gone
-                await asyncio.get_running_loop().connect_accepted_socket(
+                await self._loop.connect_accepted_socket(
                     lambda: SecuredHttpProtocol(self._config, self._server_state, {}, handshake),
                     connection,
                     ssl=tls.context,
