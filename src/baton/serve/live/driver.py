@@ -96,6 +96,7 @@ class Driver:
         self.recorder = Recorder(metrics)
         self._meter = LoadMeter(taken_s=now_s())
         self._served = TokenCount(cluster.coordinator.turns.is_used)
+        self._served = TokenCount(cluster.coordinator.turns.is_used)
         self.resizes: asyncio.Queue[StartWorker | RetireWorker] = asyncio.Queue()
         """Workers to start and to end."""
 
