@@ -31,7 +31,7 @@ from tests.numerics.test_architectures import LATENT
 from tests.unit.compute.models import TINY, VOCAB, tiny_model
 
 KERNELS = NativeLibrary(library_path()).usable_kernels()
-LENGTHS = (1, 2, 63, 64, 65, 130, 256, 257, 300, 530)
+LENGTHS = (1, 2, 63, 64, 65, 130, 256, 257, 514)
 """Lengths around the borders of attention's tiles (64 keys) and splits (256)."""
 SEEN = Sampling(temperature=0.0, top_logprobs=VOCAB)
 CONFIGS = {

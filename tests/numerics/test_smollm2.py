@@ -105,7 +105,7 @@ def test_tokens_equal_those_of_transformers(
         assert tokenizer.decode(tokens, skip_special=skip) == theirs
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=settings().max_examples * 2)
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
 def test_any_text_equals_transformers(
     tokenizer: Tokenizer, reference_tokenizer: transformers.PreTrainedTokenizerBase, text: str

@@ -13,7 +13,7 @@ PROMPTS = ["a", "Hello, who is there?", "x" * 100, "The quick brown fox jumps ov
 TOPOLOGIES = [
     ("--prefill", "2", "--decode", "2"),
     ("--mixed", "1"),
-    ("--mixed", "2"),
+    pytest.param(("--mixed", "2"), marks=pytest.mark.deep),
     ("--prefill", "1", "--mixed", "1"),
 ]
 

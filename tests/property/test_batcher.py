@@ -390,4 +390,4 @@ class BatchersUnderAnyOrder(RuleBasedStateMachine):
 
 
 TestBatcher = BatchersUnderAnyOrder.TestCase
-TestBatcher.settings = settings(max_examples=120, stateful_step_count=60)
+TestBatcher.settings = settings(max_examples=settings().max_examples * 3 // 2, stateful_step_count=60)

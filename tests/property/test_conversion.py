@@ -49,6 +49,7 @@ def test_a_plan_does_what_a_walk_over_tokens_and_heads_does_and_touches_nothing_
     assert np.array_equal(direct, expected)
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(case=cases(), cutting=CUTTINGS)
 def test_only_blocks_that_hold_the_tokens_are_read_and_no_byte_twice(case: Case, cutting: Cutting) -> None:
     """Other blocks may be other people's, and written meanwhile."""
@@ -69,6 +70,7 @@ def test_only_blocks_that_hold_the_tokens_are_read_and_no_byte_twice(case: Case,
         assert plan.read_bytes == wanted * case.source.head_bytes
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(case=cases(), seed=st.integers(0, 99))
 def test_there_and_back_gives_the_same_bytes(case: Case, seed: int) -> None:
     source, middle = arena(case.source, case.source_blocks, seed), arena(case.target, case.target_blocks, seed + 1)
@@ -82,6 +84,7 @@ def test_there_and_back_gives_the_same_bytes(case: Case, seed: int) -> None:
                 assert np.array_equal(returned[place], source[first])
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(case=cases(), seed=st.integers(0, 99))
 def test_ranks_that_hold_the_same_head_are_given_the_same_bytes(case: Case, seed: int) -> None:
     source, target = arena(case.source, case.source_blocks, seed), arena(case.target, case.target_blocks, seed + 1)
@@ -92,6 +95,7 @@ def test_ranks_that_hold_the_same_head_are_given_the_same_bytes(case: Case, seed
             assert all(np.array_equal(target[other], target[first]) for other in others)
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(case=cases(), cutting=CUTTINGS)
 def test_tables_may_begin_with_the_block_that_holds_the_first_token(case: Case, cutting: Cutting) -> None:
     conversion = Conversion(case.source, case.target, cutting=cutting)
@@ -104,6 +108,7 @@ def test_tables_may_begin_with_the_block_that_holds_the_first_token(case: Case, 
     assert conversion.plan(*shorter, case.tokens, tables_from=first) == whole
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(case=cases())
 def test_what_may_be_spared_is_whole_blocks_within_both_tables(case: Case) -> None:
     """Planned to there, the last block of one layout needs no staging either."""
@@ -114,6 +119,7 @@ def test_what_may_be_spared_is_whole_blocks_within_both_tables(case: Case) -> No
     assert end % case.source.block_tokens == 0 or end % case.target.block_tokens == 0
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(case=cases())
 def test_whole_blocks_of_one_layout_are_received_in_place_however_small(case: Case) -> None:
     """One run per stretch of blocks that adjoin, where nothing is held twice."""
@@ -136,7 +142,7 @@ PAIRS = [(one, other) for one in BITS for other in BITS if one != other]
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 @given(data=st.data(), seed=st.integers(0, 99))
-@settings(max_examples=settings().max_examples // 6)
+@settings(max_examples=settings().max_examples // 10)
 def test_numbers_of_another_type_are_those_of_each_cell_by_itself(
     pair: tuple[KVDtype, KVDtype], data: st.DataObject, seed: int
 ) -> None:
@@ -165,7 +171,7 @@ def one_cell(cell: np.ndarray, source: KVLayout, target: KVLayout) -> np.ndarray
 
 @pytest.mark.parametrize("pair", [pair for pair in PAIRS if loss(*pair) == ""], ids="-".join)
 @given(data=st.data(), seed=st.integers(0, 99))
-@settings(max_examples=settings().max_examples // 6)
+@settings(max_examples=settings().max_examples // 10)
 def test_a_type_that_loses_nothing_gives_the_same_bytes_back(
     pair: tuple[KVDtype, KVDtype], data: st.DataObject, seed: int
 ) -> None:

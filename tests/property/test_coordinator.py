@@ -357,4 +357,4 @@ class CoordinatorUnderAnyOrder(RuleBasedStateMachine):
 
 
 TestCoordinator = CoordinatorUnderAnyOrder.TestCase
-TestCoordinator.settings = settings(max_examples=120, stateful_step_count=50)
+TestCoordinator.settings = settings(max_examples=settings().max_examples * 3 // 2, stateful_step_count=50)

@@ -12,7 +12,7 @@ from baton.decide.policy.eviction import LeastRecentlyUsed
 from tests.property.pool_machine import BLOCK_TOKENS, TOTAL, Part, PoolUnderAnyOrder
 
 TestHostPool = PoolUnderAnyOrder.TestCase
-TestHostPool.settings = settings(max_examples=150, stateful_step_count=60)
+TestHostPool.settings = settings(max_examples=settings().max_examples * 3 // 2, stateful_step_count=60)
 
 
 class PoolThatGivesAtTheStart(PoolUnderAnyOrder):
@@ -39,4 +39,4 @@ class PoolThatGivesAtTheStart(PoolUnderAnyOrder):
 
 
 TestPoolThatGivesAtTheStart = PoolThatGivesAtTheStart.TestCase
-TestPoolThatGivesAtTheStart.settings = settings(max_examples=80, stateful_step_count=60)
+TestPoolThatGivesAtTheStart.settings = settings(max_examples=settings().max_examples, stateful_step_count=60)

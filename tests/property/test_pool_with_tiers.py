@@ -272,4 +272,4 @@ class PoolWithTiers(PoolUnderAnyOrder):
 
 
 TestPoolWithTiers = PoolWithTiers.TestCase
-TestPoolWithTiers.settings = settings(max_examples=150, stateful_step_count=80)
+TestPoolWithTiers.settings = settings(max_examples=settings().max_examples * 3 // 2, stateful_step_count=80)

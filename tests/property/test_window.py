@@ -78,4 +78,4 @@ class BatchersBehindAWindow(BatchersUnderAnyOrder):
 
 
 TestBatchersBehindAWindow = BatchersBehindAWindow.TestCase
-TestBatchersBehindAWindow.settings = settings(max_examples=100, stateful_step_count=60)
+TestBatchersBehindAWindow.settings = settings(max_examples=settings().max_examples, stateful_step_count=60)

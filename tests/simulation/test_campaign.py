@@ -9,14 +9,14 @@ import pytest
 from tests.campaign.run import main, play_seed, repeat_line, run_seeds
 from tests.seeds import Seeds
 
-CHUNKS = 6
+CHUNKS = 4
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_every_seed_holds_the_invariants_with_faults(chunk: int, seeds: Seeds) -> None:
     """Workers die, hang, come back; messages are late or lost; clients hang up: INV-1 to INV-5, INV-7 to INV-9."""
     out = io.StringIO()
-    failed = run_seeds(seeds.draw(120, deep=2400)[chunk::CHUNKS], faults=True, out=out)
+    failed = run_seeds(seeds.draw(80, deep=2400)[chunk::CHUNKS], faults=True, out=out)
     assert failed == 0, out.getvalue()
 
 
