@@ -13,7 +13,7 @@ from baton.compute.hash_engine import hash_card
 from baton.compute.models.tokenizer import Tokenizer, load_tokenizer
 from baton.compute.sandbox.template import load_chat_template
 from baton.core.config import SandboxConfig
-from baton.core.types import OutputToken, Request, RequestId, WorkerId
+from baton.core.types import OutputToken, Request, RequestId, Slo, WorkerId
 from baton.decide.kv.window import request_tokens_max
 from baton.lab.sim.cluster import SimCluster
 from baton.lab.sim.journal import Life
@@ -24,6 +24,8 @@ from baton.serve.http.identity import Keyring, KeySources
 from baton.serve.http.services import HttpSettings, Services
 from baton.serve.live.hooks import Hooks
 from baton.serve.live.live_request import Finish, LiveRequest
+from baton.serve.live.metrics_registry import Metrics
+from baton.serve.live.recorder import Recorder
 from tests.campaign.clients import CLIENT, HttpClient, PlannedClient
 from tests.campaign.triggers import cancel_request
 
@@ -61,6 +63,7 @@ class SimGateway:
     def __init__(self, cluster: SimCluster) -> None:
         self.card = CARD
         self.state = "ready"
+        self.slo: Slo | None = None
         self._cluster = cluster
         self._open: dict[RequestId, LiveRequest] = {}
         spec = cluster.spec
@@ -138,6 +141,7 @@ class HttpEdge:
             keyring=Keyring(KeySources()),
             hooks=Hooks(),
             render_metrics=lambda: b"",
+            recorder=Recorder(Metrics()),
         )
         self._app = build_app(services)
         self.clients = [HttpClient(each, cluster.loop) for each in planned]

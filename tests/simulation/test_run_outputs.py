@@ -143,14 +143,14 @@ def test_a_turn_finds_the_answer_before_it_in_the_cache(talk: Path) -> None:
 
 
 def test_requests_are_judged_by_their_own_class(talk: Path, tmp_path: Path) -> None:
-    """Nobody meets a TTFT of a microsecond; admission refuses it. The patient class attains its own."""
+    """Admission refuses a TTFT of 1 us unless the cluster is idle. The other class attains its own SLO."""
     talk.write_text(TALK.replace("ttft_s = 30", "ttft_s = 1e-6"))
     out = tmp_path / "r.json"
     assert simulate(talk, "--json", str(out)) == 1
     results = json.loads(out.read_text())
     bob = sum(request.tenant == "bob" for request in read_workload(talk, seed=0).requests)
     assert results["rejected"] > 0
-    assert results["completed"] == bob == round(results["slo"]["attainment_ratio"] * results["requests"])
+    assert results["completed"] >= bob == round(results["slo"]["attainment_ratio"] * results["requests"])
 
 
 def test_a_file_that_cannot_be_written_is_told_before_the_run(

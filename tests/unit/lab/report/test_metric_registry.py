@@ -26,6 +26,8 @@ BESIDE = [
     "baton_live_moves_total",
     "baton_read_back_blocks_total{host,tier}",
     "baton_http_refusals_total{status,reason}",
+    "baton_prediction_error_ratio{latency}",
+    "baton_step_error_ratio{worker,role}",
 ]
 """What we tell beyond it. A name that is once told is kept."""
 
