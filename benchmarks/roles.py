@@ -6,7 +6,7 @@ Plays simulated clusters of three to six workers without and with an SLO that th
 best of all splits of the workers between prefill and decode, found by trying; roles that adapt start from the even
 split. `mixed` is a fleet of mixed workers. Options of `demand-roles` were chosen on the first half: other clusters and
 other seeds than the second.
-Writes benchmarks/results/roles.json.
+Writes benchmarks/results/roles-HALF.json.
 """
 
 from __future__ import annotations

@@ -180,7 +180,12 @@ class Faults:
             _kill(pid, number)
 
     def _movers(self) -> list[int]:
+        """Return the mover of a host that has joined. One that starts has 30 s until it counts as hung."""
         host = self.draw.choice(list(self.cluster.hosts.values()))
+        self.server.wait_until(
+            lambda state: host.name in {known["id"] for known in state["hosts"] if known["state"] == "ready"},
+            reason="the host has joined",
+        )
         return host.pids("baton.serve.host.mover")
 
     def _fill_disk(self) -> None:

@@ -154,6 +154,24 @@ def test_a_request_outlives_the_death_of_a_host(victim: str, pair: MendableClust
         assert text_of(ask(client, PROMPT)) == mixed_text(PROMPT)
 
 
+def test_a_host_that_is_told_to_end_hands_its_request_over_first(pair: MendableCluster, mixed_text) -> None:
+    """Its KV is copied while it decodes. Before, the other host computed all tokens again."""
+    server = pair.server
+    failovers, moves = server.metric("baton_failovers_total"), server.metric("baton_live_moves_total")
+    with server.client() as client:
+        text, is_told = "", False
+        for chunk in stream(client, LONG):
+            text += "".join(choice["text"] for choice in chunk["choices"])
+            if len(text) > 100 and not is_told:
+                pair.hosts["b"].process.send_signal(signal.SIGTERM)
+                is_told = True
+        assert text == mixed_text(LONG)
+    assert pair.hosts["b"].process.wait(60) == 0
+    assert server.metric("baton_live_moves_total") == moves + 1
+    assert server.metric("baton_failovers_total") == failovers
+    pair.mend()
+
+
 def test_a_hung_agent_is_given_up_and_joins_anew(pair: MendableCluster, mixed_text) -> None:
     server, agent = pair.server, pair.hosts["b"].process
     with server.client() as client:

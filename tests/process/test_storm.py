@@ -76,5 +76,6 @@ def test_no_token_is_wrong_or_lost_in_a_storm_of_faults(cluster: MendableCluster
 
 
 @pytest.mark.deep
+@pytest.mark.timeout(3 * DEEP_S)
 def test_no_token_is_wrong_or_lost_in_ten_minutes_of_faults(cluster: MendableCluster) -> None:
     play(cluster, seed=2, count=round(DEEP_S / FAULT_S), pause_s=FAULT_S)

@@ -10,6 +10,7 @@ from msgspec.structs import asdict, replace
 from baton.core.copies import LandingEnded, LandingWanted
 from baton.core.messages import (
     BlocksStored,
+    HostLost,
     RetireWorker,
     StartDecode,
     StartPrefill,
@@ -26,7 +27,7 @@ from baton.decide.policy.policy_sets import policy_set
 from baton.lab.sim.cluster import SimCluster, build_cluster
 from baton.lab.sim.engines import LengthEngine
 from baton.lab.sim.fault_injector import delay_messages
-from baton.lab.sim.faults import Death, HostKill, Kill, WireCut
+from baton.lab.sim.faults import Death, HostKill, HostLeave, Kill, WireCut
 from baton.lab.sim.journal import Journal
 from baton.lab.sim.policies import configured_policies
 from baton.lab.sim.replay_trace import replay_trace
@@ -341,3 +342,32 @@ def test_a_stale_entry_of_the_prefix_index_costs_a_recompute_and_no_token(monkey
     assert any(isinstance(command, StartPrefill) for command in starts)
     lives = playing.cluster.server.journal.lives.values()
     assert {(outcome(life), life.cached_tokens) for life in lives} == {("finished", 0)}
+
+
+def test_a_host_that_leaves_hands_its_decode_over_first() -> None:
+    """No token is computed again: its KV is copied while it decodes, and the host goes when nothing needs it."""
+    leave = HostLeave(host=B, at_s=0.1)
+    made = two_hosts(request("r", output=60), faults=(leave,))
+    cluster = play(replace(made, cluster=replace(made.cluster, worker_start_s=5.0)))
+    life = cluster.server.journal.lives[RequestId("r")]
+    assert (outcome(life), life.attempt, len(life.output)) == ("finished", 2, 60)
+    assert life.token_times_s[-1] < 5.0, "it did not wait for the host to come back"
+    lost_s = [entry.now_s for entry in cluster.server.journal.log if isinstance(entry.event, HostLost)]
+    assert len(lost_s) == 1
+    assert leave.at_s < lost_s[0] < life.token_times_s[-1]
+    moved_tokens = sum(time_s <= lost_s[0] for time_s in life.token_times_s) + 12
+    assert landings(cluster)[-1].computed_tokens >= moved_tokens - 2, "only the last token was not computed"
+
+
+def test_a_host_that_leaves_without_a_request_goes_at_once() -> None:
+    cluster = play(two_hosts(request("r", at_s=1.0), faults=(HostLeave(host=B, at_s=0.1),)))
+    assert outcome(cluster.server.journal.lives[RequestId("r")]) == "finished"
+
+
+def test_the_last_host_that_leaves_goes_after_its_time_and_its_request_waits() -> None:
+    made = two_hosts(
+        request("r", output=60),
+        faults=(HostLeave(host=A, at_s=0.1, drain_s=0.2), HostLeave(host=B, at_s=0.1, drain_s=0.2)),
+    )
+    cluster = play(replace(made, cluster=replace(made.cluster, worker_start_s=0.5)))
+    assert outcome(cluster.server.journal.lives[RequestId("r")]) == "finished"

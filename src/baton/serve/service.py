@@ -16,6 +16,7 @@ from baton.compute.models.tokenizer import load_tokenizer
 from baton.compute.sandbox.template import load_chat_template
 from baton.core.copies import LayersDone
 from baton.core.errors import ConfigError
+from baton.core.leaving import DismissHost
 from baton.core.messages import RetireWorker, StartWorker, StepReport
 from baton.core.types import WorkerId
 from baton.move.ipc.tls import ServerTls
@@ -156,14 +157,14 @@ class Service:
         self._own = Supervisor(OwnWorkers(parts.driver), own.setups, own.arena.fd, parts.config.survival, notices)
         self._own.start()
 
-    def _resize(self, command: StartWorker | RetireWorker) -> None:
-        """Carry out a scaling decision on its host: the server's own one, or a joined one."""
+    def _resize(self, command: StartWorker | RetireWorker | DismissHost) -> None:
+        """Carry out a decision about the fleet on its host: the server's own one, or a joined one."""
         driver, own = self._parts.driver, self._parts.own
-        if isinstance(command, StartWorker):
-            host = command.host
-        else:
+        if isinstance(command, RetireWorker):
             host = driver.links[command.worker].view.host if command.worker in driver.links else ""
-        if self._own is not None and own is not None and host == own.id:
+        else:
+            host = command.host
+        if not isinstance(command, DismissHost) and self._own is not None and own is not None and host == own.id:
             self._own.resize(command)
         elif not self._hosts.resize(command):
             self._tell(f"no host can carry out this scaling decision: {command}")
@@ -292,7 +293,7 @@ class Service:
             self._parts.driver.tick()
 
     async def _resize_fleet(self) -> None:
-        """Carry out the decisions of the scaling policy, in their order."""
+        """Start and end workers, and let leaving hosts go, in the order of the decisions."""
         while True:
             self._resize(await self._parts.driver.resizes.get())
 

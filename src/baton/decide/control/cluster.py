@@ -12,6 +12,7 @@ from typing import assert_never
 
 from baton.core.copies import CopyBlocks, CopyEnded, LandingGranted, LandingRefused, LayersDone
 from baton.core.handoff_paths import PathChosen
+from baton.core.leaving import DismissHost, HostLeaving
 from baton.core.messages import (
     AheadEnded,
     BlocksGranted,
@@ -79,6 +80,8 @@ class Cluster:
         """All commands that resulted from the last event, in order, as written to the decision log."""
         self._steps = steps
         self._out: list[ClusterCommand] = []
+        self._dismissed: set[HostId] = set()
+        """Leaving hosts that were told to go and are not lost yet."""
 
     @property
     def pools(self) -> dict[HostId, HostPool]:
@@ -100,6 +103,8 @@ class Cluster:
                 hits = self.transfers.tier_reads.hits(request)
                 self._ask_coordinator(RequestArrived(request, hits) if hits else event, now_s)
             case CopyEnded() | FromTier() | LayersDone() | HostLost():
+                if isinstance(event, HostLost):
+                    self._dismissed.discard(event.host)
                 self._carry_out(self.transfers.handle(event, now_s), now_s)
             case RequestCancelled() | RoleSet() | TokensServed() | Tick() | WaitedTooLong() | QueuedTooLong():
                 self._ask_coordinator(event, now_s)
@@ -109,7 +114,19 @@ class Cluster:
             case HostAdded(host=host, workers_max=workers_max):
                 self.transfers.hosts.add(event)
                 self.coordinator.open_host(host, workers_max)
+            case HostLeaving(host=host):
+                self._carry_out(self.coordinator.leave_host(host), now_s)
+        self._dismiss_hosts()
         return self._out
+
+    def _dismiss_hosts(self) -> None:
+        """Let leaving hosts go that no request and no transfer needs any more. Each is told once."""
+        for host in self.coordinator.moves.left_hosts():
+            needed = any(host in (transfer.source, transfer.target) for transfer in self.transfers.table)
+            if not needed and not self.transfers.waiting_for_pools and host not in self._dismissed:
+                self._dismissed.add(host)
+                self._out.append(DismissHost(host))
+                self.decided.append(DismissHost(host))
 
     def _apply_report(self, report: WorkerSaid, now_s: float) -> None:
         """Apply a worker's events in order, then its load. The events of a lost worker are for the coordinator only."""

@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from baton.core.copies import CopyBlocks, CopyEnded, LayersDone
 from baton.core.handoff_paths import PathChosen
+from baton.core.leaving import DismissHost, HostLeaving
 from baton.core.messages import (
     AheadEnded,
     BatcherEvent,
@@ -113,6 +114,7 @@ ClusterEvent = (
     | RequestCancelled
     | HostAdded
     | HostLost
+    | HostLeaving
     | WorkerJoined
     | WorkerLost
     | WorkerSaid
@@ -140,12 +142,21 @@ ClusterCommand = (
     | SetRole
     | StartWorker
     | RetireWorker
+    | DismissHost
 )
 """Commands for the driver. StartPrefill and StartDecode only assign the request to a worker. BeginRequest follows once
 its KV is on the worker's host, and sends the request there."""
 
 LoggedCommand = (
-    CoordinatorCommand | PoolCommand | ToPool | CopyBlocks | BeginRequest | RequestDropped | AheadEnded | PathChosen
+    CoordinatorCommand
+    | PoolCommand
+    | ToPool
+    | CopyBlocks
+    | BeginRequest
+    | RequestDropped
+    | AheadEnded
+    | PathChosen
+    | DismissHost
 )
 """Decisions of the coordinator, the pools and the transfers, as written to the decision log."""
 

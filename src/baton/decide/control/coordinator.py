@@ -81,17 +81,23 @@ class Coordinator:
     """Flights without a worker, until one has room for their turn."""
     _meter: PredictionMeter = field(default_factory=PredictionMeter)
     _now_s: float = 0.0
-    _moves: Moves = field(init=False)
+    moves: Moves = field(init=False)
     _poison: PoisonPrompts = field(default_factory=PoisonPrompts)
 
     def __post_init__(self) -> None:
         self.turns = TurnQueue.of(self.policies.fairness)
-        self._moves = Moves(self._fleet, self._flights)
+        self.moves = Moves(self._fleet, self._flights)
 
     def open_host(self, host: HostId, workers_max: int | None) -> None:
         """Record the maximum number of workers of a host. None: it has not stated one."""
         if workers_max is not None:
             self._reshaping.workers_max[host] = workers_max
+
+    def leave_host(self, host: HostId) -> list[CoordinatorCommand]:
+        """Give a host that leaves no further requests, and begin to move its decodes."""
+        self._reshaping.workers_max.pop(host, None)
+        self.moves.drain_host(host)
+        return self.moves.leave_draining(self.policies, self._cluster())
 
     def handle(self, event: CoordinatorEvent, now_s: float) -> list[CoordinatorCommand]:
         """Apply one event and return the resulting commands, in order.
@@ -119,6 +125,7 @@ class Coordinator:
                 return self._lose([worker], reason)
             case HostLost(host=host, reason=reason):
                 self._prefixes.forget(host)
+                self._fleet.leaving.discard(host)
                 self._reshaping.workers_max.pop(host, None)
                 return self._lose([view.id for view in processes_of(self._fleet) if view.host == host], reason)
             case WaitedTooLong(wait_s=wait_s):
@@ -126,7 +133,7 @@ class Coordinator:
             case QueuedTooLong():
                 return self._reject_overdue(now_s)
             case AheadEnded():
-                return self._moves.stop(event)
+                return self.moves.stop(event)
             case Tick(window=window):
                 return self._reshape(window, now_s)
             case WorkerReported() | RoleSet() | BlocksStored() | BlocksRemoved() | TokensServed():
@@ -138,7 +145,7 @@ class Coordinator:
     @property
     def needs_ticks(self) -> bool:
         """A policy may change the present fleet, or move requests."""
-        return need_ticks(self.policies, len(self._fleet.views()))
+        return bool(self._fleet.draining) or need_ticks(self.policies, len(self._fleet.views()))
 
     @property
     def reshaping_failure(self) -> str:
@@ -311,8 +318,7 @@ class Coordinator:
 
     def _lose(self, workers: Sequence[WorkerId], reason: str) -> list[CoordinatorCommand]:
         """Start the requests of dead workers on others: the server has their tokens, the hosts have their KV."""
-        dead = set(workers)
-        orphans = [flight for flight in self._flights.values() if flight.worker in dead]
+        orphans = [flight for flight in self._flights.values() if flight.worker in workers]
         for worker in workers:
             self._fleet.leave(worker)
         commands: list[CoordinatorCommand] = []
@@ -341,17 +347,13 @@ class Coordinator:
 
     def _reshape(self, window: LoadWindow, now_s: float) -> list[CoordinatorCommand]:
         """Change the fleet as its policies want, and begin moves: of their choice, and off draining workers."""
-        commands = self._moves.retire_drained()
+        commands = self.moves.retire_drained()
         commands += self._reshaping.tick(window, self._cluster(), self.policies, self._fleet, now_s)
-        for flight in self._moves.on_draining():
-            candidates, cluster = self._fleet.having("decode") or self._fleet.views(), self._view(flight)
-            target = self.policies.place(flight.request, flight.host, candidates, cluster) if candidates else None
-            if target is not None and not isinstance(target, PolicyFailure):
-                commands += self._moves.begin(flight.request.id, target)
-        flights = self._moves.movable()
+        commands += self.moves.leave_draining(self.policies, self._cluster())
+        flights = self.moves.movable()
         if flights:
             wanted = self._reshaping.moves(self._cluster(), flights, self.policies, now_s)
-            commands += [command for name, target in wanted.items() for command in self._moves.begin(name, target)]
+            commands += [command for name, target in wanted.items() for command in self.moves.begin(name, target)]
         return commands
 
     def _dropped(self, flight: Flight) -> list[CoordinatorCommand]:
@@ -392,7 +394,7 @@ class Coordinator:
         return ClusterView(
             workers=self._fleet.views(),
             prefix_hit_tokens={},
-            waiting_requests=len(self._room) + len(self.turns) + self._moves.draining_requests(),
+            waiting_requests=len(self._room) + len(self.turns) + self.moves.draining_requests(),
             starting=self._reshaping.starting,
             bound=self._bound.loads,
         )

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from baton.core.config import PolicyConfig
 from baton.core.copies import CopyEnded, LandingWanted, LayersDone, LeaseWanted
 from baton.core.handoff_paths import PathChosen
+from baton.core.leaving import HostLeaving
 from baton.core.messages import (
     CoordinatorEvent,
     DecodeBegun,
@@ -119,7 +120,7 @@ def coordinator_events(event: ClusterEvent) -> Iterator[CoordinatorEvent]:
                     yield each
             if event.view is not None:
                 yield WorkerReported(event.view)
-        case HostAdded() | LayersDone() | CopyEnded() | FromTier():
+        case HostAdded() | HostLeaving() | LayersDone() | CopyEnded() | FromTier():
             return
         case _:
             yield event

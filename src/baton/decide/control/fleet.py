@@ -56,18 +56,22 @@ class Fleet:
     """Hosts of the live workers."""
     draining: dict[WorkerId, WorkerView] = field(default_factory=dict[WorkerId, WorkerView])
     """Workers that get no further requests. No policy sees them; they are retired once they are idle."""
+    leaving: set[HostId] = field(default_factory=set[HostId])
+    """Hosts that want to leave. All of their workers drain."""
 
     def __contains__(self, worker: object) -> bool:
         return worker in self._views
 
     def join(self, view: WorkerView) -> None:
-        """Add a worker, or let a draining one serve again."""
+        """Add a worker, or let a draining one serve again. On a leaving host it drains."""
         self.draining.pop(view.id, None)
         self._loads.setdefault(view.id, _Load(view)).reported = view
         self._views[view.id] = self._current[view.id] = view
         self._changed[view.id] = None
         self._able.clear()
         self.hosts.add(view.host)
+        if view.host in self.leaving:
+            self.drain(view.id)
 
     def leave(self, worker: WorkerId) -> None:
         self._loads.pop(worker, None)

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from baton.core.messages import AheadEnded, CoordinatorCommand, RetireWorker, SendAhead, StopRequest
-from baton.core.types import FlightView, RequestId, WorkerId
+from baton.core.types import ClusterView, FlightView, HostId, RequestId, WorkerId
+from baton.decide.control.advice import Policies, PolicyFailure
 from baton.decide.control.fleet import Fleet
 from baton.decide.control.flight import Flight
 
@@ -26,22 +27,48 @@ class Moves:
             if flight.worker is not None and flight.worker in self.fleet and _is_movable(flight)
         ]
 
+    def drain_host(self, host: HostId) -> None:
+        """Let the workers of a host drain, because it leaves."""
+        self.fleet.leaving.add(host)
+        for view in [view for view in self.fleet.views() if view.host == host]:
+            self.fleet.drain(view.id)
+
+    def left_hosts(self) -> list[HostId]:
+        """Return the leaving hosts whose workers have no request left."""
+        if not self.fleet.leaving:
+            return []
+        busy = {view.host for view in self.fleet.draining.values() if view.id in self._busy()}
+        return sorted(self.fleet.leaving - busy)
+
     def retire_drained(self) -> list[CoordinatorCommand]:
-        """Remove the draining workers that have no request left from the fleet. Return the commands that end them."""
+        """Remove the draining workers that have no request left, except those of hosts that leave as a whole."""
         if not self.fleet.draining:
             return []
-        busy = {flight.worker for flight in self.flights.values()}
-        drained = [worker for worker in self.fleet.draining if worker not in busy]
+        busy, draining, leaving = self._busy(), self.fleet.draining.values(), self.fleet.leaving
+        drained = [view.id for view in draining if view.id not in busy and view.host not in leaving]
         for worker in drained:
             self.fleet.leave(worker)
         return [RetireWorker(worker) for worker in drained]
+
+    def leave_draining(self, policies: Policies, cluster: ClusterView) -> list[CoordinatorCommand]:
+        """Begin to move the decodes of draining workers to others."""
+        commands: list[CoordinatorCommand] = []
+        for flight in self._on_draining():
+            candidates = cluster.having("decode") or cluster.workers
+            target = policies.place(flight.request, flight.host, candidates, cluster) if candidates else None
+            if target is not None and not isinstance(target, PolicyFailure):
+                commands += self.begin(flight.request.id, target)
+        return commands
+
+    def _busy(self) -> set[WorkerId | None]:
+        return {flight.worker for flight in self.flights.values()}
 
     def draining_requests(self) -> int:
         """Return the number of requests on draining workers."""
         draining = self.fleet.draining
         return sum(flight.worker in draining for flight in self.flights.values()) if draining else 0
 
-    def on_draining(self) -> Sequence[Flight]:
+    def _on_draining(self) -> Sequence[Flight]:
         """Return the decoding requests on draining workers that do not move yet."""
         draining = self.fleet.draining
         if not draining:

@@ -12,6 +12,7 @@ from numpy.random import PCG64, Generator
 
 from baton.core.config import SurvivalConfig
 from baton.core.copies import CopyBlocks, CopyEnded, LayersDone
+from baton.core.leaving import DismissHost
 from baton.core.messages import RetireWorker, SetRole, StartWorker, StepReport, WorkerCommand
 from baton.core.tier_messages import FromTier, TierOpened
 from baton.core.types import HostId, WorkerId, WorkerView
@@ -91,7 +92,6 @@ class SimCluster:
 
     @property
     def workers(self) -> list[SimWorker]:
-        """The living workers."""
         return [process.worker for process in self._processes.values()]
 
     def worker(self, worker: WorkerId) -> SimWorker | None:
@@ -150,7 +150,6 @@ class SimCluster:
         self.server.join(view, inbound.send)
 
     def _with_facts(self, view: WorkerView) -> WorkerView:
-        """Return the view with the limits of its worker."""
         limits, pool = self.spec.batch_of(view.kind), self.server.pools[view.host]
         return replace(
             view,
@@ -231,7 +230,7 @@ class SimCluster:
             if view.host == host:
                 self.boot(view)
 
-    def reshape(self, command: SetRole | StartWorker | RetireWorker) -> None:
+    def reshape(self, command: SetRole | StartWorker | RetireWorker | DismissHost) -> None:
         """Perform a command of roles or scaling. A role flip is immediate; a new worker needs `worker_start_s`."""
         match command:
             case SetRole():
@@ -241,6 +240,8 @@ class SimCluster:
                 self.loop.after(self.spec.worker_start_s, partial(self._boot_added, view))
             case RetireWorker(worker=worker):
                 self._retire(worker)
+            case DismissHost(host=host):
+                self.kill_host(host, 0.0, self.spec.worker_start_s)
             case _:
                 assert_never(command)
 

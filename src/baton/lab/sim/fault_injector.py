@@ -8,6 +8,7 @@ from functools import partial
 from math import fsum, prod
 from typing import assert_never
 
+from baton.core.leaving import HostLeaving
 from baton.lab.sim import faults
 from baton.lab.sim.cluster import SimCluster
 from baton.lab.sim.worker import SimWorker
@@ -47,6 +48,8 @@ class FaultInjector:
                 loop.at(fault.at_s, partial(cluster.server.set_role, fault.worker, fault.role))
             case faults.HostKill():
                 loop.at(fault.at_s, partial(cluster.kill_host, fault.host, fault.notice_s, fault.restart_s))
+            case faults.HostLeave():
+                loop.at(fault.at_s, partial(self._leave, fault))
             case faults.WireCut():
                 loop.at(fault.at_s, partial(cluster.wires.cut, fault.one, fault.other))
                 loop.at(fault.at_s + fault.for_s, partial(cluster.wires.mend, fault.one, fault.other))
@@ -57,6 +60,20 @@ class FaultInjector:
                 )
             case _:
                 assert_never(fault)
+
+    def _leave(self, fault: faults.HostLeave) -> None:
+        """Let a host leave. If the server does not let it go in time, it goes all the same."""
+        cluster, host = self.cluster, fault.host
+        engine = cluster.engines.get(host)
+        if engine is None:
+            return
+
+        def end() -> None:
+            if cluster.engines.get(host) is engine:
+                cluster.kill_host(host, 0.0, cluster.spec.worker_start_s)
+
+        cluster.server.tell(HostLeaving(host))
+        cluster.loop.after(fault.drain_s, end)
 
     def _hang(self, fault: faults.Hang) -> None:
         worker = self.cluster.worker(fault.worker)

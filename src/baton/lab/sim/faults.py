@@ -86,6 +86,17 @@ class HostKill(Struct, frozen=True, tag=True, kw_only=True):
     """Time from the notice until the host's workers join again."""
 
 
+class HostLeave(Struct, frozen=True, tag=True, kw_only=True):
+    """A host is told to end. It goes once its requests have moved, after `drain_s` at the latest.
+
+    It returns empty, and its workers join again after the cluster's `worker_start_s`.
+    """
+
+    host: HostId
+    at_s: float
+    drain_s: float = 10.0
+
+
 class WireCut(Struct, frozen=True, tag=True, kw_only=True):
     """The wire between two hosts is down for `for_s`: copies on it fail."""
 
@@ -123,7 +134,7 @@ class Herd(Struct, frozen=True, tag=True, kw_only=True):
     for_s: float
 
 
-Fault = Kill | Hang | Slow | DelaySpike | Flip | HostKill | WireCut | StoreFault | StartsFail
+Fault = Kill | Hang | Slow | DelaySpike | Flip | HostKill | HostLeave | WireCut | StoreFault | StartsFail
 """Faults that `FaultInjector` performs. A herd is not among them, because it only changes arrival times."""
 TimedFault = Fault | Herd
 """Faults that a file for `baton sim --faults` may hold. They strike at a time, not at a state of a request."""

@@ -103,6 +103,7 @@ class Membership:
         self._answer: asyncio.Future[Welcome | JoinRefused] = asyncio.get_running_loop().create_future()
         self._mover: MoverSupervisor | None = None
         self._supervisor: Supervisor | None = None
+        self._is_leaving = False
         self.failure = ""
         """Reason why no worker of this host can be kept alive. Empty: there is none."""
 
@@ -129,6 +130,18 @@ class Membership:
             parts.arena.close()
 
     def leave(self, reason: str) -> None:
+        """Ask the server to let this host go. It moves the running requests away first, for `drain_s` at most.
+
+        A second call ends the membership at once, and so does the first one before the host has joined.
+        """
+        if self._supervisor is None or self._is_leaving:
+            self._quit(reason)
+            return
+        self._is_leaving = True
+        self._stream.put(HostLeaves(reason))
+        asyncio.get_running_loop().call_later(self._config.survival.drain_s, self._quit, reason)
+
+    def _quit(self, reason: str) -> None:
         """End the membership, and tell the server."""
         self._stream.end(reason, HostLeaves(reason))
         self._end(reason)
@@ -201,7 +214,7 @@ class Membership:
 
     def _fail(self, reason: str) -> None:
         self.failure = reason
-        self.leave(f"no worker can be kept alive: {reason}")
+        self._quit(f"no worker can be kept alive: {reason}")
 
     def _end(self, reason: str) -> None:
         if not self._over.done():

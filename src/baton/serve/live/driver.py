@@ -14,6 +14,7 @@ from typing import assert_never
 import msgspec
 
 from baton.core.copies import CopyBlocks, CopyEnded, LayersDone
+from baton.core.leaving import DismissHost
 from baton.core.messages import (
     BatcherEvent,
     BlocksGranted,
@@ -96,9 +97,8 @@ class Driver:
         self.recorder = Recorder(metrics)
         self._meter = LoadMeter(taken_s=now_s())
         self._served = TokenCount(cluster.coordinator.turns.is_used)
-        self._served = TokenCount(cluster.coordinator.turns.is_used)
-        self.resizes: asyncio.Queue[StartWorker | RetireWorker] = asyncio.Queue()
-        """Workers to start and to end."""
+        self.resizes: asyncio.Queue[StartWorker | RetireWorker | DismissHost] = asyncio.Queue()
+        """Workers to start and to end, and hosts to let go."""
 
     @property
     def pools(self) -> dict[HostId, HostPool]:
@@ -256,7 +256,7 @@ class Driver:
                 self.tiers.perform(command)
             case SetRole(worker=worker, role=role):
                 self._flip(self.links[worker], role)
-            case StartWorker() | RetireWorker():
+            case StartWorker() | RetireWorker() | DismissHost():
                 self.resizes.put_nowait(command)
             case _:
                 assert_never(command)

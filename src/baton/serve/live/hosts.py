@@ -16,6 +16,7 @@ from baton.compute.models.fingerprint import kv_identity
 from baton.core.config import Config, HooksConfig, KVConfig
 from baton.core.errors import RequestError
 from baton.core.http_config import HttpConfig
+from baton.core.leaving import DismissHost
 from baton.core.messages import RetireWorker, StartWorker
 from baton.core.tier_messages import StoreEvent
 from baton.core.types import HostId
@@ -230,17 +231,21 @@ class Hosts:
         self._parts.metrics.forget_host(host.id)
         self._changed()
 
-    def resize(self, command: StartWorker | RetireWorker) -> bool:
-        """Send a scaling decision to its host. False: the host is lost, or has never started a worker."""
+    def resize(self, command: StartWorker | RetireWorker | DismissHost) -> bool:
+        """Pass a decision on to its host. False: the host is lost, or has never started a worker."""
         if isinstance(command, RetireWorker):
             link = self.driver.links.get(command.worker)
             host = self._joined.get(link.view.host) if link is not None else None
         else:
             host = self._joined.get(command.host)
-            host = host if host is not None and host.has_workers else None
-        if host is not None:
-            host.resize(command)
-        return host is not None
+        if isinstance(command, DismissHost):
+            if host is not None:
+                host.dismiss("it left, and its requests moved to other hosts")
+            return True
+        if host is None or (isinstance(command, StartWorker) and not host.has_workers):
+            return False
+        host.resize(command)
+        return True
 
     async def stop(self) -> None:
         """Disconnect every host, and stop the server's own mover."""

@@ -9,6 +9,7 @@ from typing import Protocol, assert_never
 import msgspec
 
 from baton.core.copies import LayersDone
+from baton.core.leaving import HostLeaving
 from baton.core.messages import RetireWorker, StartWorker, StepReport, WorkerCommand
 from baton.core.types import HostId, WorkerId, WorkerView
 from baton.move.ipc.frames import FRAME_BYTES_MAX
@@ -151,7 +152,10 @@ class JoinedHost:
             case FromMover(generation=generation, event=event):
                 registry.mover_reported(self.id, generation, event)
             case HostLeaves(reason=reason):
-                self.stream.end(reason)
+                if registry.driver.cluster.coordinator.live_requests:
+                    registry.driver.tell(HostLeaving(self.id))
+                else:
+                    self.stream.end(reason)
             case _:
                 assert_never(message)
 
