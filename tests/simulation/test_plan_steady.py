@@ -44,6 +44,7 @@ def test_a_worker_is_planned_with_no_more_requests_than_its_batch_limit_lets_it_
 
 
 @pytest.mark.deep
+@pytest.mark.timeout(900)
 def test_the_rate_of_a_roomy_fleet_holds_for_many_lifetimes_of_a_request() -> None:
     """400 requests are over before the first of them is: any fleet looks good then.
 

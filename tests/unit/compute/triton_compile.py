@@ -82,23 +82,25 @@ def decode(heads: tuple[int, int, int], number: torch.dtype, *, rope_dim: int) -
 
 
 def main() -> None:
-    """Arguments: types of numbers, shapes (or `all`), then compute capabilities."""
+    """Arguments: types of numbers, shapes (or `all`), and a compute capability.
+
+    A process compiles for one capability: Triton keeps the kernels of a device by its index, which is always 0 here.
+    """
     numbers = {"bf16": torch.bfloat16, "fp32": torch.float32}
-    for capability in map(int, sys.argv[3:]):
-        device = Device(capability)
-        triton.runtime.driver.set_active(device)
-        for name in sys.argv[1].split(","):
-            number = numbers[name]
-            for shapes, rope_dim in ((GROUPED, 0), (LATENT, 64)):
-                for shape, heads in shapes.items():
-                    if sys.argv[2] in (shape, "all"):
-                        device.case = f"{shape} {name}"
-                        decode(heads, number, rope_dim=rope_dim)
-            device.case = f"experts {name}"
-            TritonRowProduct()(torch.zeros(2, 2048, dtype=number), torch.zeros(4, 768, 2048, dtype=number),
-                               torch.zeros(4, dtype=torch.int64))  # fmt: skip
-        for binary, figures in device.binaries.items():
-            print(f"{binary}: {' '.join(map(str, figures))}")
+    device = Device(int(sys.argv[3]))
+    triton.runtime.driver.set_active(device)
+    for name in sys.argv[1].split(","):
+        number = numbers[name]
+        for shapes, rope_dim in ((GROUPED, 0), (LATENT, 64)):
+            for shape, heads in shapes.items():
+                if sys.argv[2] in (shape, "all"):
+                    device.case = f"{shape} {name}"
+                    decode(heads, number, rope_dim=rope_dim)
+        device.case = f"experts {name}"
+        TritonRowProduct()(torch.zeros(2, 2048, dtype=number), torch.zeros(4, 768, 2048, dtype=number),
+                           torch.zeros(4, dtype=torch.int64))  # fmt: skip
+    for binary, figures in device.binaries.items():
+        print(f"{binary}: {' '.join(map(str, figures))}")
 
 
 if __name__ == "__main__":
