@@ -58,10 +58,16 @@ FAST = "[hosts]\nsilent_s = 2.0\nmover_silent_s = 1.0\ncopy_s = 5.0\n"
 
 
 @pytest.fixture(scope="module")
-def mendable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MendableCluster]:
-    path = tmp_path_factory.mktemp("pair") / "baton.toml"
+def pair_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The decision log of the pair's server."""
+    return tmp_path_factory.mktemp("pair") / "decisions.log"
+
+
+@pytest.fixture(scope="module")
+def mendable(pair_log: Path) -> Iterator[MendableCluster]:
+    path = pair_log.with_name("baton.toml")
     path.write_text(FAST)
-    with listening("hash", "--hosts", "2", "--config", str(path)) as server:
+    with listening("hash", "--hosts", "2", "--config", str(path), "--log", str(pair_log)) as server:
         cluster = MendableCluster(server, {"a": PREFILL, "b": DECODE}, {})
         cluster.mend()
         yield cluster
@@ -114,13 +120,8 @@ def all_ready(*names: str) -> Callable[[dict], bool]:
 NIXL = pytest.mark.skipif(find_spec("nixl_cu12") is None, reason="needs the extra nixl: pip install -e '.[nixl]'")
 
 
-@pytest.mark.parametrize(
-    "transport",
-    [
-        "tcp",
-        *(pytest.param(name, marks=[*marks, pytest.mark.deep]) for name, marks in (("shm", ()), ("nixl", (NIXL,)))),
-    ],
-)
+@pytest.mark.deep
+@pytest.mark.parametrize("transport", ["tcp", "shm", pytest.param("nixl", marks=NIXL)])
 def test_every_transport_brings_the_same_text(transport: str, tmp_path: Path, mixed_text) -> None:
     path = tmp_path / "baton.toml"
     path.write_text(f"[hosts]\ntransports = ['{transport}']\n")
@@ -232,6 +233,21 @@ def test_requests_outlive_movers_that_die_or_hang(
         assert server.metric("baton_handoff_bytes_total") > moved_bytes, "the next mover moves nothing"
 
 
+def test_the_losses_of_hosts_are_replayed_as_they_were_decided(pair: MendableCluster, pair_log: Path) -> None:
+    """INV-7: hosts that join and are lost are in the log of all tests above. This test ends the pair's server."""
+    with pair.server.client() as client:
+        for count, _chunk in enumerate(stream(client, LONG)):
+            if count == 5:
+                pair.hosts["b"].process.kill()
+                pair.mend_hosts()
+    assert pair.server.stop() == 0, pair.server.output()
+    done = subprocess.run(
+        [sys.executable, "-m", "baton.cli.main", "replay", str(pair_log)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout
+    assert "the same decisions" in done.stdout
+
+
 def test_a_host_without_its_server_ends_its_workers_and_joins_the_next(mixed_text) -> None:
     """The server is killed; another one comes up at its address."""
     with listening("hash", "--hosts", "1") as first, joining(first.url, "a", "--mixed", "1") as host:
@@ -304,23 +320,6 @@ def test_the_real_model_over_two_hosts_says_what_it_says_on_one(smollm_server: R
         assert server.metric("baton_handoff_layer_bytes_total") > 0
 
 
-def test_the_loss_of_a_host_is_replayed_as_it_was_decided(tmp_path: Path) -> None:
-    """INV-7: hosts that join and are lost are in the log."""
-    log = tmp_path / "decisions.log"
-    with cluster("hash", {"a": PREFILL, "b": DECODE}, "--log", str(log)) as (server, joined), server.client() as client:
-        for count, _chunk in enumerate(stream(client, LONG)):
-            if count == 5:
-                joined["b"].process.kill()
-        with joining(server.url, "c", *DECODE):
-            server.wait_until(all_ready("a", "c"), reason="another host is there")
-            ask(client, PROMPT)
-    done = subprocess.run(
-        [sys.executable, "-m", "baton.cli.main", "replay", str(log)], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stdout
-    assert "the same decisions" in done.stdout
-
-
 SCALING = '''
 from pathlib import Path
 
@@ -363,11 +362,13 @@ def test_scaling_starts_and_ends_workers_on_another_host(tmp_path: Path, mixed_t
 def test_what_decodes_on_mixed_workers_moves_between_hosts_and_says_the_same(
     mixed_text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """INV-8, live: a policy sends every request that decodes to the other host, at every tick."""
+    """INV-8, live: a policy sends every request that decodes to the other host, at every tick. Bytes go over TCP."""
     folder = Path(__file__).parents[2] / "examples" / "policies"
     monkeypatch.setenv("PYTHONPATH", f"{os.environ.get('PYTHONPATH', '')}{os.pathsep}{folder}")
     config = tmp_path / "moving.toml"
-    config.write_text("tick_s = 0.05\n[policy.moves]\nuse = 'back_and_forth:BackAndForth'\n")
+    config.write_text(
+        "tick_s = 0.05\n[hosts]\ntransports = ['tcp']\n[policy.moves]\nuse = 'back_and_forth:BackAndForth'\n"
+    )
     mixed = ("--mixed", "1")
     with cluster("hash", {"a": mixed, "b": mixed}, "--config", str(config)) as (server, _), server.client() as client:
         answer = ask(client, LONG)
@@ -376,4 +377,5 @@ def test_what_decodes_on_mixed_workers_moves_between_hosts_and_says_the_same(
         assert answer["timings"]["attempts"] == 1, "nobody died"
         assert server.metric("baton_live_moves_total") == answer["timings"]["moves"]
         assert server.metric("baton_failovers_total") == 0
+        assert server.metric("baton_handoff_bytes_total") > 0
         server.wait_until(nothing_used, reason="no block is used")

@@ -72,28 +72,38 @@ def _texts(server: RunningServer, texts: list[list[int]], tokens: int = OUTPUT_T
         return [client.post("/detokenize", json={"tokens": text[:tokens]}).json()["prompt"] for text in texts]
 
 
-@pytest.mark.parametrize(
-    "topology",
-    [("--mixed", "1", "--tp", "2", "--pp", "2"), pytest.param(("--tp", "2"), marks=pytest.mark.deep)],
-    ids=" ".join,
-)
+def _check_texts(server: RunningServer, ranks_per_worker: int, expected: list[list[int]]) -> None:
+    """Ask for several texts at once, and compare them with those of one rank."""
+    assert len(_all_ranks(server)) == len(server.worker_pids()) * ranks_per_worker
+    assert "torch engine (the native engine computes whole models" in server.output()
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        answers = list(pool.map(lambda prompt: _answer(server, prompt)[0], PROMPTS))
+    assert answers == _texts(server, expected)
+
+
+def _check_end(server: RunningServer) -> None:
+    """Stop the server. No rank may outlive it."""
+    watched = _watched(_all_ranks(server))
+    assert server.stop() == 0, server.output()
+    assert _all_gone(watched), "a rank outlived its server"
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("topology", [("--mixed", "1", "--tp", "2", "--pp", "2"), ("--tp", "2")], ids=" ".join)
 def test_the_text_is_that_of_one_rank(topology: tuple[str, ...], tiny_model: str, expected: list[list[int]]) -> None:
-    """On one worker, and handed over from prefill to decode; several requests at once, and no rank left behind."""
+    """On four ranks, and handed over from prefill to decode. The next test has two ranks."""
     with serving(tiny_model, *FLOAT32, *topology) as server:
-        workers, ranks = server.worker_pids(), _all_ranks(server)
-        assert len(ranks) == len(workers) * (4 if "--pp" in topology else 2)
-        assert "torch engine (the native engine computes whole models" in server.output()
-        with ThreadPoolExecutor(len(PROMPTS)) as pool:
-            answers = list(pool.map(lambda prompt: _answer(server, prompt)[0], PROMPTS))
-        assert answers == _texts(server, expected)
-        watched = _watched(ranks)
-        assert server.stop() == 0, server.output()
-        assert _all_gone(watched), "a rank outlived its server"
+        _check_texts(server, 4 if "--pp" in topology else 2, expected)
+        _check_end(server)
 
 
 def test_requests_outlive_the_death_of_one_rank(tiny_model: str, expected: list[list[int]]) -> None:
-    """kill -9 of rank 1 under load is the death of one worker: requests go on elsewhere, the worker comes back."""
+    """kill -9 of rank 1 under load is the death of one worker: requests go on elsewhere, the worker comes back.
+
+    Before and after it, the text is that of one rank. No rank outlives the server.
+    """
     with serving(tiny_model, *FLOAT32, "--mixed", "2", "--tp", "2") as server:
+        _check_texts(server, 2, expected)
         killed = {worker["id"]: worker["pid"] for worker in server.cluster()["workers"]}["mixed-0"]
         (victim,) = ranks_of(killed)
         watched = _watched([killed, victim])
@@ -111,6 +121,7 @@ def test_requests_outlive_the_death_of_one_rank(tiny_model: str, expected: list[
         # whoever notices first says it: the thread that waits for the process, or the step that waits for its part
         noticed = (f"rank 1 (pid {victim}) was killed by signal 9", "ranks are out of step, the worker ends")
         assert any(words in server.output() for words in noticed)
+        _check_end(server)
 
 
 @pytest.mark.deep
@@ -161,6 +172,7 @@ class Sabotage:
 """
 
 
+@pytest.mark.deep
 def test_an_error_in_one_rank_ends_the_worker_and_its_request_goes_on(
     tiny_model: str, expected: list[list[int]], tmp_path: Path
 ) -> None:

@@ -33,12 +33,18 @@ def planned(**more: Any) -> Recommendation:
     return recommend(read_plan_input({**QUESTION, **more}, Path()))
 
 
+@pytest.fixture(scope="module")
+def found() -> Recommendation:
+    """The answer to the question as it stands."""
+    return planned()
+
+
 def documents(found: Recommendation) -> list[dict[str, Any]]:
     return [msgspec.yaml.decode(part) for part in kubernetes_yaml(found).split("---\n")]
 
 
-def test_serve_takes_the_configuration_and_waits_for_a_host_per_worker(tmp_path: Path) -> None:
-    found, path = planned(), tmp_path / "serve.toml"
+def test_serve_takes_the_configuration_and_waits_for_a_host_per_worker(found: Recommendation, tmp_path: Path) -> None:
+    path = tmp_path / "serve.toml"
     path.write_text(serve_toml(found))
     config = serve.configuration(build_parser().parse_args(["serve", "--config", str(path)]))
     assert HUB_NAME.fullmatch(config.model), "a name that `baton serve` downloads, not one of the catalogue"
@@ -47,9 +53,11 @@ def test_serve_takes_the_configuration_and_waits_for_a_host_per_worker(tmp_path:
     assert config.topology.prefill + config.topology.decode + config.topology.mixed == 0
 
 
-def test_the_server_has_the_prices_of_the_plan_and_not_those_of_its_own_cpu(tmp_path: Path) -> None:
+def test_the_server_has_the_prices_of_the_plan_and_not_those_of_its_own_cpu(
+    found: Recommendation, tmp_path: Path
+) -> None:
     """It has no GPU, its hosts have: by its own prices an answer of 70B parameters would take seconds a token."""
-    found, path = planned(), tmp_path / "serve.toml"
+    path = tmp_path / "serve.toml"
     path.write_text(serve_toml(found))
     config = serve.configuration(build_parser().parse_args(["serve", "--config", str(path)]))
     (decode,) = (group for group in found.best.groups if group.role == "decode")
@@ -75,8 +83,7 @@ def test_a_gpu_of_ones_own_is_described_in_every_file(tmp_path: Path) -> None:
     assert any("of H100-80G-SXM" in note for note in make_report(found).notes), "what is borrowed is said"
 
 
-def test_the_hosts_of_a_group_are_as_the_plan_has_them() -> None:
-    found = planned()
+def test_the_hosts_of_a_group_are_as_the_plan_has_them(found: Recommendation) -> None:
     pods = [each["spec"] for each in documents(found) if each["kind"] == "Deployment"][1:]
     assert [pod["replicas"] for pod in pods] == [group.workers for group in found.best.groups]
     for pod, group in zip(pods, found.best.groups, strict=True):
@@ -89,10 +96,10 @@ def test_the_hosts_of_a_group_are_as_the_plan_has_them() -> None:
 
 
 def test_pods_have_the_key_and_reach_the_server_by_the_names_of_its_services(
-    monkeypatch: pytest.MonkeyPatch,
+    found: Recommendation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a key the server refuses an address of a network; an unknown Host is refused with 403."""
-    made = documents(planned())
+    made = documents(found)
     containers = [each["spec"]["template"]["spec"]["containers"][0] for each in made if each["kind"] == "Deployment"]
     assert all(container["env"][0]["name"] == "BATON_API_KEY" for container in containers)
     flags = [word for word in containers[0]["command"][1:] if word not in ("--config", "/etc/baton/serve.toml")]
