@@ -167,6 +167,8 @@ def _facts(explanation: Explanation) -> Iterator[tuple[str, str]]:
     if explanation.slo is not None:
         slo = explanation.slo
         yield "SLO", f"TTFT {slo.ttft_s * 1000:,.4g} ms, TPOT {slo.tpot_s * 1000:,.4g} ms"
+    if explanation.service_class:
+        yield "class", explanation.service_class
     if explanation.tenant or explanation.priority:
         yield "tenant, priority", f"{explanation.tenant or '-'}, {explanation.priority}"
     yield "attempts", str(explanation.attempts)

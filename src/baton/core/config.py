@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Struct, structs
 
+from baton.core.class_config import ClassConfig, RouteConfig, class_problems
 from baton.core.errors import ConfigError
 from baton.core.http_config import HttpConfig, Port
 from baton.core.limits import LimitsConfig
@@ -284,6 +285,10 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     policy: PolicyChoice = PolicyChoice()
     hooks: HooksConfig = HooksConfig()
     slo: SloConfig = SloConfig()
+    classes: tuple[ClassConfig, ...] = ()
+    routes: tuple[RouteConfig, ...] = ()
+    default_class: str = ""
+    """Class of requests that no route matches. Empty: none, as with the priority 0."""
     survival: SurvivalConfig = SurvivalConfig()
     sandbox: SandboxConfig = SandboxConfig()
     hosts: HostsConfig = HostsConfig()
@@ -324,6 +329,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if not self.hosts.transports:
             found.append("hosts.transports is empty, so hosts cannot exchange KV: name shm, tcp or both")
         found += self.http.problems()
+        found += class_problems(self.classes, self.routes, self.default_class)
         return found
 
     def lacks(self) -> list[str]:

@@ -20,7 +20,7 @@ from baton.core.validation import Range, out_of_range, type_problems
 Scope = Literal["generate", "admin", "join"]
 """`generate`: use the model. `admin`: change the cluster and read its log. `join`: become a host of the cluster."""
 SCOPES: tuple[Scope, ...] = ("generate", "admin", "join")
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 SECRET_BYTES_MIN = 32
 NAME_RULE = "must have 1 to 64 letters, digits, dots, - and _"
@@ -39,6 +39,8 @@ class KeyLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     """Requests at once."""
     priority_min: Annotated[int, Range(least=-(2**31), most=2**31 - 1)] | None = None
     """Most urgent `priority` of a request: lower values are served earlier. None: 0."""
+    classes: tuple[str, ...] | None = None
+    """Service classes that its requests may have. None: those of the routes, except by headers of the client."""
     kv_blocks_max: Limit | None = None
     """Cache quota of the tenant on each host, in KV blocks; its keys share the quota."""
 
@@ -72,9 +74,9 @@ class KeyFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             place = f"keys[{number}]"
             if _DIGEST.fullmatch(key.sha256) is None:
                 found.append(f"{place}.sha256 must have 64 hexadecimal digits; write keys with `baton keys add`")
-            if _NAME.fullmatch(key.id) is None:  # a client with an empty id counts as one without a key
+            if NAME.fullmatch(key.id) is None:  # a client with an empty id counts as one without a key
                 found.append(f"{place}.id is {key.id[:80]!r}, but {NAME_RULE}")
-            if _NAME.fullmatch(key.tenant) is None:
+            if NAME.fullmatch(key.tenant) is None:
                 found.append(f"{place}.tenant is {key.tenant[:80]!r}, but {NAME_RULE}")
             if not key.scopes:
                 found.append(f"{place}.scopes is empty, but must have one of {', '.join(SCOPES)}")

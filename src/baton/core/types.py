@@ -84,6 +84,30 @@ class Sampling(Struct, frozen=True, kw_only=True):
     """Restricts sampling to tokens that can lead to a match. None: free text."""
 
 
+class ServiceClass(Struct, frozen=True, kw_only=True, gc=False):
+    """The service class of a request: its place among the classes, and what is reserved for the class."""
+
+    name: str
+    priority: int = 0
+    """Classes with lower values are served earlier."""
+    step_ratio: float = 1.0
+    """Part of a step that prompts of this class may fill while no prompt of a more urgent class is there."""
+    decode_ratio: float = 0.0
+    """Reserved part of the requests that decode workers run at once."""
+    kv_ratio: float = 0.0
+    """Reserved part of each host's KV blocks."""
+    aging_s: float = 30.0
+    """Waiting time after which the class counts as one priority more urgent."""
+    output_tokens_max: int = 0
+    """Longest answer of a request that would be rejected otherwise. 0: it is rejected."""
+    may_defer: bool = False
+    """A request that cannot meet its SLO waits without one instead of being rejected."""
+
+
+OVERTAKEN_TURNS = 64
+"""Requests of one class that a request of a class with a priority lower by 1 may overtake on a worker."""
+
+
 class Request(Struct, frozen=True, kw_only=True, gc=False):
     """A client's request as policies see it. It has no output length, so that no policy can use the true one.
 
@@ -106,12 +130,19 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     """Lower values are served earlier."""
     turn: int = 0
     """Number of its turn in the fair queue. Workers and arenas serve lower ones first. 0: there is no such queue."""
+    service: ServiceClass | None = None
+    """Its service class. None: it has none, and counts as one with the priority 0."""
     cache_salt: str = ""
     """Requests share cached blocks only if their salts are equal."""
     may_wait: bool = False
     """The request has no deadline in the queue. Set for all but the first choice of an HTTP request."""
     shares_blocks: bool = True
     """False: its blocks are not hashed, so it neither uses nor leaves cached blocks."""
+
+    @property
+    def place(self) -> int:
+        """Its order on workers and in arenas, if it has had a turn: by class, but no class overtakes without bound."""
+        return self.turn + OVERTAKEN_TURNS * (self.service.priority if self.service is not None else 0)
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):

@@ -19,6 +19,7 @@ from baton.core.errors import ConfigError
 from baton.core.leaving import DismissHost
 from baton.core.messages import RetireWorker, StartWorker, StepReport
 from baton.core.types import WorkerId
+from baton.decide.policy.classes import ClassTable
 from baton.move.ipc.tls import ServerTls
 from baton.serve.host.arena_bytes import bytes_of, transferable
 from baton.serve.host.sizing import raise_files_max
@@ -152,8 +153,7 @@ class Service:
         if parts.own is None:
             self._tell(f"waiting for {parts.config.hosts.expected} hosts: baton host --join {self._url}")
             return
-        notices = Notices(tell=self._tell, ready=self._on_own_ready, failed=self._on_failed)
-        own = parts.own
+        own, notices = parts.own, Notices(tell=self._tell, ready=self._on_own_ready, failed=self._on_failed)
         self._own = Supervisor(OwnWorkers(parts.driver), own.setups, own.arena.fd, parts.config.survival, notices)
         self._own.start()
 
@@ -173,8 +173,7 @@ class Service:
 
     def _http_config(self) -> HttpServerConfig:
         parts, http, tls = self._parts, self._parts.config.http, self._tls
-        tokenizer = load_tokenizer(parts.card)
-        template = load_chat_template(parts.card, parts.config.sandbox)
+        tokenizer, template = load_tokenizer(parts.card), load_chat_template(parts.card, parts.config.sandbox)
         self._services = services = Services(
             gateway=parts.gateway,
             hosts=self._hosts,
@@ -190,6 +189,7 @@ class Service:
                 body_bytes_max=http.body_bytes_max,
                 choices_max=http.choices_max,
                 limits=parts.config.limits,
+                classes=ClassTable.of(parts.config),
                 seed=parts.config.seed,
             ),
             keyring=self._keyring,
@@ -198,8 +198,8 @@ class Service:
             recorder=parts.driver.recorder,
             render_metrics=self._render_metrics,
         )
-        limits = parts.config.limits
-        limits = msgspec.structs.replace(limits, connections_max=min(limits.connections_max, self._connections_max))
+        most = min(parts.config.limits.connections_max, self._connections_max)
+        limits = msgspec.structs.replace(parts.config.limits, connections_max=most)
         connections = Connections(limits, parts.driver.recorder, proxies=http.proxies)
         return HttpServerConfig(build_app(services), connections, close_s=_HTTP_CLOSE_S, tls=tls)
 

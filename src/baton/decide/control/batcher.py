@@ -11,6 +11,8 @@ from bisect import insort
 from collections.abc import Mapping, Sequence
 from typing import assert_never
 
+from msgspec.structs import replace
+
 from baton.core.config import BatchLimits
 from baton.core.messages import (
     BatcherEvent,
@@ -31,7 +33,7 @@ from baton.core.messages import (
 from baton.core.step import EMPTY_STEP, LayerStream, Slice, SliceResult, Step, StepResult
 from baton.core.types import BlockHash, HostId, Request, RequestId, Role, WorkerId, WorkerView, unpack_tokens
 from baton.decide.control.decode_run import DecodeRun, asks_after, plan_decode_run, room_steps
-from baton.decide.control.lane import LOOKAHEAD_TOKENS, Lane, drafts_for, in_order, load_of
+from baton.decide.control.lane import LOOKAHEAD_TOKENS, STEP_TOKENS_MIN, Lane, drafts_for, in_order, load_of
 from baton.decide.control.report_builder import ReportBuilder
 from baton.decide.cost.online import StepLearner
 from baton.decide.kv.hashing import runs_per_block
@@ -127,8 +129,8 @@ class Batcher:
             self._wait(lane)
 
     def _key(self, request: Request) -> tuple[float, ...]:
-        """Return the place of a request in the queue. It is its turn, if the coordinator has a fair queue."""
-        return (float(request.priority), float(request.turn)) if request.turn else self._fairness.key(request)
+        """Return the place of a request in the queue. The coordinator decides it if it has a fair queue."""
+        return (float(request.place),) if request.turn else self._fairness.key(request)
 
     def _wait(self, lane: Lane) -> None:
         insort(self._waiting, lane, key=in_order)
@@ -215,7 +217,22 @@ class Batcher:
         for lane in self._ready:
             if len(lane.tokens) >= lane.grow_at_tokens:
                 self._ask(lane, len(lane.tokens))
-        return self._policies.batching.select(self._ready, self._limits, self.learner.cost) if self._ready else []
+        limits, cost = self._step_limits(), self.learner.cost
+        return self._policies.batching.select(self._ready, limits, cost) if self._ready else []
+
+    def _step_limits(self) -> BatchLimits:
+        """Return the limits of the next step. It is shorter if a more urgent class has reserved a part of it.
+
+        A step cannot be interrupted: a prompt of that class would wait for its end.
+        """
+        if all(lane.step_ratio == 1.0 for lane in self._ready):
+            return self._limits
+        most, prompts = self._limits.step_tokens_max, [lane for lane in self._ready if lane.remaining_tokens > 1]
+        tokens, urgent_tokens = STEP_TOKENS_MIN, 0
+        for lane in sorted(prompts, key=lambda lane: -lane.step_ratio):
+            urgent_tokens += lane.remaining_tokens
+            tokens = max(tokens, min(int(lane.step_ratio * most), urgent_tokens))
+        return replace(self._limits, step_tokens_max=min(most, len(self._ready) - len(prompts) + tokens))
 
     def _step(self, chosen: Sequence[tuple[int, int]]) -> Step:
         drafts = drafts_for(self._ready, chosen, self._limits, self._policies.speculation)
@@ -241,7 +258,8 @@ class Batcher:
         coming = (*self._ready, *asking)
         soon = {held for lane in coming if lane.hashes for held in lane.cached_hashes(lane.sealed_blocks)} - here
         for lane in [lane for lane in self._waiting if lane.state == "waiting"]:
-            if room <= 0 or tokens >= 2 * self._limits.step_tokens_max:
+            is_first = lane.request.turn > 0 and all(lane.key < other.key for other in coming)
+            if room <= 0 or (tokens >= 2 * self._limits.step_tokens_max and not is_first):
                 return
             if lane.is_worth_waiting(soon):
                 continue

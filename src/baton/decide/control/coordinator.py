@@ -40,6 +40,7 @@ from baton.core.types import (
     ClusterView,
     HostId,
     LoadWindow,
+    Request,
     RequestId,
     Role,
     WorkerId,
@@ -56,7 +57,7 @@ from baton.decide.control.prefixes import Prefixes, read_tokens
 from baton.decide.control.reshaping import Reshaping
 from baton.decide.control.room import WaitingRoom
 from baton.decide.control.start_queue import StartQueue
-from baton.decide.control.turn_queue import TurnQueue, workers_with_room
+from baton.decide.control.turn_queue import TurnQueue, degraded
 from baton.decide.kv.window import Window
 
 
@@ -85,7 +86,7 @@ class Coordinator:
     _poison: PoisonPrompts = field(default_factory=PoisonPrompts)
 
     def __post_init__(self) -> None:
-        self.turns = TurnQueue.of(self.policies.fairness)
+        self.turns = TurnQueue.of(self.policies)
         self.moves = Moves(self._fleet, self._flights)
 
     def open_host(self, host: HostId, workers_max: int | None) -> None:
@@ -100,10 +101,7 @@ class Coordinator:
         return self.moves.leave_draining(self.policies, self._cluster())
 
     def handle(self, event: CoordinatorEvent, now_s: float) -> list[CoordinatorCommand]:
-        """Apply one event and return the resulting commands, in order.
-
-        Late and repeated events are normal: an event of a closed request or an abandoned attempt has no effect.
-        """
+        """Apply one event and return the commands, in order. Late events of ended requests and attempts do nothing."""
         self._now_s = now_s
         commands = self._apply(event, now_s)
         return [*commands, *self._give_turns()] if self.turns else commands
@@ -183,32 +181,34 @@ class Coordinator:
         assert request.id not in self._flights, f"request {request.id} arrived twice"
         flight = Flight(request, tier_hits=event.tier_hits)
         cluster = self._view(flight)
-        expected = self.turns.with_queue(cluster, request)
-        refused = self._poison.refuse(request, now_s) or self.queue.refuse(request, now_s, self.turns)
-        key = refused or self.policies.admit(request, expected, now_s)
+        key = self._poison.refuse(request, now_s) or self._admit(request, cluster)
+        for easier in degraded(request):
+            if not isinstance(key, tuple) and key.outcome == "rejected":
+                flight.request, key = easier, self._admit(easier, cluster)
         if not isinstance(key, tuple):
             return [key]
         flight.key = key
         self._flights[request.id] = flight
         return self._enqueue(flight, cluster)
 
+    def _admit(self, request: Request, cluster: ClusterView) -> tuple[float, ...] | CloseRequest:
+        refused = self.queue.refuse(request, self._now_s, self.turns)
+        return refused or self.policies.admit(request, self.turns.with_queue(cluster, request), self._now_s)
+
     def _enqueue(self, flight: Flight, cluster: ClusterView) -> list[CoordinatorCommand]:
         """Let a flight wait for its turn, or dispatch it now if it has had one or there is no fair queue."""
-        if not self.turns.is_used or flight.request.turn or not cluster.workers:
+        if not self.turns.is_used or not cluster.workers or (flight.request.turn and not flight.is_parked):
             return self._dispatch(flight, cluster)
         self.turns.put(flight)
-        self.queue.enter(flight.request, self._now_s)
+        if not flight.is_parked:
+            self.queue.enter(flight.request, self._now_s)
         return []
 
     def _give_turns(self) -> list[CoordinatorCommand]:
-        """Send waiting requests to workers while these have room, in the order of the fairness policy."""
         commands: list[CoordinatorCommand] = []
-        while self.turns:
-            candidates = workers_with_room(self._fleet, len(self._flights) - len(self.turns) - len(self._room))
-            if not candidates:
-                break
-            flight = self.turns.take(self.policies.expected_tokens(self.turns.next.request))
-            commands += self._start_prefill(flight, candidates, self._view(flight))
+        while (turn := self.turns.give(self._fleet, self._flights.values(), self._now_s)) is not None:
+            start = self._start_prefill if turn.flight.stage == "prefill" else self._start_decode
+            commands += [*turn.stops, *start(turn.flight, turn.candidates, self._view(turn.flight))]
         return commands
 
     def _dispatch(self, flight: Flight, cluster: ClusterView) -> list[CoordinatorCommand]:
@@ -309,7 +309,7 @@ class Coordinator:
             return []
         self._room.leave(close.request_id)
         self.queue.leave(close.request_id)
-        self.turns.close(flight.request)
+        self.turns.close(flight)
         commands: list[CoordinatorCommand] = []
         if flight.worker is not None and close.outcome != "finished":
             commands.append(StopRequest(close.request_id, flight.attempt, flight.worker))
@@ -333,7 +333,7 @@ class Coordinator:
                 commands += self._close(flight.request.id, "failed", why)
                 continue
             flight.attempt += 1
-            commands += self._dispatch(flight, self._view(flight))
+            commands += self._enqueue(flight, self._view(flight))
         for flight in [] if self._fleet.views() else self.turns.drain():
             self.queue.leave(flight.request.id)
             self._room.enter(flight.request.id, self._now_s)
@@ -357,15 +357,15 @@ class Coordinator:
         return commands
 
     def _dropped(self, flight: Flight) -> list[CoordinatorCommand]:
-        """Start a moving request on its target, or reject an overdue one, after its worker has dropped it."""
+        """Start a moving or parked request again, or reject an overdue one, after its worker has dropped it."""
         rejection = self.queue.dropped(flight.request.id, self._now_s)
-        if rejection is None and flight.moving_to is None:
+        if rejection is None and flight.moving_to is None and not flight.is_parked:
             return []
         self._unload(flight)
         if rejection is not None:
             return self._end(rejection)
         flight.attempt += 1
-        return self._dispatch(flight, self._view(flight))
+        return self._enqueue(flight, self._view(flight))
 
     def _unload(self, flight: Flight) -> None:
         self._bound.release(flight.request.id)

@@ -38,7 +38,7 @@ event from outside, with all commands. Earlier versions held the coordinator's d
 deadline of the queue. Version 6 names a chosen path `PathChosen.path` (`WayChosen.way` before) and a store's event
 `FromTier.event` (`news` before). Version 7 adds the limit of workers of a host, the host of a started worker, the
 learned prices of steps in the view of a worker, and `StopRequest.only_unstarted`. Version 8 adds the turns of a fair
-queue, `TokensServed`, the predicted latencies in `StartPrefill`, and hosts that leave."""
+queue, `TokensServed`, service classes, predicted latencies in `StartPrefill`, and hosts that leave."""
 
 
 class LogHeader(Struct, frozen=True, kw_only=True, tag=True):

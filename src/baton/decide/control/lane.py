@@ -15,6 +15,8 @@ from baton.decide.kv.hashing import block_hash, hashes_per_block, root_hash
 
 LaneState = Literal["waiting", "asking", "ready"]
 """waiting: has no blocks and has not asked. asking: waits for the pool's answer. ready: has blocks."""
+STEP_TOKENS_MIN = 16
+"""Prompt tokens of a step that is shortened for a more urgent class."""
 LOOKAHEAD_TOKENS = 4
 """A decoding request asks for blocks this many tokens before it needs them, so that the answer is in time."""
 
@@ -73,6 +75,11 @@ class Lane:
     @property
     def tpot_s(self) -> float | None:
         return None if self.request.slo is None else self.request.slo.tpot_s
+
+    @property
+    def step_ratio(self) -> float:
+        """Part of a step that its prompt may fill; see `ServiceClass.step_ratio`."""
+        return 1.0 if self.request.service is None else self.request.service.step_ratio
 
     @property
     def output_tokens(self) -> int:

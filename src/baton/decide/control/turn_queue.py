@@ -8,19 +8,22 @@ count of service per tenant. Workers hold only what keeps them busy.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from baton.core.messages import StopRequest
 from baton.core.ticking import TokensServed
 from baton.core.types import ClusterView, Request, RequestId, WorkerView
-from baton.decide.control.advice import PolicyFailure, asked
+from baton.decide.control.advice import Policies, PolicyFailure, asked
 from baton.decide.control.fleet import Fleet
 from baton.decide.control.flight import Flight
-from baton.decide.policy.fairness import FairnessPolicy, ServiceFairness
+from baton.decide.policy.fairness import ServiceFairness
 
 STEPS_AHEAD = 2
 """Steps of prompts that a worker may have in its queue: one runs, and one is ready when it ends."""
@@ -38,6 +41,17 @@ class QueueAhead(Struct, frozen=True, gc=False):
     """Prompt tokens of these requests."""
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A request whose turn has come."""
+
+    flight: Flight
+    candidates: Sequence[WorkerView]
+    """Workers that may run it."""
+    stops: Sequence[StopRequest]
+    """Stop of the request that leaves its place for it, if one does."""
+
+
 @dataclass(slots=True)
 class _TenantQueue:
     """The waiting requests of one tenant, by priority and arrival."""
@@ -50,20 +64,24 @@ class _TenantQueue:
 class TurnQueue:
     """Admitted requests that wait for their turn. The policy chooses the tenant, admission bounds the number."""
 
+    policies: Policies
     fairness: ServiceFairness | None
     """None: the order does not depend on service, so workers queue requests themselves and this queue stays empty."""
     failure: str = ""
     """Error message of the last failure of the policy. Without its key, requests wait by priority and arrival."""
-    _tenants: dict[str, _TenantQueue] = field(default_factory=dict[str, _TenantQueue])
-    """Tenants without waiting requests are left out."""
+    _tenants: dict[tuple[str, str], _TenantQueue] = field(default_factory=dict[tuple[str, str], _TenantQueue])
+    """By class and tenant. Those without waiting requests are left out."""
+    _on_workers: Counter[str] = field(default_factory=Counter[str])
+    """Requests that have had their turn, by class, without those that workers were told to drop."""
     _waiting: dict[RequestId, Flight] = field(default_factory=dict[RequestId, Flight])
     _turns: int = 0
     """Number of turns so far."""
 
     @classmethod
-    def of(cls, fairness: FairnessPolicy) -> TurnQueue:
-        """Return the queue for a policy. It is used only if the order depends on service."""
-        return cls(fairness if isinstance(fairness, ServiceFairness) else None)
+    def of(cls, policies: Policies) -> TurnQueue:
+        """Return the queue for these policies. It is used only if the fairness policy counts service."""
+        fairness = policies.fairness
+        return cls(policies, fairness if isinstance(fairness, ServiceFairness) else None)
 
     @property
     def is_used(self) -> bool:
@@ -78,50 +96,115 @@ class TurnQueue:
     def put(self, flight: Flight) -> None:
         """Add a request that waits for its turn."""
         request = flight.request
-        queue = self._tenants.setdefault(request.tenant, _TenantQueue())
+        queue = self._tenants.setdefault(_queue_of(request), _TenantQueue())
         insort(queue.flights, flight, key=_in_order)
         queue.prompt_tokens += request.prompt_tokens
         self._waiting[request.id] = flight
         self._tell(lambda policy: policy.joined(request))
 
-    def take(self, expected_tokens: float) -> Flight:
-        """Remove the request whose turn is next, and charge its tenant. `expected_tokens`: predicted answer length."""
-        flight = self.next
-        request = flight.request
-        self.remove(request.id)
-        self._turns += 1
-        flight.request = replace(request, turn=self._turns)
-        self._tell(lambda policy: policy.began(request, expected_tokens=expected_tokens))
-        return flight
+    def give(self, fleet: Fleet, flights: Iterable[Flight], now_s: float) -> Turn | None:
+        """Give the next turn. Return None if no request waits, or no worker has room for the next one.
 
-    @property
-    def next(self) -> Flight:
-        """The request whose turn is next. Requires that a request waits."""
-        return min((queue.flights[0] for queue in self._tenants.values()), key=self._key)
+        A class that uses less than its reserve waits for no room: the youngest request of another class leaves.
+        """
+        if not self._waiting:
+            return None
+        places = places_of(fleet)
+        flight = self._next(places, now_s)
+        able = fleet.having(flight.stage) or list(fleet.views())
+        has_reserve = self._has_reserve(flight.request, places)
+        candidates = with_room(able) or (able if has_reserve else [])
+        if not candidates:
+            return None
+        stops: list[StopRequest] = []
+        if self._on_workers.total() >= places:
+            parked = self._to_park(flight.request, places, flights) if has_reserve else None
+            if parked is None or parked.worker is None:
+                return None
+            self._park(parked)
+            stops.append(StopRequest(parked.request.id, parked.attempt, parked.worker))
+        self._take(flight)
+        return Turn(flight, candidates, stops)
+
+    def _take(self, flight: Flight) -> None:
+        """Remove a request whose turn has come, and charge its tenant.
+
+        A request that workers had to drop keeps its first turn, and is not charged again.
+        """
+        request, expected_tokens = flight.request, self.policies.expected_tokens(flight.request)
+        self._remove(request.id)
+        self._on_workers[class_of(request)] += 1
+        flight.is_parked = False
+        if not request.turn:
+            self._turns += 1
+            flight.request = replace(request, turn=self._turns)
+            self._tell(lambda policy: policy.began(request, expected_tokens=expected_tokens))
+
+    def _next(self, places: float, now_s: float) -> Flight:
+        """Return the request whose turn is next. Requires that a request waits. `places`: see `places_of`.
+
+        The class decides first: classes that use less than their reserve, then the more urgent ones. A class grows more
+        urgent while its requests wait. Then the policy chooses the tenant.
+        """
+        heads = [queue.flights[0] for queue in self._tenants.values()]
+        urgency: dict[str, tuple[bool, float]] = {}
+        for flight in heads:
+            name, found = class_of(flight.request), self._urgency(flight.request, places, now_s)
+            urgency[name] = min(urgency.get(name, found), found)
+        return min(heads, key=lambda flight: (urgency[class_of(flight.request)], self._key(flight)))
+
+    def _urgency(self, request: Request, places: float, now_s: float) -> tuple[bool, float]:
+        service = request.service
+        if service is None:
+            return (True, 0.0)
+        aged = (now_s - request.arrived_at_s) // service.aging_s
+        return (not self._has_reserve(request, places), service.priority - aged)
+
+    def _has_reserve(self, request: Request, places: float) -> bool:
+        """Return whether the class of a waiting request uses less than its reserve of the decode workers' places."""
+        return self._on_workers[class_of(request)] < _reserved(request, places)
+
+    def _to_park(self, request: Request, places: float, flights: Iterable[Flight]) -> Flight | None:
+        """Return the flight that must leave its place for a class that uses less than its reserve. None: there is none.
+
+        It is the youngest one of the least urgent class that uses more than its own reserve.
+        """
+
+        def may_park(flight: Flight) -> bool:
+            name, reserved = class_of(flight.request), _reserved(flight.request, places)
+            has_place = flight.worker is not None and flight.moving_to is None and not flight.is_parked
+            return has_place and name != class_of(request) and self._on_workers[name] > reserved
+
+        return max(filter(may_park, flights), key=lambda flight: flight.request.place, default=None)
+
+    def _park(self, flight: Flight) -> None:
+        """Record that the worker of a flight was told to drop it."""
+        flight.is_parked = True
+        self._on_workers[class_of(flight.request)] -= 1
 
     def _key(self, flight: Flight) -> tuple[tuple[float, ...], RequestId]:
         request = flight.request
         key = self._tell(lambda policy: tuple(map(float, policy.key(request))))
         return ((float(request.priority), request.arrived_at_s) if key is None else key, request.id)
 
-    def remove(self, request_id: RequestId) -> None:
+    def _remove(self, request_id: RequestId) -> None:
         """Remove a request that has its turn or has ended. Does nothing if it does not wait."""
         flight = self._waiting.pop(request_id, None)
         if flight is None:
             return
         request = flight.request
-        queue = self._tenants[request.tenant]
+        queue = self._tenants[_queue_of(request)]
         queue.flights.remove(flight)
         queue.prompt_tokens -= request.prompt_tokens
         if not queue.flights:
-            del self._tenants[request.tenant]
+            del self._tenants[_queue_of(request)]
         self._tell(lambda policy: policy.left(request))
 
     def drain(self) -> list[Flight]:
         """Remove and return all waiting requests, the oldest first."""
         flights = list(self._waiting.values())
         for flight in flights:
-            self.remove(flight.request.id)
+            self._remove(flight.request.id)
         return flights
 
     def count(self, served: Sequence[tuple[RequestId, int]], flights: Mapping[RequestId, Flight]) -> None:
@@ -134,12 +217,13 @@ class TurnQueue:
     def _serve(self, request: Request, tokens: int) -> None:
         self._tell(lambda policy: policy.served(request, output_tokens=tokens))
 
-    def close(self, request: Request) -> None:
+    def close(self, flight: Flight) -> None:
         """Record the end of a request, whether it has had its turn or not."""
+        request = flight.request
         if request.turn:
             self._tell(lambda policy: policy.ended(request))
-        else:
-            self.remove(request.id)
+            self._on_workers[class_of(request)] -= not flight.is_parked
+        self._remove(request.id)
 
     def _tell(self, call: Callable[[ServiceFairness], Answer]) -> Answer | None:
         """Call the policy. Return None, and keep the reason, if it raises an exception."""
@@ -159,11 +243,13 @@ class TurnQueue:
 
         All requests of its own tenant, and of each other tenant as many prompt tokens as its own will have had.
         """
-        own = self._tenants.get(request.tenant)
+        own = self._tenants.get(_queue_of(request))
         own_tokens, requests = (own.prompt_tokens, len(own.flights)) if own is not None else (0, 0)
         tokens = own_tokens
-        for tenant, queue in self._tenants.items():
-            if tenant != request.tenant:
+        priority = _priority(request)
+        for name, queue in self._tenants.items():
+            theirs_first = _priority(queue.flights[0].request) <= priority
+            if name != _queue_of(request) and theirs_first:
                 theirs = min(queue.prompt_tokens, own_tokens + request.prompt_tokens)
                 tokens += theirs
                 requests += -(-len(queue.flights) * theirs // queue.prompt_tokens)
@@ -171,7 +257,7 @@ class TurnQueue:
 
     def exceeds_share(self, request: Request) -> bool:
         """Return whether the tenant has more than its share of the queue, while other tenants wait too."""
-        own = self._tenants.get(request.tenant)
+        own = self._tenants.get(_queue_of(request))
         return own is not None and len(own.flights) * len(self._tenants) > len(self._waiting)
 
     def with_queue(self, cluster: ClusterView, request: Request) -> ClusterView:
@@ -221,21 +307,55 @@ def _in_order(flight: Flight) -> tuple[int, float, RequestId]:
     return (flight.request.priority, flight.request.arrived_at_s, flight.request.id)
 
 
-def workers_with_room(fleet: Fleet, requests: int) -> list[WorkerView]:
-    """Return the workers that may get another prompt, if the fleet may get another request beside these.
+def class_of(request: Request) -> str:
+    """Return the name of a request's class; empty if it has none."""
+    return "" if request.service is None else request.service.name
 
-    A worker has room if the prompts in its queue last for less than `STEPS_AHEAD` steps. The fleet has room for as many
-    requests as its decode workers run at once: further ones would wait there with their KV, in the order of their
-    turns, whatever service their tenants get meanwhile.
+
+def _reserved(request: Request, places: float) -> int:
+    """Return the number of places that the class of a request has reserved. 0 if their number is not known."""
+    service = request.service
+    return int(service.decode_ratio * places) if service is not None and isfinite(places) else 0
+
+
+def _priority(request: Request) -> int:
+    return 0 if request.service is None else request.service.priority
+
+
+def degraded(request: Request) -> Iterator[Request]:
+    """Yield the easier forms in which the class of a request allows it instead of a rejection, the best one first."""
+    service = request.service
+    if service is None:
+        return
+    if 0 < service.output_tokens_max < request.output_tokens_max:
+        request = replace(request, output_tokens_max=service.output_tokens_max)
+        yield request
+    if service.may_defer and request.slo is not None:
+        yield replace(request, slo=None)
+
+
+def _queue_of(request: Request) -> tuple[str, str]:
+    return (class_of(request), request.tenant)
+
+
+def places_of(fleet: Fleet) -> float:
+    """Return the number of requests that may be on workers at once. Infinite if a worker's limit is not known.
+
+    It is what decode workers run at once: further requests would wait there with their KV, in the order of their turns,
+    whatever service their tenants get meanwhile.
     """
     every = fleet.views()
     prefillers, decoders = fleet.having("prefill") or every, fleet.having("decode") or every
-    if all(worker.requests_max for worker in decoders):
-        ahead = AHEAD_REQUESTS * sum(worker.role == "prefill" for worker in prefillers)
-        if requests >= sum(worker.requests_max for worker in decoders) + ahead:
-            return []
+    if not all(worker.requests_max for worker in decoders):
+        return float("inf")
+    ahead = AHEAD_REQUESTS * sum(worker.role == "prefill" for worker in prefillers)
+    return sum(worker.requests_max for worker in decoders) + ahead
+
+
+def with_room(workers: Sequence[WorkerView]) -> list[WorkerView]:
+    """Return the workers that may get another prompt: those in their queue last for less than `STEPS_AHEAD` steps."""
     return [
         worker
-        for worker in prefillers
+        for worker in workers
         if not worker.step_tokens_max or worker.queued_tokens < STEPS_AHEAD * worker.step_tokens_max
     ]

@@ -10,7 +10,7 @@ from baton.core.prefixes import BlocksRemoved
 from baton.core.types import RequestId
 from baton.decide.kv.arena_blocks import ArenaBlocks
 from baton.decide.kv.blocks import Hit
-from baton.decide.kv.holding import Holding, granted, idle_younger, youngest_to_preempt
+from baton.decide.kv.holding import Holding, granted, idle_younger, less_urgent, youngest_to_preempt
 from baton.decide.kv.read_backs import ReadBacks
 
 
@@ -59,10 +59,18 @@ class Grants:
     def grantable_hit(self, holding: Holding, first: int) -> Hit | None:
         """Return the prefix hit of a request that can be granted at once. None: the request has to wait.
 
-        Requires that no other request waits for blocks. `first`: as in `ArenaBlocks.hit`.
+        Requires that no other request waits for blocks, or that this one is first. `first`: as in `ArenaBlocks.hit`.
         """
         hit = self.arena.hit(holding.prefix, first)
-        return None if self._wanting or not self._has_room(holding, hit) else hit
+        has_to_wait = self._wanting and not self.is_first_of_class(holding)
+        return None if has_to_wait or not self._has_room(holding, hit) else hit
+
+    def is_first_of_class(self, holding: Holding) -> bool:
+        """Return whether a request comes before all others, and its class has reserved blocks."""
+        service = holding.request.service
+        if service is None or not service.kv_ratio:
+            return False
+        return all(held.age > holding.age for held in self.holdings.values() if held is not holding)
 
     def hold(self, holding: Holding, hit: Hit) -> list[BlocksRemoved]:
         """Give a request its prefix hit and the other blocks that it wants. Return the evictions for them."""
@@ -87,7 +95,7 @@ class Grants:
         hit = self.arena.hit(holding.prefix, holding.behind)
         if holding.landing:
             self._reclaim(holding, hit)
-        if not self._has_room(holding, hit):
+        if not self._has_room(holding, hit) and not self._displace(holding, hit, commands):
             return False
         was_preempted = holding.preempted and not holding.landing
         commands += self.hold(holding, hit)
@@ -111,6 +119,31 @@ class Grants:
             if self._has_room(holding, hit):
                 return
             self.arena.preempt(held)
+
+    def _displace(self, holding: Holding, hit: Hit, commands: list[PoolCommand]) -> bool:
+        """Preempt requests of less urgent classes for one whose class has reserved blocks. Return whether it has room.
+
+        False: it has no right to more blocks, or workers give back theirs between two steps.
+        """
+        service = holding.request.service
+        if service is None:
+            return False
+        used = sum(held.blocks for held in self.holdings.values() if held.request.service == service)
+        needed = holding.goal(hit.count, self.ahead_blocks) - hit.count
+        if used + needed > service.kv_ratio * self.arena.blocks.total:
+            return False
+        for victim in less_urgent(self.holdings.values(), service.priority):
+            if self._has_room(holding, hit):
+                break
+            if victim.user is None:
+                self.arena.preempt(victim)
+            elif not victim.preempting:
+                coming = sum(held.blocks for held in self.holdings.values() if held.preempting)
+                if coming + self.arena.blocks.available >= needed + len(self.holdings):
+                    break
+                victim.preempting = True
+                commands.append(ToWorker(victim.user, PreemptRequest(victim.request.id, victim.attempt)))
+        return self._has_room(holding, hit)
 
     def _take(self, holding: Holding, count: int) -> list[BlocksRemoved]:
         arena = self.arena

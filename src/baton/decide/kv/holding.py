@@ -88,7 +88,10 @@ class Holding:
     @property
     def age(self) -> tuple[int, int, float, RequestId]:
         """Sort key: lower values are served first and preempted last. The id makes ties deterministic."""
-        return (self.request.priority, self.request.turn, self.request.arrived_at_s, self.request.id)
+        request = self.request
+        if request.turn:
+            return (0, request.place, request.arrived_at_s, request.id)
+        return (request.priority, 0, request.arrived_at_s, request.id)
 
     def advance_blocks(self, count: int, spare_blocks: int, block_tokens: int) -> int:
         """Return the number of blocks to grant in advance, beyond the requested `count`: the request asks less often.
@@ -122,6 +125,17 @@ def idle_younger(holdings: Iterable[Holding], than: Holding) -> list[Holding]:
     """Return younger holdings that no worker or transfer touches, the youngest first."""
     idle = [held for held in holdings if held.table and not held.is_touched and held.age > than.age]
     return sorted(idle, key=lambda held: held.age, reverse=True)
+
+
+def less_urgent(holdings: Iterable[Holding], priority: int) -> list[Holding]:
+    """Return the holdings of less urgent classes that can be preempted or are being preempted, the youngest first."""
+
+    def is_less_urgent(held: Holding) -> bool:
+        service = held.request.service
+        return (0 if service is None else service.priority) > priority
+
+    found = [held for held in holdings if is_less_urgent(held) and held.table and not (held.landing or held.leases)]
+    return sorted((held for held in found if not held.released), key=lambda held: held.age, reverse=True)
 
 
 def youngest_to_preempt(holdings: Collection[Holding], growing: Holding) -> Holding | None:

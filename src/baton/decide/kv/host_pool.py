@@ -197,11 +197,13 @@ class HostPool:
     def _give_first(self, event: StartPrefill) -> list[BlocksRemoved]:
         """Grant a prompt's first blocks with its start if its worker is idle and would ask for them at once.
 
-        A busy worker asks later, in its own order: by then the prefix hit may be longer.
+        A busy worker asks later, in its own order: by then the prefix hit may be longer. The first request of all gets
+        its blocks now, if its class has reserved some.
         """
-        if self._growth_tokens is None or self._users[event.worker] > 1:
-            return []
         request, holding = event.request, self._holdings[event.request.id]
+        is_busy = self._users[event.worker] > 1
+        if self._growth_tokens is None or (is_busy and not self.grants.is_first_of_class(holding)):
+            return []
         if holding.table or holding.landing or holding.preempted:
             return []
         if request.block_hashes and not request.sampling.prompt_logprobs:

@@ -57,6 +57,7 @@ OUTCOME = Label("outcome", get_args(Outcome))
 REASON = Label("reason", get_args(RejectReason))
 REFUSAL_STATUS = Label("status", ("408", "413", "429", "431", "503"))
 REFUSAL_CODE = Label("reason")
+CLASS = Label("class")
 WORKER = Label("worker")
 HOST = Label("host")
 TIER = Label("tier")
@@ -118,6 +119,13 @@ HTTP_REFUSALS = Counter(
     "HTTP requests and connections that a limit refused. `reason` is the error's `code`.",
     labels=(REFUSAL_STATUS, REFUSAL_CODE),
 )  # fmt: skip
+CLASS_REQUESTS = Counter(
+    "baton_class_requests_total", "requests", "Closed requests by service class.", labels=(CLASS, OUTCOME)
+)
+CLASS_TTFT = Histogram(
+    "baton_class_time_to_first_token_seconds", "seconds", "As baton_time_to_first_token_seconds, by service class.",
+    labels=(CLASS,), buckets=REQUEST_BUCKETS_S,
+)  # fmt: skip
 IN_SLO = Counter(
     "baton_requests_in_slo_total", "requests", "Finished requests that met both their TTFT and their TPOT target."
 )
@@ -175,5 +183,5 @@ METRICS: tuple[Metric, ...] = (
     TTFT, ITL, TPOT, E2E, QUEUE, PREFILL, HANDOFF, HANDOFF_BYTES, REQUESTS, REJECTED, IN_SLO, RUNNING, WAITING,
     KV_BLOCKS, PREFIX_QUERY_TOKENS, PREFIX_HIT_TOKENS, PREEMPTIONS, FAILOVERS, ROLE_FLIPS, STEP,
     SPECULATION_DRAFTED_TOKENS, SPECULATION_ACCEPTED_TOKENS, TIER_BLOCKS, TIER_RESTS, HANDOFF_LAYER_BYTES,
-    LIVE_MOVES, READ_BACK_BLOCKS, HTTP_REFUSALS, PREDICTION_ERROR, STEP_ERROR,
+    LIVE_MOVES, READ_BACK_BLOCKS, HTTP_REFUSALS, PREDICTION_ERROR, STEP_ERROR, CLASS_REQUESTS, CLASS_TTFT,
 )  # fmt: skip

@@ -9,8 +9,9 @@ from msgspec.structs import asdict, replace
 
 from baton.core.config import Config, Plugin, PolicyChoice, PolicyConfig
 from baton.core.errors import ConfigError
-from baton.core.plugin import source_digests
+from baton.core.plugin import load_plugin, source_digests
 from baton.core.validation import did_you_mean
+from baton.decide.policy.fairness import ServiceFairness
 
 ADMIT_ALL = Plugin(use="admit-all")
 ROUND_ROBIN = Plugin(use="round-robin")
@@ -24,6 +25,7 @@ DYNAMO = Plugin(use="dynamo-router")
 LLMD = Plugin(use="llm-d-scorer")
 STREAMED = Plugin(use="while-computing")
 DIRECT = Plugin(use="direct-handoff")
+VTC = Plugin(use="vtc")
 FREEST = Plugin(use="llumnix-routing")
 
 
@@ -66,7 +68,7 @@ POLICY_SETS: dict[str, PolicyConfig] = {
     "mooncake-no-prediction": replace(
         _of(GLOBAL, FASTEST, Plugin(use="mooncake-rejection-by-load")), streaming=STREAMED
     ),
-    "vtc": replace(_of(SHORTEST_QUEUE, LEAST_LOAD), fairness=Plugin(use="vtc")),
+    "vtc": replace(_of(SHORTEST_QUEUE, LEAST_LOAD), fairness=VTC),
     "llumnix": replace(_of(FREEST, FREEST), moves=Plugin(use="llumnix-moves")),
 }
 """All sets by their name in configuration."""
@@ -96,7 +98,20 @@ def policy_of(config: Config) -> PolicyConfig:
     choice = config.policy
     is_chosen = bool(choice.name) or choice.fairness is not None
     resolved = resolve(choice)
-    return resolved if is_chosen or not config.http.has_tenants else replace(resolved, fairness=Plugin(use="vtc"))
+    if config.http.has_tenants and not is_chosen:
+        resolved = replace(resolved, fairness=VTC)
+    return share_by_class(resolved) if config.classes else resolved
+
+
+def share_by_class(policy: PolicyConfig) -> PolicyConfig:
+    """Return the policies of a fleet with service classes. Raise ConfigError for a fairness policy without counts.
+
+    Classes share the fleet in the coordinator's fair queue, which the default fairness policy does not use.
+    """
+    if policy.fairness == PolicyConfig().fairness:
+        return replace(policy, fairness=VTC)
+    load_plugin(policy.fairness.use, policy.fairness.options, expects=ServiceFairness)
+    return policy
 
 
 def resolve(choice: PolicyChoice) -> PolicyConfig:

@@ -67,6 +67,8 @@ class Explanation(Struct, frozen=True, kw_only=True):
     output_tokens_max: int
     tenant: str
     priority: int
+    service_class: str
+    """Empty: it has none."""
     slo: Slo | None
     outcome: Outcome | None
     """None: the request is still open at the end of the log."""
@@ -212,6 +214,7 @@ def _explanation(
         output_tokens_max=request.output_tokens_max,
         tenant=request.tenant,
         priority=request.priority,
+        service_class="" if request.service is None else request.service.name,
         slo=request.slo,
         outcome=None if close is None else close[1].outcome,
         reason="" if close is None else close[1].reason,

@@ -11,6 +11,7 @@ from baton.decide.control.build import build_policies
 from baton.decide.control.guarded_eviction import eviction_maker
 from baton.decide.policy.batching import BatchingPolicy
 from baton.decide.policy.fairness import FairnessPolicy
+from baton.decide.policy.policy_sets import share_by_class
 from baton.lab.sim.cluster import SimPolicies
 from baton.lab.sim.spec import ClusterSpec
 
@@ -20,6 +21,8 @@ def configured_policies(config: PolicyConfig, spec: ClusterSpec) -> SimPolicies:
 
     A built-in admission policy takes `requests_max` from the cluster file, unless its options set it.
     """
+    if spec.classes:
+        config = share_by_class(config)
     bound = {"requests_max": spec.queue_requests_max}
     if is_ours(config.admission.use):
         config = _with_plugin_replaced(

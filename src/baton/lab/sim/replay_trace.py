@@ -21,6 +21,7 @@ from baton.core.messages import Outcome
 from baton.core.types import BlockHash, Request, RequestId, Sampling, Slo
 from baton.decide.control.decision_log import Decision
 from baton.decide.kv.hashing import block_hashes
+from baton.decide.policy.classes import ClassTable, RouteFacts
 from baton.decide.policy.policy_sets import policy_set
 from baton.lab.report.summary import RequestRecord
 from baton.lab.sim.cells import CellJob, cell_jobs, encode_records, merge_records
@@ -80,6 +81,7 @@ class _Replay:
     output_tokens: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
     """Output lengths in the trace. Only the engine reads them."""
     records: list[RequestRecord] = field(default_factory=list[RequestRecord])
+    classes: ClassTable = field(default_factory=ClassTable)
     enough: Callable[[RequestRecord], bool] | None = None
     """Called with every record. It returns True to stop the simulation."""
 
@@ -133,6 +135,7 @@ class _Replay:
         if self.linked.is_followed(index):
             self.index_of[request_id] = index
         self.output_tokens[request_id] = request.output_tokens
+        choice = self.classes.choose(RouteFacts(tenant=request.tenant))
         arriving = Request(
             id=request_id,
             prompt_tokens=len(prompt),
@@ -143,7 +146,8 @@ class _Replay:
             tenant=request.tenant,
             priority=request.priority,
             shares_blocks=self.shares_blocks,
-            slo=request.slo or self.slo,
+            slo=request.slo or choice.slo or self.slo,
+            service=choice.service,
         )
         cluster.server.submit(arriving, prompt)
 
@@ -250,6 +254,7 @@ def play_cell(
         linked=linked,
         tokens_max=spec.request_tokens_max,
         asked_tokens_max=asked_tokens_max(spec, trace),
+        classes=ClassTable(spec.classes, spec.routes, spec.default_class),
         enough=enough,
         shares_blocks=spec.window is not None  # only blocks with a hash can be released behind the window
         or bool(spec.tiers)  # only blocks with a hash are written to a tier, or read back

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Struct, structs
 
+from baton.core.class_config import ClassConfig, RouteConfig, class_problems
 from baton.core.config import BatchLimits, Preemption, Topology
 from baton.core.errors import ConfigError
 from baton.core.files import Form, form_of, in_file, keys_of
@@ -182,6 +183,11 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """How long a request waits while no worker is available. Then it is rejected."""
     queue_s: Seconds | None = None
     """How long a request without an SLO waits for its first step, as `limits.queue_s` of a server. None: for ever."""
+    classes: tuple[ClassConfig, ...] = ()
+    """Service classes, as in a server's configuration."""
+    routes: tuple[RouteConfig, ...] = ()
+    """Routes to them. A simulated request has a tenant only."""
+    default_class: str = ""
     output_tokens_max: Count | None = None
     """Output limit of every request, so that no policy can tell a short answer from a long one.
 
@@ -281,7 +287,7 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def problems(self) -> list[str]:
         """Return all errors of the file. Empty: ready to simulate."""
-        found = out_of_range(self)
+        found = out_of_range(self) + class_problems(self.classes, self.routes, self.default_class)
         link = self.link
         if link.delay_max_s < link.delay_min_s:
             found.append(

@@ -52,6 +52,8 @@ class RequestContext:
     budget: RequestBudget
     slo: SloFields
     """Of the headers."""
+    path: str
+    headers: Mapping[bytes, bytes]
 
 
 def context_of(scope: Scope) -> RequestContext:
@@ -100,7 +102,8 @@ class Edge:
             self._recorder.refused(error.status, error.code)
             await send_error(send_with_headers, error)
             return
-        scope[_STATE_KEY] = RequestContext(request_id, arrived_at_s, identity, client, budget, slo)
+        path = scope["path"]
+        scope[_STATE_KEY] = RequestContext(request_id, arrived_at_s, identity, client, budget, slo, path, headers)
         try:
             await self._app(scope, receive, send_with_headers)
         finally:

@@ -18,6 +18,7 @@ from baton.core.types import Sampling
 from baton.move.clock import now_s
 from baton.serve.http.edge import ClientDisconnected, context_of, read_body, run_all, send_bytes, wait_for_disconnect
 from baton.serve.http.prompts import Prompt, PromptReader, RequestMaker
+from baton.serve.http.service_class import choose_class
 from baton.serve.http.services import Services
 from baton.serve.http.wire.errors import finish_error
 from baton.serve.http.wire.parsing import convert, parse_object
@@ -67,7 +68,9 @@ class Embed:
         )
         context.budget.release_body()
         context.budget.charge(sum(len(prompt.tokens) for prompt in prompts), now_s())
-        work = _EmbeddingWork(services.gateway, RequestMaker(context, body, next(services.serials)))
+        choice = choose_class(context, body.model, services.settings.classes)
+        maker = RequestMaker(context, body, next(services.serials), choice.slo, choice.service)
+        work = _EmbeddingWork(services.gateway, maker)
         vectors = await _run_until_disconnect(receive, work, prompts)
         if vectors is not None:
             response = _response(card.name, prompts, vectors, as_text=body.encoding_format == "base64")

@@ -21,6 +21,7 @@ from baton.serve.http.edge import (
     wait_for_disconnect,
 )
 from baton.serve.http.prompts import Prompt, RequestMaker
+from baton.serve.http.service_class import choose_class
 from baton.serve.http.services import Services
 from baton.serve.http.slo import asked_slo
 from baton.serve.http.text_request import TextRequest
@@ -76,8 +77,9 @@ class Generate:
             request.prompts, request.fields.cache_salt, context.identity, param=kind.PROMPT_PARAM, size=len(raw)
         )
         choices_count = self._choices_count(request, prompts)
-        slo = asked_slo(context.slo, request.fields.slo, services.gateway.slo)
-        maker = RequestMaker(context, request.fields, next(services.serials), slo)
+        choice = choose_class(context, request.fields.model, services.settings.classes)
+        slo = asked_slo(context.slo, request.fields.slo, choice.slo or services.gateway.slo)
+        maker = RequestMaker(context, request.fields, next(services.serials), slo, choice.service)
         filters = [services.hooks.begin(body, kind.PATH) for _ in range(choices_count)]
         response = TextResponse(
             services.gateway,

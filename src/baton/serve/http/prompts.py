@@ -13,7 +13,7 @@ from baton.compute.models.card import ModelCard
 from baton.compute.models.chat_template import ChatTemplate
 from baton.compute.models.tokenizer import StreamDecoder, Tokenizer
 from baton.core.errors import RequestError
-from baton.core.types import BlockHash, Request, RequestId, Sampling, Slo
+from baton.core.types import BlockHash, Request, RequestId, Sampling, ServiceClass, Slo
 from baton.decide.kv.hashing import block_hash, block_hashes, root_hash
 from baton.serve.http.edge import RequestContext
 from baton.serve.http.tools.formats import format_of
@@ -238,6 +238,7 @@ class RequestMaker:
     options: RequestOptions
     serial: int
     slo: Slo | None = None
+    service: ServiceClass | None = None
 
     def make(self, index: int, prompt: Prompt, sampling: Sampling, output_tokens_max: int) -> Request:
         """Return request `index`. Its tenant is that of the API key, or the client's `user` if there are no keys."""
@@ -250,6 +251,7 @@ class RequestMaker:
             arrived_at_s=self.context.arrived_at_s,
             sampling=sampling,
             slo=self.slo,
+            service=self.service,
             tenant=self.context.identity.tenant or self.options.user or "",
             may_wait=index > 0,
             priority=self.context.identity.check_priority(self.options.priority or 0),

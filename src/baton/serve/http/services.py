@@ -14,6 +14,7 @@ from baton.compute.models.tokenizer import Tokenizer
 from baton.compute.sandbox.template import SandboxedTemplate
 from baton.core.errors import RequestError
 from baton.core.limits import LimitsConfig
+from baton.decide.policy.classes import ClassTable
 from baton.move.clock import unix_s
 from baton.serve.http.grammar_checks import GrammarChecker
 from baton.serve.http.identity import Identity, Keyring
@@ -51,6 +52,8 @@ class HttpSettings:
     """Prompts in larger bodies are tokenized in a thread, so that other streams are not delayed."""
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     """Limits of clients."""
+    classes: ClassTable = field(default_factory=ClassTable)
+    """Service classes, and the routes of requests to them."""
     seed: int | None = None
     """Seed for the seeds of requests that have none. None: from the operating system."""
 

@@ -317,7 +317,7 @@ class Driver:
         first_s = live.stamps.prefilled_s
         decode_s = now_s() - first_s if first_s is not None else 0.0
         self._meter.closed(finish.outcome, output_tokens=live.output_tokens, decode_s=decode_s)
-        self.recorder.closed(finish)
+        self.recorder.closed(live, finish)
         if not self.live:
             self.quiet.set()
 

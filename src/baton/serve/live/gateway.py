@@ -59,8 +59,9 @@ class LiveGateway:
         if self.state == "stopping":
             why = "the server is shutting down; send the request again to another one, or later"
             live = LiveRequest(request, prompt)
-            live.close(Finish(outcome="rejected", reject="shutdown", message=why, retry_after_s=1.0))
-            self._driver.recorder.closed(live.finish)
+            finish = Finish(outcome="rejected", reject="shutdown", message=why, retry_after_s=1.0)
+            live.close(finish)
+            self._driver.recorder.closed(live, finish)
             return live
         return self._driver.submit(request, prompt)
 

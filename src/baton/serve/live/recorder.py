@@ -51,6 +51,8 @@ class Recorder:
             ttft_s = max(0.0, now_s - live.stamps.arrived_s)
             self._metrics.observe(catalog.TTFT, ttft_s)
             self._compare("ttft", ttft_s, live.predicted.ttft_s)
+            if live.request.service is not None:
+                self._metrics.observe(catalog.CLASS_TTFT, ttft_s, live.request.service.name)
         else:
             for _ in range(tokens):
                 self._metrics.observe(catalog.ITL, max(0.0, now_s - last_s) / tokens)
@@ -58,8 +60,10 @@ class Recorder:
         if live.is_taken and live.finish is not None and live.finish.outcome == "finished":
             self._delivered(live)
 
-    def closed(self, finish: Finish) -> None:
+    def closed(self, live: LiveRequest, finish: Finish) -> None:
         """Record the outcome of a request."""
+        if live.request.service is not None:
+            self._metrics.count(catalog.CLASS_REQUESTS, live.request.service.name, finish.outcome)
         self._metrics.count(catalog.REQUESTS, finish.outcome)
         if finish.reject is not None:
             self._metrics.count(catalog.REJECTED, finish.reject)

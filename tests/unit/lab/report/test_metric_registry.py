@@ -28,6 +28,8 @@ BESIDE = [
     "baton_http_refusals_total{status,reason}",
     "baton_prediction_error_ratio{latency}",
     "baton_step_error_ratio{worker,role}",
+    "baton_class_requests_total{class,outcome}",
+    "baton_class_time_to_first_token_seconds{class}",
 ]
 """What we tell beyond it. A name that is once told is kept."""
 

@@ -1,0 +1,86 @@
+"""Service classes and the routes to them: the sections `classes` and `routes` of the configuration."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated
+
+from msgspec import Struct
+
+from baton.core.keys import NAME, NAME_RULE
+from baton.core.validation import Range, Ratio, did_you_mean
+
+CLASSES_MAX = 16
+"""Bound on the number of classes: metrics have a label for each."""
+
+
+class ClassConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A service class. Other classes use its reserve while it does not, and give it back at once."""
+
+    name: str
+    priority: Annotated[int, Range(least=-100, most=100)] = 0
+    """Lower values are served first."""
+    prefill_ratio: Ratio = 0.0
+    """Part of each step that prompts of less urgent classes leave free."""
+    decode_ratio: Ratio = 0.0
+    """Reserved part of the requests that decode workers run at once."""
+    kv_ratio: Ratio = 0.0
+    """Reserved part of each host's KV blocks."""
+    aging_s: Annotated[float, Range(above=0, most=86400)] = 30.0
+    """Waiting time after which the class counts as one `priority` more urgent."""
+    ttft_slo_s: Annotated[float, Range(above=0, such_as="seconds, such as 1.0")] | None = None
+    """Targets of requests that name none: both or neither."""
+    tpot_slo_s: Annotated[float, Range(above=0, such_as="seconds, such as 0.1")] | None = None
+    output_tokens_max: Annotated[int, Range(least=0, most=2**31)] = 0
+    """Longest answer of a request that would be rejected otherwise. 0: rejected."""
+    defer: bool = False
+    """A request that cannot meet its SLO waits without one, up to `limits.queue_s`."""
+
+
+class RouteConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rule that gives requests a class. All conditions must hold; the first match counts."""
+
+    service_class: str
+    key: str = ""
+    """Id of the API key."""
+    tenant: str = ""
+    model: str = ""
+    path: str = ""
+    """Path of the request, such as `/v1/embeddings`."""
+    headers: dict[str, str] = {}
+    """Headers with their values. `classes` in a key's limits allows what headers may ask for."""
+
+
+def class_problems(classes: Sequence[ClassConfig], routes: Sequence[RouteConfig], default: str) -> list[str]:
+    """Return every problem of the sections `classes` and `routes`."""
+    found: list[str] = []
+    names = [each.name for each in classes]
+    if len(names) > CLASSES_MAX:
+        found.append(f"there are {len(names)} classes, but at most {CLASSES_MAX} may be: each adds metrics")
+    counts = Counter(names)
+    found += [f"{count} classes are named {name!r}; rename all but one" for name, count in counts.items() if count > 1]
+    for number, each in enumerate(classes):
+        if NAME.fullmatch(each.name) is None:
+            found.append(f"classes[{number}].name is {each.name[:80]!r}, but {NAME_RULE}")
+        if (each.ttft_slo_s is None) != (each.tpot_slo_s is None):
+            found.append(f"classes[{number}] needs both ttft_slo_s and tpot_slo_s: a request meets its SLO with both")
+    totals = {
+        "prefill_ratio": sum(each.prefill_ratio for each in classes),
+        "decode_ratio": sum(each.decode_ratio for each in classes),
+        "kv_ratio": sum(each.kv_ratio for each in classes),
+    }
+    found += [
+        f"{field} of all classes add up to {total:g}, but must add up to at most 1"
+        for field, total in totals.items()
+        if total > 1 + 1e-9
+    ]
+    places = [(f"routes[{number}].service_class", route.service_class) for number, route in enumerate(routes)]
+    if default:
+        places.append(("default_class", default))
+    found += [
+        f"{place} is {name!r}, which is no class{did_you_mean(name, names)}; known: {', '.join(names) or 'none'}"
+        for place, name in places
+        if name not in names
+    ]
+    return found

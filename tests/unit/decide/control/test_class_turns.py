@@ -1,0 +1,128 @@
+"""Service classes in the coordinator's fair queue: reserved places, requests that leave theirs, easier admissions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from baton.core.messages import (
+    CloseRequest,
+    CoordinatorCommand,
+    PrefillFinished,
+    RequestArrived,
+    RequestDropped,
+    RequestFinished,
+    StartDecode,
+    StartPrefill,
+    StopRequest,
+    WorkerLost,
+)
+from baton.core.types import Request, RequestId, ServiceClass, Slo, WorkerId, WorkerView
+from baton.decide.control.coordinator import Coordinator
+from baton.decide.policy.vtc import VirtualTokenCounter
+from tests.unit.decide.control.test_turn_queue import P, asked, coordinator, view
+
+PREMIUM = ServiceClass(name="premium", priority=-1, decode_ratio=0.5, kv_ratio=0.5, aging_s=10.0)
+FREE = ServiceClass(name="free", aging_s=10.0, step_ratio=0.5)
+PLACES = 4
+
+
+def of(name: str, service: ServiceClass, arrived_at_s: float = 0.0) -> Request:
+    return replace(asked(name, service.name, arrived_at_s), service=service, prompt_tokens=4)
+
+
+def arrive(made: Coordinator, *requests: Request, now_s: float = 0.0) -> list[CoordinatorCommand]:
+    return [command for request in requests for command in made.handle(RequestArrived(request), now_s)]
+
+
+def starts(commands: Sequence[CoordinatorCommand]) -> list[str]:
+    return [command.request.id for command in commands if isinstance(command, StartPrefill | StartDecode)]
+
+
+def stops(commands: Sequence[CoordinatorCommand]) -> list[str]:
+    return [command.request_id for command in commands if isinstance(command, StopRequest)]
+
+
+def crowded() -> Coordinator:
+    """Return a mixed worker all of whose places are lent to the free class, and two more of its requests."""
+    made = coordinator(VirtualTokenCounter(), view(P, "mixed", requests_max=PLACES))
+    commands = arrive(made, *(of(f"f{n}", FREE) for n in range(PLACES + 2)))
+    assert starts(commands) == [f"f{n}" for n in range(PLACES)]
+    return made
+
+
+def test_a_lent_place_is_given_back_at_once_and_its_request_goes_on_later() -> None:
+    made = crowded()
+    commands = arrive(made, of("p0", PREMIUM))
+    assert (stops(commands), starts(commands)) == (["f3"], ["p0"]), "it does not wait until the place is free"
+    assert made.handle(RequestDropped(RequestId("f3"), 1, P, preempted=False, computed_tokens=4), 1.0) == []
+    assert starts(made.handle(RequestFinished(RequestId("p0"), 1, P, "stop"), 2.0)) == ["f3"], "it came before f4"
+    (again,) = made.handle(RequestFinished(RequestId("f0"), 1, P, "stop"), 3.0)[-1:]
+    assert isinstance(again, StartPrefill)
+    assert again.request.id == "f4"
+
+
+def test_a_class_takes_no_more_than_its_reserve_from_others() -> None:
+    made = crowded()
+    commands = arrive(made, *(of(f"p{n}", PREMIUM) for n in range(3)))
+    assert stops(commands) == ["f3", "f2"], "half of the places"
+    assert starts(commands) == ["p0", "p1"]
+    made.handle(RequestDropped(RequestId("f3"), 1, P, preempted=False), 1.0)
+    assert starts(made.handle(RequestFinished(RequestId("f0"), 1, P, "stop"), 1.0)) == ["p2"], "the more urgent class"
+
+
+def test_a_request_that_finishes_before_its_stop_frees_its_place() -> None:
+    made = crowded()
+    arrive(made, of("p0", PREMIUM))
+    assert starts(made.handle(RequestFinished(RequestId("f3"), 1, P, "stop"), 1.0)) == []
+    assert made.live_requests - len(made.turns) == PLACES
+    assert starts(made.handle(RequestFinished(RequestId("p0"), 1, P, "stop"), 1.0)) == ["f4"]
+
+
+def test_a_parked_decode_continues_with_its_tokens() -> None:
+    made = coordinator(
+        VirtualTokenCounter(), view(P, "prefill", requests_max=1), view(WorkerId("d"), "decode", requests_max=1)
+    )
+    arrive(made, *(of(f"f{n}", FREE) for n in range(5)))
+    assert starts(made.handle(PrefillFinished(RequestId("f4"), 1, P, 4), 1.0)) == ["f4"]
+    assert stops(arrive(made, of("p0", PREMIUM))) == ["f4"]
+    made.handle(RequestDropped(RequestId("f4"), 1, WorkerId("d"), preempted=False, computed_tokens=4), 1.0)
+    commands = made.handle(RequestFinished(RequestId("f0"), 1, P, "stop"), 2.0)
+    (start,) = [command for command in commands if isinstance(command, StartDecode)]
+    assert (start.request.id, start.attempt) == ("f4", 2)
+
+
+def test_a_worker_that_dies_before_it_drops_a_parked_request_loses_nothing() -> None:
+    made = crowded()
+    arrive(made, of("p0", PREMIUM))
+    made.handle(WorkerLost(P, "killed"), 1.0)
+    assert made.live_requests == PLACES + 3
+    assert len(made.turns) == 0
+
+
+def test_a_class_that_waits_grows_more_urgent() -> None:
+    made = coordinator(VirtualTokenCounter(), view(P, "mixed", requests_max=1))
+    arrive(made, of("p0", replace(PREMIUM, decode_ratio=0.0)))
+    arrive(made, of("f0", FREE), of("p1", replace(PREMIUM, decode_ratio=0.0), 19.0))
+    assert starts(made.handle(RequestFinished(RequestId("p0"), 1, P, "stop"), 20.0)) == ["f0"], "20 s: two priorities"
+
+
+def test_a_class_overtakes_a_bounded_number_of_turns() -> None:
+    made = coordinator(VirtualTokenCounter(), replace(view(P, "mixed", requests_max=0), step_tokens_max=0))
+    commands = arrive(made, *(of(f"f{n}", FREE) for n in range(70)), of("p0", PREMIUM))
+    places = {command.request.id: command.request.place for command in commands if isinstance(command, StartPrefill)}
+    assert places["f0"] < places["p0"] < places["f10"]
+
+
+def test_a_request_that_would_be_rejected_is_degraded_as_its_class_allows() -> None:
+    slo = Slo(ttft_s=1e-6, tpot_s=9.0)
+    made = coordinator(VirtualTokenCounter(), WorkerView(id=P, host=view(P, "mixed").host, role="mixed"))
+    arrive(made, *(of(f"f{n}", FREE) for n in range(3)))  # an idle server would try
+    hopeless = replace(of("a", FREE), slo=slo)
+    (refused,) = arrive(made, hopeless)
+    assert isinstance(refused, CloseRequest)
+    easier = replace(hopeless, service=replace(FREE, may_defer=True, output_tokens_max=3))
+    (start,) = arrive(made, replace(easier, id=RequestId("b")))
+    assert isinstance(start, StartPrefill)
+    assert (start.request.slo, start.request.output_tokens_max) == (None, 3)
