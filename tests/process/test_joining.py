@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 from tests.hosting import joining
 from tests.serving import RunningServer, listening
@@ -14,7 +13,8 @@ def wait_for_hosts(server: RunningServer, count: int) -> None:
     server.wait_until(lambda state: len(state["hosts"]) == count, reason=f"{count} hosts have joined")
 
 
-def test_a_second_host_of_a_name_is_refused_and_a_foreign_model_for_good(tmp_path: Path) -> None:
+def test_hosts_that_cannot_join_are_refused_with_the_reason() -> None:
+    """A second host of a name, a foreign model, a small arena, an address of no machine (RFC 5737), a wrong path."""
     with listening("hash", "--hosts", "1") as server, joining(server.url, "a", "--mixed", "1"):
         server.wait_ready()
         command = [sys.executable, "-m", "baton.cli.main", "host", "--join", server.url]
@@ -34,6 +34,19 @@ def test_a_second_host_of_a_name_is_refused_and_a_foreign_model_for_good(tmp_pat
         )
         assert small.returncode == 2
         assert "or more" in small.stderr
+        alone = subprocess.run(
+            [*command, "--name", "c", "--mixed", "1", "--listen", "192.0.2.1", "--join-wait-s", "0"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert alone.returncode == 2
+        assert "cannot listen on 192.0.2.1" in alone.stderr
+        command[-1] = f"{server.url}/v1"
+        refused = subprocess.run([*command, "--name", "d"], capture_output=True, text=True, timeout=60)
+        assert refused.returncode == 2
+        assert "without a path" in refused.stderr
+        assert "{" not in refused.stderr, "the body is no message"
 
 
 def test_a_small_host_that_leaves_before_anybody_was_served_limits_no_request() -> None:
@@ -47,29 +60,6 @@ def test_a_small_host_that_leaves_before_anybody_was_served_limits_no_request() 
             with server.client() as client:
                 answer = client.post("/v1/completions", json={"prompt": "many words " * 20, "max_tokens": 4})
                 assert answer.status_code == 200, answer.text
-
-
-def test_a_host_that_cannot_give_its_kv_says_why_it_does_not_join() -> None:
-    """An address of nobody's (RFC 5737). Before, it blamed the server and never gave up."""
-    with listening("hash", "--hosts", "1") as server:
-        command = [sys.executable, "-m", "baton.cli.main", "host", "--join", server.url, "--name", "a"]
-        alone = subprocess.run(
-            [*command, "--mixed", "1", "--listen", "192.0.2.1", "--join-wait-s", "0"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert alone.returncode == 2
-        assert "cannot listen on 192.0.2.1" in alone.stderr
-
-
-def test_a_wrong_path_and_a_wrong_server_are_told_in_one_line() -> None:
-    with listening("hash", "--hosts", "1") as server:
-        command = [sys.executable, "-m", "baton.cli.main", "host", "--join", f"{server.url}/v1", "--name", "a"]
-        refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert refused.returncode == 2
-        assert "without a path" in refused.stderr
-        assert "{" not in refused.stderr, "that is the body, not what it says"
 
 
 def test_a_host_joins_with_the_servers_key_only() -> None:

@@ -48,9 +48,27 @@ def test_a_request_outlives_the_death_of_its_worker_with_the_same_text(victim: s
         server.wait_until(nothing_used, reason="no block is used")
 
 
-def test_many_requests_outlive_the_death_of_every_worker() -> None:
+@pytest.mark.deep
+def test_sigint_lets_a_running_request_finish(long_text: str) -> None:
+    with serving("hash") as server:
+        _check_end(server, signal.SIGINT, long_text)
+
+
+def test_requests_outlive_a_hung_worker_the_death_of_every_worker_and_sigterm(tmp_path: Path, long_text: str) -> None:
+    """A hung worker is killed, and its request goes on. Then every worker dies at once. Then the server is stopped."""
+    config = tmp_path / "baton.toml"
+    config.write_text("[survival]\nsilent_s = 1.0\n")
+    with serving("hash", "--config", str(config)) as server:
+        _check_hung_worker(server, long_text)
+        server.wait_until(all_workers_ready, reason="the worker is back")
+        _check_dead_workers(server)
+        server.wait_until(all_workers_ready, reason="the workers are back")
+        _check_end(server, signal.SIGTERM, long_text)
+
+
+def _check_dead_workers(server: RunningServer) -> None:
     """With every worker killed, requests wait for the restarted ones and close exactly once, with the right text."""
-    with serving("hash", "--prefill", "1", "--decode", "1") as server, server.client() as client:
+    with server.client() as client:
         bodies = [{**LONG, "prompt": f"request number {index}", "max_tokens": 400} for index in range(8)]
         expected = [client.post("/v1/completions", json=body).json()["choices"][0]["text"] for body in bodies]
         answers: list[httpx.Response | None] = [None] * len(bodies)
@@ -78,10 +96,9 @@ def long_text(hash_server: RunningServer) -> str:
         return client.post("/v1/completions", json=LONG).raise_for_status().json()["choices"][0]["text"]
 
 
-def test_a_hung_worker_is_killed_and_its_requests_go_on(tmp_path: Path, long_text: str) -> None:
-    config = tmp_path / "baton.toml"
-    config.write_text("[survival]\nsilent_s = 1.0\n")
-    with serving("hash", "--config", str(config)) as server, server.client() as client:
+def _check_hung_worker(server: RunningServer, long_text: str) -> None:
+    """Stop a worker with SIGSTOP under a request."""
+    with server.client() as client:
         stopped = {worker["id"]: worker["pid"] for worker in server.cluster()["workers"]}["decode-0"]
         text, last = "", {}
         for last in _stream(client, LONG):
@@ -93,9 +110,9 @@ def test_a_hung_worker_is_killed_and_its_requests_go_on(tmp_path: Path, long_tex
         assert not alive(stopped)
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.deep), signal.SIGTERM])
-def test_a_signal_ends_everything_and_lets_running_requests_finish(number: signal.Signals, long_text: str) -> None:
-    with serving("hash") as server, server.client() as client:
+def _check_end(server: RunningServer, number: signal.Signals, long_text: str) -> None:
+    """A signal ends everything, and lets the running request finish."""
+    with server.client() as client:
         pids = server.worker_pids()
         text, told = "", False
         for chunk in _stream(client, LONG):
