@@ -25,13 +25,13 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> Path:
     flags = {"--json": "a.json", "--html": "a.html", "--serve-config": "a.toml", "--kubernetes": "k.yaml",
              "--cluster": "c.yaml"}  # fmt: skip
     files = [word for flag, name in flags.items() for word in (flag, str(folder / name))]
-    assert main([*QUICK, *SLO, *PLAYED, "--hardware", "h100=2", *files]) == 0
+    assert main([*QUICK, *SLO, *PLAYED, "--hardware", "h100=4", *files]) == 0
     return folder
 
 
 def test_the_answer_says_what_why_and_what_not(answered: Path) -> None:
     found = json.loads((answered / "a.json").read_text())
-    assert found["gpus"] <= 2
+    assert found["gpus"] <= 4
     assert found["rate_rps"] > 1
     assert found["simulated"]["slo"]["attainment_ratio"] >= 0.9
     assert found["simulated"]["completed"] >= 50
