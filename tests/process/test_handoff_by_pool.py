@@ -78,11 +78,14 @@ def by_pool(
             node.close()
 
 
-def test_decode_takes_from_the_pool_what_prefill_has_put_there(tmp_path: Path, hash_server: RunningServer) -> None:
-    """INV-8 over a real store: no byte goes from mover to mover, and the text is that of one worker."""
-    with hash_server.client() as client:
-        expected = client.post("/v1/completions", json=HANDED).json()["choices"][0]["text"]
-    with by_pool(tmp_path) as (server, _, _), server.client() as client:
+def test_decode_takes_from_the_pool_and_directly_where_the_pool_is_gone(
+    tmp_path: Path, hash_server: RunningServer
+) -> None:
+    """INV-8 over a real store: no byte goes from mover to mover before the store is gone. The text is that of one
+    worker."""
+    gone = {**HANDED, "prompt": f"Without a pool. {HANDED['prompt']}"}
+    expected, expected_gone = (_text(hash_server, body) for body in (HANDED, gone))
+    with by_pool(tmp_path) as (server, node, _), server.client() as client:
         answer = client.post("/v1/completions", json=HANDED).raise_for_status().json()
         assert answer["choices"][0]["text"] == expected
         timings = answer["timings"]
@@ -91,6 +94,14 @@ def test_decode_takes_from_the_pool_what_prefill_has_put_there(tmp_path: Path, h
         (tier,) = wait_for_hosts(server, "a", "b")["b"]["tiers"]
         assert tier["loaded_blocks"] >= WHOLE_TOKENS // BLOCK_TOKENS
         assert server.metric("baton_handoff_bytes_total") == 0
+        node.close()
+        assert _text(server, gone) == expected_gone
+        assert server.metric("baton_handoff_bytes_total") > 0
+
+
+def _text(server: RunningServer, body: dict) -> str:
+    with server.client() as client:
+        return client.post("/v1/completions", json=body).raise_for_status().json()["choices"][0]["text"]
 
 
 def test_every_decision_is_replayed(tmp_path: Path) -> None:
@@ -110,25 +121,21 @@ def test_every_decision_is_replayed(tmp_path: Path) -> None:
     assert "the same decisions" in done.stdout
 
 
-def test_decode_takes_while_prefill_still_puts(tmp_path: Path, hash_server: RunningServer) -> None:
-    """The end of the prompt is not put before decode's host has read of its beginning, and nothing goes directly."""
-    with hash_server.client() as client:
-        expected = client.post("/v1/completions", json=HANDED).json()["choices"][0]["text"]
-    with by_pool(tmp_path, open_node=HeldNode, options="?via=tcp") as (server, node, _), server.client() as client:
-        answer = client.post("/v1/completions", json=HANDED).raise_for_status().json()
-        assert answer["choices"][0]["text"] == expected
+def test_decode_takes_while_prefill_still_puts_and_outlives_the_host_that_has_put(
+    tmp_path: Path, hash_server: RunningServer
+) -> None:
+    """The end of the prompt is not put before decode's host has read of its beginning, and nothing goes directly.
+
+    Then prefill's host is killed while decode, which has taken all from the pool, goes on.
+    """
+    body = {**HANDED, "prompt": f"Another one. {HANDED['prompt']}", "max_tokens": 2000}
+    expected, expected_text = (_text(hash_server, each) for each in (HANDED, body))
+    with by_pool(tmp_path, open_node=HeldNode, options="?via=tcp") as (server, node, hosts), server.client() as client:
+        assert _text(server, HANDED) == expected
         assert isinstance(node, HeldNode)
         assert len(node.put_hashes) >= WHOLE_TOKENS // BLOCK_TOKENS
         assert node.was_read_first
         assert server.metric("baton_handoff_bytes_total") == 0
-
-
-def test_a_request_outlives_the_host_that_has_put_it(tmp_path: Path, hash_server: RunningServer) -> None:
-    """Prefill's host is killed while decode, which has taken all from the pool, goes on."""
-    body = {**HANDED, "max_tokens": 2000}
-    with hash_server.client() as client:
-        expected = client.post("/v1/completions", json=body).json()["choices"][0]["text"]
-    with by_pool(tmp_path) as (server, _, hosts), server.client() as client:
         text, attempts = "", 0
         with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
             for number, line in enumerate(line for line in response.iter_lines() if line.startswith("data: {")):
@@ -137,14 +144,4 @@ def test_a_request_outlives_the_host_that_has_put_it(tmp_path: Path, hash_server
                 chunk = json.loads(line[6:])
                 text += chunk["choices"][0]["text"] if chunk["choices"] else ""
                 attempts = (chunk.get("timings") or {}).get("attempts", attempts)
-        assert (text, attempts) == (expected, 1)
-
-
-def test_where_the_pool_is_gone_the_kv_goes_directly(tmp_path: Path, hash_server: RunningServer) -> None:
-    with hash_server.client() as client:
-        expected = client.post("/v1/completions", json=HANDED).json()["choices"][0]["text"]
-    with by_pool(tmp_path) as (server, node, _), server.client() as client:
-        node.close()
-        answer = client.post("/v1/completions", json=HANDED).raise_for_status().json()
-        assert answer["choices"][0]["text"] == expected
-        assert server.metric("baton_handoff_bytes_total") > 0
+        assert (text, attempts) == (expected_text, 1)

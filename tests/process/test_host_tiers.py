@@ -57,7 +57,8 @@ def wait_for_more_than(stored_blocks: float, server: RunningServer) -> None:
     server.wait_until(lambda _: server.metric(*STORED) > stored_blocks, reason="more blocks are written")
 
 
-def test_a_host_finds_what_it_kept_before_it_was_killed(tmp_path: Path) -> None:
+def test_a_host_finds_what_it_kept_before_it_was_killed_and_so_does_a_mover(tmp_path: Path) -> None:
+    """A killed mover's unfinished commands count as failed, no block is lost in the accounts, the text is the same."""
     arguments = (*MIXED, "--tier", f"file://{tmp_path}?bytes=64e6&io=buffered")
     with listening("hash", "--hosts", "1") as server, server.client() as client:
         with joining(server.url, "a", *arguments) as host:
@@ -68,7 +69,7 @@ def test_a_host_finds_what_it_kept_before_it_was_killed(tmp_path: Path) -> None:
             host.process.kill()
             host.process.wait()
         wait_for_hosts(server)
-        with joining(server.url, "a", *arguments):
+        with joining(server.url, "a", *arguments) as host:
             wait_for_hosts(server, "a", stored_blocks=len(PROMPT) // BLOCK_TOKENS)
             assert complete(client) == (text, WHOLE_TOKENS)
             (tier,) = wait_for_hosts(server, "a")["a"]["tiers"]
@@ -81,30 +82,17 @@ def test_a_host_finds_what_it_kept_before_it_was_killed(tmp_path: Path) -> None:
                 check=True,
             )
             assert f"below it file: {tier['kv_blocks_cached']} KV blocks of" in top.stdout
-
-
-def test_a_mover_that_is_killed_is_followed_by_one_that_writes_on(tmp_path: Path) -> None:
-    """Its unfinished commands count as failed, no block is lost in the accounts, and the text is the same."""
-    arguments = (*MIXED, "--tier", f"file://{tmp_path}?bytes=64e6&io=buffered")
-    with (
-        listening("hash", "--hosts", "1") as server,
-        server.client() as client,
-        joining(server.url, "a", *arguments) as host,
-    ):
-        server.wait_ready()
-        text, _ = complete(client)
-        wait_for_hosts(server, "a", stored_blocks=len(PROMPT) // BLOCK_TOKENS)
-        os.kill(host.mover(), signal.SIGKILL)
-        before = len(PROMPT) // BLOCK_TOKENS
-        for number in range(ASKS_MAX):  # until the next mover is there: what is asked for before is not kept
-            client.post("/v1/completions", json={**BODY, "prompt": f"{number} {PROMPT}"}).raise_for_status()
-            (tier,) = wait_for_hosts(server, "a")["a"]["tiers"]
-            if tier["kv_blocks_cached"] > before:
-                break
-        else:
-            raise AssertionError(f"nothing is written after the mover's death\n{server.output()}")
-        assert complete(client)[0] == text
-        assert tier["missed_blocks"] == 0
+            os.kill(host.mover(), signal.SIGKILL)
+            before = tier["kv_blocks_cached"]
+            for number in range(ASKS_MAX):  # until the next mover is there: what is asked for before is not kept
+                client.post("/v1/completions", json={**BODY, "prompt": f"{number} {PROMPT}"}).raise_for_status()
+                (tier,) = wait_for_hosts(server, "a")["a"]["tiers"]
+                if tier["kv_blocks_cached"] > before:
+                    break
+            else:
+                raise AssertionError(f"nothing is written after the mover's death\n{server.output()}")
+            assert complete(client)[0] == text
+            assert tier["missed_blocks"] == 0
 
 
 def test_what_another_server_puts_into_a_shared_store_is_found(tmp_path: Path) -> None:
@@ -142,20 +130,27 @@ def test_a_host_reads_what_another_has_put_into_the_store_of_all(tmp_path: Path)
         node.close()
 
 
-def test_a_mover_that_starts_while_the_store_is_down_goes_without_it_until_it_is_up() -> None:
+def test_hosts_and_movers_that_start_while_the_store_is_down_use_it_when_it_is_up() -> None:
     """What is asked of that tier has failed, and nothing else: the text is the same, and the mover lives. When the
     store is back it is used again, with no process started anew."""
     node = StoreNode(host="127.0.0.1", port=0, capacity_bytes=64_000_000)
     port = int(node.address.rpartition(":")[2])
+    node.close()
     with (
-        listening("hash", "--hosts", "1", "--tier", f"pool://{node.address}") as server,
+        listening("hash", "--hosts", "1", "--tier", f"pool://127.0.0.1:{port}") as server,
         server.client() as client,
         joining(server.url, "a", *MIXED) as host,
     ):
         server.wait_ready()
         text, _ = complete(client)
-        wait_for_hosts(server, "a", stored_blocks=len(PROMPT) // BLOCK_TOKENS)
-        node.close()
+        wait_for_tier(server, "left alone")
+        node = StoreNode(host="127.0.0.1", port=port, capacity_bytes=64_000_000)
+        try:
+            wait_for_tier(server, "used")
+            assert complete(client)[0] == text
+            wait_for_hosts(server, "a", stored_blocks=len(PROMPT) // BLOCK_TOKENS)
+        finally:
+            node.close()
         os.kill(host.mover(), signal.SIGKILL)
         wait_for_tier(server, "left alone")
         mover = host.mover()
@@ -170,26 +165,5 @@ def test_a_mover_that_starts_while_the_store_is_down_goes_without_it_until_it_is
             wait_for_more_than(before, server)
             assert complete(client)[0] == text
             assert host.mover() == mover
-        finally:
-            again.close()
-
-
-def test_a_host_that_joins_while_the_store_is_down_uses_it_when_it_is_up() -> None:
-    node = StoreNode(host="127.0.0.1", port=0, capacity_bytes=64_000_000)
-    port = int(node.address.rpartition(":")[2])
-    node.close()
-    with (
-        listening("hash", "--hosts", "1", "--tier", f"pool://127.0.0.1:{port}") as server,
-        server.client() as client,
-        joining(server.url, "a", *MIXED),
-    ):
-        server.wait_ready()
-        text, _ = complete(client)
-        wait_for_tier(server, "left alone")
-        again = StoreNode(host="127.0.0.1", port=port, capacity_bytes=64_000_000)
-        try:
-            wait_for_tier(server, "used")
-            assert complete(client)[0] == text
-            wait_for_hosts(server, "a", stored_blocks=len(PROMPT) // BLOCK_TOKENS)
         finally:
             again.close()

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,13 +27,9 @@ BODIES: list[dict[str, Any]] = [
 @pytest.fixture(scope="module")
 def guessing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     config = tmp_path_factory.mktemp("speculation") / "baton.toml"
-    _write(config)
-    with serving("hash", "--config", str(config)) as server:
-        yield server
-
-
-def _write(config: Path) -> None:
     config.write_text("[speculation]\ntokens_max = 6\nngram_min = 1\nrequests_max = 64\n")
+    with serving("hash", "--prefill", "1", "--decode", "2", "--config", str(config)) as server:
+        yield server
 
 
 def _choices(server: RunningServer, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -61,28 +56,26 @@ def test_guesses_come_true_and_are_counted(guessing: RunningServer) -> None:
     assert 120 < accepted <= guessing.metric("baton_speculation_drafted_tokens_total")
 
 
-def test_a_death_in_the_middle_of_a_guess_changes_nothing(hash_server: RunningServer, tmp_path: Path) -> None:
+def test_a_death_in_the_middle_of_a_guess_changes_nothing(guessing: RunningServer, hash_server: RunningServer) -> None:
     """INV-8: what a killed worker guessed is nowhere; the next one guesses from the same text."""
-    config = tmp_path / "baton.toml"
-    _write(config)
     body = {**BODIES[4], "prompt": "more colours"}
     (quiet,) = _choices(hash_server, body)
-    with serving("hash", "--prefill", "1", "--decode", "2", "--config", str(config)) as server:
-        pids = {worker["id"]: worker["pid"] for worker in server.cluster()["workers"]}
-        text, last, killed = "", {}, False
-        with (
-            server.client() as client,
-            client.stream("POST", "/v1/completions", json={**body, "stream": True}) as stream,
-        ):
-            for line in stream.iter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                last = json.loads(line[6:])
-                text += last["choices"][0]["text"]
-                if not killed and len(text) > 40:
-                    os.kill(pids["decode-0"], signal.SIGKILL)
-                    os.kill(pids["decode-1"], signal.SIGKILL)
-                    killed = True
-        assert killed
-        assert text == quiet["text"]
-        assert server.metric("baton_speculation_accepted_tokens_total") > 0
+    before = guessing.metric("baton_speculation_accepted_tokens_total")
+    pids = {worker["id"]: worker["pid"] for worker in guessing.cluster()["workers"]}
+    text, last, killed = "", {}, False
+    with (
+        guessing.client() as client,
+        client.stream("POST", "/v1/completions", json={**body, "stream": True}) as stream,
+    ):
+        for line in stream.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            last = json.loads(line[6:])
+            text += last["choices"][0]["text"]
+            if not killed and len(text) > 40:
+                os.kill(pids["decode-0"], signal.SIGKILL)
+                os.kill(pids["decode-1"], signal.SIGKILL)
+                killed = True
+    assert killed
+    assert text == quiet["text"]
+    assert guessing.metric("baton_speculation_accepted_tokens_total") > before
