@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from pathlib import Path
+from collections.abc import Iterator
 
 import httpx
 import pytest
 
 from tests.serving import NO_TLS, RunningServer, nothing_used, serving
 
-REQUESTS = 400
+REQUESTS = 250
 CONCURRENCY = 48
 
 
@@ -111,8 +111,17 @@ def test_more_requests_than_fit_queue_preempt_and_finish_with_the_right_text(
         assert _settled(server)
 
 
-def test_what_can_never_fit_is_refused_at_once_with_both_numbers(tmp_path: Path) -> None:
-    with serving("hash", "--kv-blocks", "20") as server, server.client() as client:
+@pytest.fixture(scope="module")
+def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server with 20 blocks that admits two requests at once."""
+    config = tmp_path_factory.mktemp("small") / "baton.toml"
+    config.write_text("[policy.admission]\nuse = 'bounded-queue'\noptions = {requests_max = 2}\n")
+    with serving("hash", "--kv-blocks", "20", "--config", str(config)) as server:
+        yield server
+
+
+def test_what_can_never_fit_is_refused_at_once_with_both_numbers(small_server: RunningServer) -> None:
+    with small_server.client() as client:
         answer = client.post("/v1/completions", json={"prompt": "z" * 321, "max_tokens": 1})
         assert answer.status_code == 400
         message = answer.json()["error"]["message"]
@@ -122,14 +131,12 @@ def test_what_can_never_fit_is_refused_at_once_with_both_numbers(tmp_path: Path)
         assert fits.raise_for_status().json()["usage"]["total_tokens"] == 320
 
 
-def test_a_full_queue_refuses_with_503_and_says_when_to_come_back(tmp_path: Path) -> None:
-    config = tmp_path / "baton.toml"
-    config.write_text("[policy.admission]\nuse = 'bounded-queue'\noptions = {requests_max = 2}\n")
-    with serving("hash", "--config", str(config)) as server, server.client() as client:
+def test_a_full_queue_refuses_with_503_and_says_when_to_come_back(small_server: RunningServer) -> None:
+    with small_server.client() as client:
         body = {"prompt": "hello", "max_tokens": 50, "n": 4}
         answer = client.post("/v1/completions", json=body)
         assert answer.status_code == 503
         assert int(answer.headers["Retry-After"]) >= 1
         assert "2" in answer.json()["error"]["message"]
-        assert _settled(server)
+        assert _settled(small_server)
         assert client.post("/v1/completions", json={"prompt": "hello", "max_tokens": 5}).status_code == 200
