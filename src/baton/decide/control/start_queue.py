@@ -3,8 +3,8 @@
 A request first waits for KV blocks, then for a step. The server learns of a first step by its result only, so the
 worker of an overdue request with blocks decides: it drops the request unless it was in a step.
 
-A request with an SLO does not enter the queue, because admission predicts its TTFT. Neither does a request
-that may wait, nor a later attempt, because its client may have text already.
+A request whose SLO has a shorter TTFT does not enter the queue, because admission predicts that TTFT. Neither does a
+request that may wait, nor a later attempt, because its client may have text already.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class StartQueue:
 
     def enter(self, request: Request, now_s: float, *, has_blocks: bool = False) -> None:
         """Record that a request waits for its turn, or was sent to its worker."""
-        if self.wait_s_max is None or request.slo is not None or request.may_wait:
+        if not self._limits(request):
             return
         if request.id in self._since_s:
             if has_blocks:
@@ -93,7 +93,7 @@ class StartQueue:
         of it is told so. None: requests have their turn by arrival.
         """
         oldest_s = next(iter(self._since_s.values()), None)
-        if oldest_s is None or self.wait_s_max is None or request.slo is not None or request.may_wait:
+        if oldest_s is None or self.wait_s_max is None or not self._limits(request):
             return None
         ahead = len(self._since_s)
         if turns is not None and turns:
@@ -122,6 +122,12 @@ class StartQueue:
     def dropped(self, request_id: RequestId, now_s: float) -> CloseRequest | None:
         """Return the rejection of a request that its worker has dropped. None: the drop has another reason."""
         return self._late(request_id, now_s) if request_id in self._stopping else None
+
+    def _limits(self, request: Request) -> bool:
+        """Return whether the deadline holds for a request. Clients cannot avoid it with an SLO that is never missed."""
+        if self.wait_s_max is None or request.may_wait:
+            return False
+        return request.slo is None or request.slo.ttft_s > self.wait_s_max
 
     def _overdue(self, since_s: dict[RequestId, float], now_s: float) -> list[RequestId]:
         limit_s = -math.inf if self.wait_s_max is None else now_s - self.wait_s_max + _ROUNDING_S

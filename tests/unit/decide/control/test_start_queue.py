@@ -143,7 +143,7 @@ def test_an_ended_request_and_one_without_a_worker_leave_the_queue(event: Reques
 
 def test_a_request_that_may_wait_one_with_an_slo_and_a_queue_without_a_deadline_reject_nothing() -> None:
     made = cluster()
-    made.handle(RequestArrived(request("a", Slo(ttft_s=60.0, tpot_s=1.0))), 1.0)
+    made.handle(RequestArrived(request("a", Slo(ttft_s=10.0, tpot_s=1.0))), 1.0)
     assert made.coordinator.queue.deadline_s is None
     made.handle(RequestArrived(msgspec.structs.replace(request("b"), may_wait=True)), 1.0)
     assert made.coordinator.queue.deadline_s is None
@@ -151,6 +151,18 @@ def test_a_request_that_may_wait_one_with_an_slo_and_a_queue_without_a_deadline_
     endless.handle(RequestArrived(request("a")), 1.0)
     assert endless.coordinator.queue.deadline_s is None
     assert closed(endless.handle(QueuedTooLong(), 999.0)) == {}
+
+
+def test_an_slo_that_allows_a_longer_wait_keeps_the_deadline_and_the_refusal() -> None:
+    """Any client may send one. With a TPOT only, the TTFT is one that cannot be missed."""
+    loose = Slo(ttft_s=86_400.0, tpot_s=1.0)
+    made = cluster()
+    made.handle(RequestArrived(request("a", loose)), 1.0)
+    assert made.coordinator.queue.deadline_s == 11.0
+    close = overloaded().refuse(request("new", loose), 20.0)
+    assert close is not None
+    assert close.reject == "queue_deadline"
+    assert overloaded().refuse(request("new", Slo(ttft_s=10.0, tpot_s=1.0)), 20.0) is None
 
 
 def overloaded() -> StartQueue:
