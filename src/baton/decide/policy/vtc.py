@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from heapq import nsmallest
 
 from baton.core.types import Request, RequestId
 
@@ -87,6 +88,8 @@ class VirtualTokenCounter:
         self._served[tenant] = self.counter(tenant) + weighted / self.weights.get(tenant, 1.0)
 
     def _forget(self) -> None:
-        gone = [tenant for tenant in self._served if tenant not in self._waiting]
-        if gone:
-            del self._served[min(gone, key=lambda tenant: (self._served[tenant], tenant))]
+        # More than one may be too many: a running request adds the counter of a dropped tenant again.
+        idle = [tenant for tenant in self._served if tenant not in self._waiting]
+        too_many = len(self._served) - self.tenants_max
+        for tenant in nsmallest(too_many, idle, key=lambda tenant: (self._served[tenant], tenant)):
+            del self._served[tenant]

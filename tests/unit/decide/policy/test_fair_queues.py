@@ -102,6 +102,17 @@ def test_tenants_that_wait_for_nothing_are_forgotten_beyond_the_bound() -> None:
     assert counters.counter("c") > 0
 
 
+def test_counters_that_running_requests_bring_back_are_forgotten_again() -> None:
+    counters = VirtualTokenCounter(tenants_max=2)
+    for name in ("a", "b", "c", "d"):
+        counters.joined(request(name, tenant=name))
+        counters.left(request(name, tenant=name))
+        for tenant in "abc":
+            counters.served(request(tenant, tenant=tenant), output_tokens=ord(tenant))
+    counters.joined(request("e", tenant="e"))
+    assert [name for name in "abcd" if counters.counter(name)] == ["c"]
+
+
 def test_a_tenant_beyond_the_bound_is_not_the_one_dropped() -> None:
     """Its counter was raised to 10, below that of an idle tenant: the lift must not be lost."""
     counters = VirtualTokenCounter(tenants_max=2)
