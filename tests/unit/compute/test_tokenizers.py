@@ -134,6 +134,19 @@ def test_a_pipeline_that_drops_characters_has_no_bound(tmp_path: Path, part: str
     assert tokenizer_from_folder(tmp_path, None).token_chars_max is None
 
 
+@pytest.mark.parametrize("side", ["lstrip", "rstrip"])
+def test_an_added_token_that_takes_the_spaces_beside_it_has_no_bound(tmp_path: Path, side: str) -> None:
+    names = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pipeline = tokenizers.Tokenizer(models.BPE(vocab={name: index for index, name in enumerate(names)}, merges=[]))
+    pipeline.decoder = decoders.ByteLevel()
+    pipeline.add_tokens([tokenizers.AddedToken("<turn>", **{side: True})])
+    pipeline.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = tokenizer_from_folder(tmp_path, None)
+    spaces = " " * 1000
+    assert len(tokenizer.encode(f"{spaces}<turn>" if side == "lstrip" else f"<turn>{spaces}")) == 1
+    assert tokenizer.token_chars_max is None
+
+
 def test_special_tokens_are_known_and_skipped(smollm: Tokenizer) -> None:
     tokens = smollm.encode("<|im_start|>hi<|im_end|>")
     assert [smollm.is_special(token) for token in tokens] == [True, False, True]

@@ -67,9 +67,12 @@ class VocabularyTokenizer:
         self._spelling = spelling
         self._backend = backend
         longest = max(map(len, backend.get_vocab(with_added_tokens=True)), default=1)
-        self.token_chars_max = None if joined_chars_max is None else longest * joined_chars_max
-        self._added = {token: added.content for token, added in backend.get_added_tokens_decoder().items()}
-        self._special = {token for token, added in backend.get_added_tokens_decoder().items() if added.special}
+        added_tokens = backend.get_added_tokens_decoder()
+        # Such a token also takes the spaces beside it, any number of them.
+        takes_spaces = any(added.lstrip or added.rstrip for added in added_tokens.values())
+        self.token_chars_max = None if joined_chars_max is None or takes_spaces else longest * joined_chars_max
+        self._added = {token: added.content for token, added in added_tokens.items()}
+        self._special = {token for token, added in added_tokens.items() if added.special}
         self._bos = bos_token_id
         self._add_bos = add_bos
         self._backend_adds_bos = bos_token_id is not None and backend.encode("").ids[:1] == [bos_token_id]
