@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Annotated
 
 from msgspec import Struct
 
+from baton.core.keys import read_keys
 from baton.core.validation import Range
 
 Port = Annotated[int, Range(least=0, most=65535)]
@@ -49,10 +51,10 @@ class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     choices_max: Annotated[int, Range(least=1, most=4096)] = 32
     """Maximum choices (prompts x n) of one HTTP request."""
 
-    @property
-    def has_tenants(self) -> bool:
-        """Clients have keys of more than one tenant, or may get some: a key file can be extended at any time."""
-        return len(self.api_keys) > 1 or bool(self.key_file)
+    def tenants(self) -> int:
+        """Return the number of tenants with keys for the model. Raise ConfigError if the key file is invalid."""
+        entries = read_keys(Path(self.key_file)).keys if self.key_file else ()
+        return len(self.api_keys) + len({entry.tenant for entry in entries if "generate" in entry.scopes})
 
     def problems(self) -> list[str]:
         """Return every problem of the section, for `Config.problems`."""

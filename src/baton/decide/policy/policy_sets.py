@@ -93,12 +93,12 @@ def own_sources(policy: PolicyConfig) -> dict[str, str]:
     return source_digests(use for family, use in plugin_names(policy).items() if family != "name")
 
 
-def policy_of(config: Config) -> PolicyConfig:
-    """Return the policies of a server. Tenants with keys of their own share it fairly, unless a policy is chosen."""
+def policy_of(config: Config, *, tenants: int) -> PolicyConfig:
+    """Return the policies of a server. Several tenants share it fairly, unless a policy is chosen."""
     choice = config.policy
     is_chosen = bool(choice.name) or choice.fairness is not None
     resolved = resolve(choice)
-    if config.http.has_tenants and not is_chosen:
+    if tenants > 1 and not is_chosen:
         resolved = replace(resolved, fairness=VTC)
     return share_by_class(resolved) if config.classes else resolved
 

@@ -74,7 +74,7 @@ class Parts:
 
 def assemble(config: Config, card: ModelCard) -> Parts:
     """Build all parts and reserve the arena; start no process. Raises ConfigError or ArenaError."""
-    policy = with_quotas(policy_of(config), config.http.key_file)
+    policy = with_quotas(policy_of(config, tenants=config.http.tenants()), config.http.key_file)
     _check_batching(policy.batching)
     computing = choose_computing(config, card)
     given_cost = inline_files(config.cost, folder=Path())

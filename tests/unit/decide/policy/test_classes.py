@@ -7,7 +7,6 @@ import pytest
 from baton.core.class_config import ClassConfig, RouteConfig, class_problems
 from baton.core.config import Config, Plugin, PolicyChoice, load
 from baton.core.errors import ConfigError
-from baton.core.http_config import HttpConfig
 from baton.core.types import Slo
 from baton.decide.policy.classes import ClassTable, RouteFacts
 from baton.decide.policy.policy_sets import policy_of
@@ -83,11 +82,10 @@ def test_a_configuration_file_declares_them() -> None:
 
 
 def test_classes_and_tenants_use_the_fair_queue() -> None:
-    keys = HttpConfig(api_keys=("a", "b"))
     fcfs = PolicyChoice(fairness=Plugin(use="fcfs"))
-    assert policy_of(Config()).fairness.use == "slo-order"
-    assert policy_of(Config(http=keys)).fairness.use == "vtc"
-    assert policy_of(Config(http=keys, policy=fcfs)).fairness.use == "fcfs"
-    assert policy_of(Config(classes=(GOLD,))).fairness.use == "vtc"
+    assert policy_of(Config(), tenants=1).fairness.use == "slo-order"
+    assert policy_of(Config(), tenants=2).fairness.use == "vtc"
+    assert policy_of(Config(policy=fcfs), tenants=2).fairness.use == "fcfs"
+    assert policy_of(Config(classes=(GOLD,)), tenants=1).fairness.use == "vtc"
     with pytest.raises(ConfigError, match="fcfs is no ServiceFairness"):
-        policy_of(Config(classes=(GOLD,), policy=fcfs))
+        policy_of(Config(classes=(GOLD,), policy=fcfs), tenants=1)

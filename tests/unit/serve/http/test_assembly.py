@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -12,6 +13,8 @@ from baton.cli.logs import build_cluster
 from baton.compute.models.resolve import resolve_model
 from baton.core.config import Config, Plugin, PolicyChoice
 from baton.core.errors import ConfigError
+from baton.core.http_config import HttpConfig
+from baton.core.keys import KeyEntry, KeyFile, digest_of
 from baton.decide.cost.fitted import FittedCost, save_fitted
 from baton.decide.policy.policy_sets import POLICY_SETS
 from baton.serve.live.assembly import assemble
@@ -46,6 +49,25 @@ def test_workers_batch_as_was_chosen_for_them_whatever_the_set_says() -> None:
         assert parts.own is not None
         for setup in parts.own.setups:
             assert (setup.batching, setup.fairness) == (batching, POLICY_SETS["vtc"].fairness)
+
+
+def test_several_tenants_share_the_server_fairly_and_a_single_one_keeps_the_order_by_slo(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+
+    def fairness(*tenants: str) -> str:
+        keys = [
+            KeyEntry(id=f"k{place}", sha256=digest_of(b"%d" % place), tenant=name) for place, name in enumerate(tenants)
+        ]
+        operator = KeyEntry(id="operator", sha256=digest_of(b"operator"), tenant="operator", scopes=("admin",))
+        path.write_bytes(msgspec.json.encode(KeyFile(keys=(*keys, operator))))
+        path.chmod(0o600)
+        config = Config(model="hash", http=HttpConfig(key_file=str(path)))
+        return assemble(config, resolve_model("hash")).gateway.cluster().policy["fairness"]
+
+    assert fairness("a", "a") == "slo-order"
+    assert fairness("a", "b") == "vtc"
+    several = Config(model="hash", http=HttpConfig(api_keys=("k1", "k2")))
+    assert assemble(several, resolve_model("hash")).gateway.cluster().policy["fairness"] == "vtc"
 
 
 def test_a_log_has_the_fitted_prices_and_not_the_name_of_their_file(tmp_path: Path) -> None:
