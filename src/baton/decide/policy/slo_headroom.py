@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from baton.core.ports import CostModel, handoff_between_s
-from baton.core.types import ClusterView, HostId, Prediction, Request, Slo, StepShape, WorkerId, WorkerView
+from baton.core.types import ClusterView, HostId, Prediction, Request, RequestId, Slo, StepShape, WorkerId, WorkerView
 from baton.decide.cost.online import cost_of, price_ratio
 from baton.decide.policy.admission import Reject, refuse_full
 from baton.decide.policy.distinct_workers import DistinctWorkers
@@ -86,9 +86,8 @@ class SloHeadroom:
     tpot_slack: float = 1.0
     """Admit while predicted TPOT <= slack * SLO."""
     mixing_ratio: float = 2.0
-    """Pressure is multiplied by this factor if prompts and decodes mix on one worker: a decode that joins just after a
-    step with a prompt has begun waits for two steps, and a short answer cannot make up for that. For decodes on a
-    prefill worker the factor scales with the share of its time that prompts take."""
+    """Factor of the pressure if prompts and decodes mix on one worker: a decode that joins just after a step with a
+    prompt has begun waits for two steps. For decodes on a prefill worker it scales with the prompts' share of time."""
     step_slack: float = 0.9
     """Expected step time with decodes, as a share of the TPOT. Keep it equal to `SloChunked.tpot_slack`."""
     output_tokens: float = 200.0
@@ -104,8 +103,8 @@ class SloHeadroom:
     """Candidates for prompts."""
     _decoding: DistinctWorkers = field(default_factory=DistinctWorkers)
     _now_s: float = 0.0
-    _predicted: tuple[Request | None, Prediction] = (None, Prediction(0.0))
-    """The last request with an SLO, and the prediction of its admission."""
+    _tpots_s: dict[RequestId, float] = field(default_factory=dict[RequestId, float])
+    """TPOT predicted at admission, of each request that waits for its turn. The oldest ones are dropped."""
     _alone: tuple[Request | None, CostModel | None, Slo] = (None, None, Slo(ttft_s=1e-9, tpot_s=1e-9))
     """Cache: the latencies that the last request without an SLO would have on an idle worker."""
 
@@ -120,10 +119,14 @@ class SloHeadroom:
         decoders = self._decoding.among(cluster.workers, self._shares)
         now, predict = (present, plan.ttft_s), self._predict_decode
         tpot_s = min(predict(worker, request, cluster, cost, now)[0] for worker in decoders)
-        self._predicted = (request, Prediction(plan.ttft_s, tpot_s))
         judged = Prediction(plan.ttft_s / self.ttft_slack, tpot_s / self.tpot_slack)
         answer_s = self._expected_tokens(cluster) * tpot_s
-        return refuse_risky(request.slo, judged, cluster, miss_ratio_max=self.miss_ratio_max, answer_s=answer_s)
+        refused = refuse_risky(request.slo, judged, cluster, miss_ratio_max=self.miss_ratio_max, answer_s=answer_s)
+        if refused is None:
+            self._tpots_s[request.id] = tpot_s
+        if len(self._tpots_s) > self.requests_max:  # some requests have ended before their turn
+            del self._tpots_s[next(iter(self._tpots_s))]
+        return refused
 
     def route(self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel) -> Route:
         workers = candidates if request.slo is None else cluster.workers
@@ -141,8 +144,7 @@ class SloHeadroom:
         until = "end" if plan.worker.role == "mixed" else "first_token"
         if until == "end":
             self._note_answer(plan.worker, cluster)
-        asked, predicted = self._predicted
-        tpot_s = predicted.tpot_s if asked is request else 0.0
+        tpot_s = self._tpots_s.pop(request.id, 0.0)
         return Route(worker=plan.worker.id, fetch=plan.fetch, until=until, predicted=Prediction(plan.ttft_s, tpot_s))
 
     def place(
@@ -301,10 +303,8 @@ class SloHeadroom:
     ) -> tuple[float, float]:
         """Predict the TPOT of a request that decodes on this worker, and the share of the worker's time for prompts.
 
-        `since`: the present cluster, and the time until the request decodes. Until then some answers end, and others
-        begin. None: it decodes now.
-        The recent share of prompts is assumed to continue (above 1 if the worker is behind). Every token waits for
-        that share of the TPOT.
+        `since`: the present cluster, and the time until the request decodes, in which answers end and begin. None: now.
+        Prompts are assumed to keep their recent share (above 1 if the worker is behind). Tokens wait for it.
         """
         model, decodes = cost_of(worker, cost), decoding_requests(worker)
         more = 0.0

@@ -28,6 +28,7 @@ from baton.decide.policy.admission import BoundedQueue
 from baton.decide.policy.fairness import FairnessPolicy, FirstComeFirstServed
 from baton.decide.policy.placement import FastestStep
 from baton.decide.policy.routing import EarliestFirstToken
+from baton.decide.policy.slo_headroom import SloHeadroom
 from baton.decide.policy.vtc import VirtualTokenCounter
 
 P, D = WorkerId("p"), WorkerId("d")
@@ -39,11 +40,16 @@ def view(worker: WorkerId, role: Role, requests_max: int = 4) -> WorkerView:
     return WorkerView(id=worker, host=HostId("h"), role=role, step_tokens_max=STEP_TOKENS, requests_max=requests_max)
 
 
-def coordinator(fairness: FairnessPolicy, *views: WorkerView, wait_s_max: float | None = None) -> Coordinator:
+def coordinator(
+    fairness: FairnessPolicy,
+    *views: WorkerView,
+    wait_s_max: float | None = None,
+    headroom: SloHeadroom | None = None,
+) -> Coordinator:
     policies = Policies(
-        admission=BoundedQueue(),
-        routing=EarliestFirstToken(),
-        placement=FastestStep(),
+        admission=headroom or BoundedQueue(),
+        routing=headroom or EarliestFirstToken(),
+        placement=headroom or FastestStep(),
         fairness=fairness,
         cost=LinearCost(),
     )
@@ -205,6 +211,20 @@ def test_only_the_tenant_with_more_than_its_share_is_refused() -> None:
     assert refused.retry_after_s is not None
     made.handle(RequestArrived(asked("other-1", "other", 68.0)), 68.0)
     assert RequestId("other-1") in made.turns
+
+
+def test_the_tpot_that_admission_predicted_is_known_at_the_turn_after_other_admissions() -> None:
+    made = coordinator(VirtualTokenCounter(), view(P, "mixed"), headroom=SloHeadroom())
+    commands: list[CoordinatorCommand] = []
+    for name in ("a", "b", "c", "d"):
+        arrived = replace(asked(name, "t"), slo=Slo(ttft_s=900.0, tpot_s=9.0))
+        commands += made.handle(RequestArrived(arrived), 0.0)
+    assert started(commands) == ["a", "b"]
+    commands += made.handle(RequestFinished(RequestId("a"), 1, P, "stop"), 1.0)
+    commands += made.handle(RequestFinished(RequestId("b"), 1, P, "stop"), 2.0)
+    assert started(commands) == ["a", "b", "c", "d"]
+    starts = [command for command in commands if isinstance(command, StartPrefill)]
+    assert all(start.predicted is not None and start.predicted.tpot_s > 0 for start in starts)
 
 
 def test_tokens_are_counted_only_if_a_policy_reads_them() -> None:

@@ -18,6 +18,14 @@ def test_of_equals_the_worker_of_the_role_is_taken() -> None:
     assert replace(chosen, predicted=None) == Route(worker=prefill.id, until="first_token")
 
 
+def test_predictions_of_requests_that_ended_before_their_turn_are_dropped_beyond_the_bound() -> None:
+    view, policy = cluster(worker("m", "mixed")), SloHeadroom(requests_max=2)
+    asked = [request(name, slo=SLO) for name in ("a", "b", "c")]
+    assert [policy.admit(each, view, COST, 0.0) for each in asked] == [None, None, None]
+    routes = [policy.route(each, view.workers, view, COST) for each in asked]
+    assert [route.predicted is not None and route.predicted.tpot_s > 0 for route in routes] == [False, True, True]
+
+
 def test_a_decode_worker_computes_a_prompt_when_its_own_answers_bear_it() -> None:
     """Prefill: (3.0 + 1.0) / 2 = 2 and more, late. Decode: 2 * max(1 / 2, (0.012 + 1.0 / 200) / 0.05), all kept."""
     behind, decode = worker("p", queued_tokens=3000), worker("d", "decode", running_requests=2)
