@@ -34,7 +34,7 @@ class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     body_bytes_max: Annotated[int, Range(least=1024, most=2**40)] = 256 * 1024 * 1024
     """Maximum bytes of all request bodies in memory."""
     queue_s: Annotated[float, Range(least=0, most=86400)] = 10.0
-    """Maximum time that a request without an SLO waits for its first step. 0: no limit."""
+    """Maximum wait for a request's first step, unless its SLO's TTFT is shorter. 0: no limit."""
     client_body_bytes_max: Annotated[int, Range(least=1024, most=2**40)] = 64 * 1024 * 1024
     """Maximum bytes of one client's request bodies in memory."""
     client_requests_max: Annotated[int, Range(least=1, most=2**20)] = 512

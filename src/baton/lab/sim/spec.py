@@ -182,7 +182,7 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     wait_s: Seconds = 60.0
     """How long a request waits while no worker is available. Then it is rejected."""
     queue_s: Seconds | None = None
-    """How long a request without an SLO waits for its first step, as `limits.queue_s` of a server. None: for ever."""
+    """Maximum wait for a request's first step, as `limits.queue_s` of a server. None: no limit."""
     classes: tuple[ClassConfig, ...] = ()
     """Service classes, as in a server's configuration."""
     routes: tuple[RouteConfig, ...] = ()
