@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from baton.core.messages import HostLost
 from baton.core.step import Slice, Step
 from baton.core.ticking import Tick
 from baton.core.types import BlockId, HostId, Request, RequestId
@@ -189,7 +190,9 @@ def check_bounds(watch: Watch) -> None:
     require(watch.live_max <= admitted_max, "INV-9", f"{watch.live_max} live requests, admission allows {admitted_max}")
     attempts = max((life.attempt for life in cluster.server.journal.lives.values()), default=0)
     ticks = sum(isinstance(decision.event, Tick) for decision in cluster.server.journal.decisions())
-    attempts_max = cluster.server.coordinator.attempts_max + ticks  # a tick moves a request once at most
+    losses = sum(isinstance(decision.event, HostLost) for decision in cluster.server.journal.decisions())
+    # a tick moves a request once at most, and the loss of a host counts against no request
+    attempts_max = cluster.server.coordinator.attempts_max + ticks + losses
     require(attempts <= attempts_max, "INV-9", f"{attempts} attempts of one request, {attempts_max} are allowed")
     cluster.note_queues()
     bound = WORDS_PER_REQUEST_MAX * (1 + len(cluster.server.journal.lives))

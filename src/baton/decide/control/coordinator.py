@@ -36,16 +36,7 @@ from baton.core.messages import (
 )
 from baton.core.prefixes import BlocksRemoved, BlocksStored
 from baton.core.ticking import QueuedTooLong, Tick, TokensServed, WaitedTooLong
-from baton.core.types import (
-    ClusterView,
-    HostId,
-    LoadWindow,
-    Request,
-    RequestId,
-    Role,
-    WorkerId,
-    WorkerView,
-)
+from baton.core.types import ClusterView, HostId, LoadWindow, Request, RequestId, Role, WorkerId, WorkerView
 from baton.decide.control.advice import Policies, PolicyFailure, need_ticks
 from baton.decide.control.bound import Bound
 from baton.decide.control.fleet import Fleet, processes_of
@@ -121,11 +112,11 @@ class Coordinator:
             case WorkerLost(worker=worker, reason=reason):
                 self._reshaping.lost(worker, now_s)
                 return self._lose([worker], reason)
-            case HostLost(host=host, reason=reason):
+            case HostLost(host=host):
                 self._prefixes.forget(host)
                 self._fleet.leaving.discard(host)
                 self._reshaping.workers_max.pop(host, None)
-                return self._lose([view.id for view in processes_of(self._fleet) if view.host == host], reason)
+                return self._lose([view.id for view in processes_of(self._fleet) if view.host == host], None)
             case WaitedTooLong(wait_s=wait_s):
                 return [end for close in self._room.reject_overdue(wait_s, now_s) for end in self._end(close)]
             case QueuedTooLong():
@@ -316,8 +307,11 @@ class Coordinator:
         self._unload(flight)
         return [*commands, ReleaseBlocks(close.request_id), close]
 
-    def _lose(self, workers: Sequence[WorkerId], reason: str) -> list[CoordinatorCommand]:
-        """Start the requests of dead workers on others: the server has their tokens, the hosts have their KV."""
+    def _lose(self, workers: Sequence[WorkerId], death: str | None) -> list[CoordinatorCommand]:
+        """Start the requests of dead workers on others: the server has their tokens, the hosts have their KV.
+
+        `death`: why a worker died. None: its host was lost. No request causes that, so it counts against none.
+        """
         orphans = [flight for flight in self._flights.values() if flight.worker in workers]
         for worker in workers:
             self._fleet.leave(worker)
@@ -326,10 +320,11 @@ class Coordinator:
             flight.worker = flight.moving_to = None
             self._bound.release(flight.request.id)
             self.queue.leave(flight.request.id)
-            flight.deaths += 1
+            flight.deaths += death is not None
+            flight.deaths_alone += death is not None and len(orphans) == 1
             if flight.deaths == self.attempts_max:
-                why = f"the worker died under it {flight.deaths} times, last: {reason}"
-                self._poison.add(flight.request, self._now_s)
+                why = f"the worker died under it {flight.deaths} times, last: {death}"
+                self._poison.add(flight, self._now_s)
                 commands += self._close(flight.request.id, "failed", why)
                 continue
             flight.attempt += 1

@@ -21,7 +21,9 @@ class Flight:
     """As `ClusterView.tier_hits`, at the request's arrival."""
     attempt: int = 1
     deaths: int = 0
-    """Number of workers that died while they ran the request."""
+    """Number of workers that died while they ran the request, without those of lost hosts."""
+    deaths_alone: int = 0
+    """Number of these workers that ran no other request when they died."""
     started_at_s: float = 0.0
     moving_to: WorkerId | None = None
     """Target of a move. The request goes there after its KV was sent ahead and its current worker has stopped."""

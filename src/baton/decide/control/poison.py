@@ -1,39 +1,56 @@
-"""Prompts that end workers: a request that did so in every attempt is refused when it is sent again."""
+"""Prompts that end workers: a request that did so in every attempt, alone on the worker, is refused from then on."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from baton.core.messages import CloseRequest
-from baton.core.types import BlockHash, Request
+from baton.core.types import BlockHash, Request, Sampling
+from baton.decide.control.flight import Flight
 
 REFUSED_S = 600.0
 """Time for which such a prompt is refused. Deaths that had another cause are forgotten then."""
 PROMPTS_MAX = 1024
 """Maximum number of prompts that are remembered; the oldest is dropped first (INV-9)."""
 
+_Computation = tuple[BlockHash, Sampling]
+"""Hash of a prompt, and the sampling parameters without the seed, which the server draws if the client sends none."""
+
 
 @dataclass(slots=True)
 class PoisonPrompts:
-    """Prompts of requests that failed because every worker that ran them died."""
+    """Prompts of requests that failed because every worker that ran them, and nothing else, died."""
 
-    _refused_until_s: dict[BlockHash, float] = field(default_factory=dict[BlockHash, float])
+    _refused_until_s: dict[_Computation, float] = field(default_factory=dict[_Computation, float])
 
-    def add(self, request: Request, now_s: float) -> None:
-        """Refuse this prompt from now on. Does nothing for a request without a hash."""
-        if request.prompt_hash:
-            self._refused_until_s.pop(request.prompt_hash, None)
-            self._refused_until_s[request.prompt_hash] = now_s + REFUSED_S
+    def add(self, flight: Flight, now_s: float) -> None:
+        """Refuse the prompt of a failed request from now on.
+
+        Does nothing for a request without a hash, or if another request ran on one of the workers that died: the
+        cause may be that one.
+        """
+        if flight.request.prompt_hash and flight.deaths_alone == flight.deaths:
+            computation = _computation_of(flight.request)
+            self._refused_until_s.pop(computation, None)
+            self._refused_until_s[computation] = now_s + REFUSED_S
             if len(self._refused_until_s) > PROMPTS_MAX:
                 del self._refused_until_s[next(iter(self._refused_until_s))]
 
     def refuse(self, request: Request, now_s: float) -> CloseRequest | None:
         """Return the command that closes a request whose prompt is refused. None: it may run."""
-        left_s = self._refused_until_s.get(request.prompt_hash, now_s) - now_s
+        if not self._refused_until_s:
+            return None
+        left_s = self._refused_until_s.get(_computation_of(request), now_s) - now_s
         if left_s <= 0:
             return None
         reason = (
             "every worker that ran this prompt died, so the server refuses it for "
-            f"{left_s:.0f} s more; change the prompt, and see the server's output for the cause"
+            f"{left_s:.0f} s more; change the request, and see the server's output for the cause"
         )
         return CloseRequest(request.id, "failed", reason)
+
+
+def _computation_of(request: Request) -> _Computation:
+    return request.prompt_hash, replace(request.sampling, seed=0)

@@ -255,6 +255,7 @@ class ForecastScaling:
     ) -> Mapping[Role, int]:
         if not cluster.workers:
             return dict.fromkeys(self._asleep, 1 if cluster.waiting_requests else 0)
+        self._asleep = ()
         live = {role: sum(worker.role == role for worker in cluster.workers) for role in ROLES}
         if self._is_idle(cluster, history[-1], now_s):
             self._quiet_since_s, self._asleep = None, tuple(role for role in ROLES if live[role])

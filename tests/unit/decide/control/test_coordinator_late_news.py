@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from baton.core.messages import (
     CloseRequest,
     DecodeBegun,
+    HostLost,
     PrefillFinished,
     ReleaseBlocks,
     RequestArrived,
@@ -19,7 +20,7 @@ from baton.core.messages import (
     WorkerJoined,
     WorkerLost,
 )
-from baton.core.types import BlockHash, HostId, Request, RequestId, Role, WorkerId, WorkerView
+from baton.core.types import BlockHash, Grammar, HostId, Request, RequestId, Role, Sampling, WorkerId, WorkerView
 from baton.decide.control.coordinator import Coordinator, Policies
 from baton.decide.control.poison import REFUSED_S
 from baton.decide.cost.linear import LinearCost
@@ -121,6 +122,43 @@ def test_a_prompt_that_ended_every_worker_is_refused_when_it_is_sent_again() -> 
     others = replace(REQUEST, id=RequestId("other"), prompt_hash=BlockHash(b"other")), replace(again, id=RequestId("s"))
     for other, now_s in zip(others, (4.0, 1.0 + REFUSED_S), strict=True):
         assert isinstance(made.handle(RequestArrived(other), now_s)[0], StartPrefill)
+
+
+def test_a_prompt_beside_another_on_the_dead_workers_is_not_refused() -> None:
+    """Any of them may have ended the workers. Before, the prompts of all were refused."""
+    made = cluster({P: "mixed"}, attempts_max=2)
+    both = [replace(REQUEST, id=RequestId(name), prompt_hash=BlockHash(name.encode())) for name in "ab"]
+    for request in both:
+        made.handle(RequestArrived(request), 0.0)
+    for now_s in (1.0, 2.0):
+        made.handle(WorkerLost(P, "killed"), now_s)
+        made.handle(joined(P, "mixed"), now_s)
+    assert made.live_requests == 0
+    for request in both:
+        (start,) = made.handle(RequestArrived(replace(request, id=RequestId(f"{request.id}-again"))), 3.0)
+        assert isinstance(start, StartPrefill)
+
+
+def test_the_loss_of_a_host_counts_against_no_request() -> None:
+    """No prompt ends a host. Before, a request failed after it had lost as many hosts as it has attempts."""
+    made = cluster({P: "mixed"}, attempts_max=2)
+    made.handle(RequestArrived(REQUEST), 0.0)
+    for attempt in (2, 3, 4):
+        assert made.handle(HostLost(HostId("h"), "no heartbeat"), 1.0) == []
+        assert made.handle(joined(P, "mixed"), 1.0) == [StartPrefill(REQUEST, attempt, P, "end")]
+
+
+def test_a_refused_prompt_runs_with_another_grammar_but_not_with_another_seed() -> None:
+    """The grammar may be what ends the workers. The server draws the seed if the client sends none."""
+    made, seed = cluster({P: "mixed"}, attempts_max=1), Sampling(seed=1)
+    poison = replace(REQUEST, prompt_hash=BlockHash(b"poison"), sampling=seed)
+    made.handle(RequestArrived(poison), 0.0)
+    made.handle(WorkerLost(P, "killed"), 0.0)
+    made.handle(joined(P, "mixed"), 1.0)
+    (same,) = made.handle(RequestArrived(replace(poison, sampling=Sampling(seed=2))), 2.0)
+    assert isinstance(same, CloseRequest)
+    other = replace(poison, sampling=Sampling(seed=1, grammar=Grammar(kind="regex", text="a")))
+    assert isinstance(made.handle(RequestArrived(other), 3.0)[0], StartPrefill)
 
 
 def test_a_cancelled_request_is_stopped_where_it_runs() -> None:

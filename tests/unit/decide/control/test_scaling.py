@@ -108,6 +108,18 @@ def test_an_idle_fleet_sleeps_and_a_request_wakes_it_at_once() -> None:
     assert {start.request.id for start in joined} == {R, "s"}
 
 
+def test_after_a_wake_a_crash_of_all_workers_starts_no_others() -> None:
+    """The supervisor restarts them. Before, a policy that had ever been asleep started one more of each role."""
+    made = coordinator(ForecastScaling(idle_s=1.0), (P0, "mixed", H0))
+    tick(made, 1.0)
+    assert tick(made, 2.0) == [RetireWorker(P0)]
+    (start,) = made.handle(RequestArrived(REQUEST), 3.0)
+    made.handle(WorkerJoined(WorkerView(id=start.worker, host=H0, role="mixed")), 4.0)
+    assert tick(made, 5.0) == []
+    assert made.handle(WorkerLost(start.worker, "killed"), 6.0) == []
+    assert [tick(made, float(second)) for second in range(7, 30)] == [[]] * 23
+
+
 def test_a_wake_that_failed_is_tried_again_after_a_while() -> None:
     made = coordinator(ForecastScaling(idle_s=1.0), (P0, "mixed", H0))
     tick(made, 1.0)
