@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import ipaddress
 import logging
 from collections import Counter
@@ -27,6 +28,12 @@ REFUSED_MAX = 64
 RETRY_AFTER_S = 1.0
 TRIM_CONNECTIONS = 64
 """After a peak of this many connections, free memory is returned to the system once three quarters have closed."""
+
+_ACCEPT_ADVICE = {
+    errno.EMFILE: "; raise the limit of this process: ulimit -Hn",
+    errno.ENFILE: "; raise the limit of the system: sysctl fs.file-max",
+}
+"""End of the log line about a connection that cannot be accepted, by error number."""
 
 log = logging.getLogger("baton.server")
 
@@ -105,7 +112,8 @@ class Connections:
 
     def note_not_accepted(self, error: OSError) -> None:
         """Log that no connection can be accepted, unless it was logged recently."""
-        line = self._log.line("accept", f"new connections for now: {error}; raise the limit: ulimit -Hn", now_s())
+        advice = _ACCEPT_ADVICE.get(error.errno or 0, "")
+        line = self._log.line(f"accept {error.errno}", f"new connections for now: {error}{advice}", now_s())
         if line:
             log.warning("%s", line)
 
