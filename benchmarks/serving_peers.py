@@ -146,12 +146,12 @@ def measure(conditions: Conditions, url: str, seed: int) -> dict[str, dict[str, 
     """Put both loads on a server."""
     figures = {}
     for concurrency in (1, 8, 32):
-        requests = max(4, concurrency) if conditions.quick else max(12, 2 * concurrency)
+        requests = max(4, concurrency) if conditions.quick else max(8, 3 * concurrency // 2)
         lengths = ("--random-input-len", "256", "--random-output-len", "64")
         numbers = ("--num-prompts", str(requests), "--max-concurrency", str(concurrency))
         figures[f"concurrency {concurrency}"] = load(conditions, url, seed, *lengths, *numbers)
     lengths = ("--random-input-len", "400", "--random-output-len", "80", "--random-range-ratio", "0.5")
-    requests = "10" if conditions.quick else "60"
+    requests = "10" if conditions.quick else "40"
     arrivals = ("--num-prompts", requests, "--request-rate", str(conditions.offered_rps), "--burstiness", "0.5")
     figures["goodput"] = load(conditions, url, seed, *lengths, *arrivals)
     return figures
