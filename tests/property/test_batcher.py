@@ -262,7 +262,7 @@ class BatchersUnderAnyOrder(RuleBasedStateMachine):
             room = held.table and held.computed_tokens < len(held.table) * BLOCK_TOKENS
             able += bool(room)
             computing = held.computed_tokens < self.parts[request_id].request.prompt_tokens
-            if room and not computing:
+            if room and (not computing or self.decodes(process, request_id)):  # the last token of a prompt too
                 decoding.append(request_id)
         assert view.running_requests == sum(bool(held.table) for held in process.held.values())
         assert chosen or not able, "requests could go on and none does"

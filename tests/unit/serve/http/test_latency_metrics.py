@@ -9,6 +9,7 @@ import pytest
 
 from baton.compute.hash_engine import hash_card
 from baton.core.config import Config, SloConfig, Topology
+from baton.core.limits import LimitsConfig
 from baton.core.messages import RequestFinished, StepReport
 from baton.core.types import OutputToken, Request, RequestId, WorkerView
 from baton.move.clock import now_s
@@ -32,7 +33,9 @@ class Idle:
 
 @pytest.fixture
 def parts() -> Iterator[Parts]:
-    config = Config(model="hash", topology=Topology(mixed=1), slo=SloConfig(ttft_s=1000.0, tpot_s=1000.0))
+    slo = SloConfig(ttft_s=1000.0, tpot_s=1000.0)
+    limits = LimitsConfig(queue_s=0)  # without an event loop there are no timers
+    config = Config(model="hash", topology=Topology(mixed=1), slo=slo, limits=limits)
     made = assemble(config, hash_card())
     link = Idle(made.own.setups[0].view)
     made.driver.links[link.view.id] = link

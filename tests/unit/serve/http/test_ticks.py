@@ -6,6 +6,7 @@ from pathlib import Path
 
 from baton.compute.hash_engine import hash_card
 from baton.core.config import Config, SloConfig, Topology
+from baton.core.limits import LimitsConfig
 from baton.core.ticking import Tick
 from baton.core.types import Request, RequestId, WorkerId, WorkerView
 from baton.move.clock import now_s
@@ -30,7 +31,9 @@ def test_a_window_has_no_load_of_the_time_without_ticks(tmp_path: Path) -> None:
     """Two workers cannot change their roles, so the request arrives before the first tick."""
     log = tmp_path / "decisions.log"
     slo = SloConfig(ttft_s=1000.0, tpot_s=1000.0)
-    parts = assemble(Config(model="hash", topology=Topology(mixed=1), slo=slo, log=str(log)), hash_card())
+    limits = LimitsConfig(queue_s=0)  # without an event loop there are no timers
+    config = Config(model="hash", topology=Topology(mixed=1), slo=slo, limits=limits, log=str(log))
+    parts = assemble(config, hash_card())
     driver = parts.driver
     for name in ("a", "b", "c"):
         link = IdleWorker(name)
