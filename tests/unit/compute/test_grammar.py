@@ -144,11 +144,15 @@ def test_a_slow_grammar_delays_its_own_request_alone() -> None:
 
 
 def test_a_grammar_that_ends_its_sandbox_fails_alone_and_is_refused_at_last() -> None:
+    """A sandbox that is lost for another reason counts too, so the refusal may begin with the second request."""
     engine = _engine(SandboxConfig(cpu_s=0.2, wall_s=60.0, processes=1))
+    refused: list[bool] = []
     for attempt in range(4):
         failed, fine = _executed(engine, _part("", name=f"poison-{attempt}", grammar=SLOW), _part("ab"))
-        assert ("CPU time" if attempt < 2 else "has ended 2 sandboxes") in failed.failure
+        refused.append("has ended 2 sandboxes" in failed.failure)
+        assert refused[-1] or "CPU time" in failed.failure
         assert fine.token == TOKENIZER.encode("-")[0]
+    assert refused in ([False, False, True, True], [False, True, True, True])
 
 
 def test_a_request_goes_on_in_a_new_sandbox_and_under_another_output() -> None:
