@@ -1,4 +1,4 @@
-"""A host that leaves in order: its requests and its hot prefixes go to other hosts first."""
+"""A host that leaves in order: its requests go to other hosts first, with their KV."""
 
 from __future__ import annotations
 

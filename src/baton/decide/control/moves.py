@@ -37,8 +37,8 @@ class Moves:
         """Return the leaving hosts whose workers have no request left."""
         if not self.fleet.leaving:
             return []
-        busy = {view.host for view in self.fleet.draining.values() if view.id in self._busy()}
-        return sorted(self.fleet.leaving - busy)
+        busy = self._busy()
+        return sorted(self.fleet.leaving - {view.host for view in self.fleet.draining.values() if view.id in busy})
 
     def retire_drained(self) -> list[CoordinatorCommand]:
         """Remove the draining workers that have no request left, except those of hosts that leave as a whole."""

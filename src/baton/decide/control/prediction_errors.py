@@ -41,10 +41,11 @@ class _Errors:
         if not (predicted_s > 0 and actual_s > 0):
             return
         weight = min(1.0, predicted_s / slo_s) ** 2
-        kept = (1.0 - weight * (1.0 - _MEMORY)) * self._faded(now_s)
+        faded = self._faded(now_s)
+        kept = (1.0 - weight * (1.0 - _MEMORY)) * faded
         error_log = min(_ERROR_LOG_MAX, max(-_ERROR_LOG_MAX, log(actual_s / predicted_s)))
         met = actual_s <= slo_s
-        self.margin_log = self._faded(now_s) * self.margin_log + (-_MISS_LOG * MISSES_RATIO if met else _MISS_LOG)
+        self.margin_log = faded * self.margin_log + (-_MISS_LOG * MISSES_RATIO if met else _MISS_LOG)
         self.margin_log = min(_MARGIN_LOG_MAX, max(0.0, self.margin_log))
         self.at_s = now_s
         self.requests = kept * self.requests + weight

@@ -12,7 +12,7 @@ from baton.core.types import ServiceClass, Slo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteFacts:
-    """What routes look at."""
+    """The facts of a request that routes are compared with."""
 
     key: str = ""
     tenant: str = ""
