@@ -230,6 +230,12 @@ def prefill_pairs(new_tokens: int, cached_tokens: int) -> float:
     return new_tokens * cached_tokens + new_tokens * (new_tokens + 1) / 2
 
 
+def prompt_step(new_tokens: int, cached_tokens: int) -> StepShape:
+    """Return the step of one prompt alone, computed in one chunk behind its cached tokens."""
+    pairs = prefill_pairs(new_tokens, cached_tokens)
+    return StepShape(prefill_tokens=new_tokens, prefill_chunks=1, prefill_pairs=pairs)
+
+
 class HostView(Struct, frozen=True, kw_only=True):
     """One host's KV blocks. free + used + cached = total, always."""
 

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from baton.core.errors import ConfigError
 from baton.core.files import in_file
-from baton.core.types import StepShape, prefill_pairs
+from baton.core.types import StepShape, prompt_step
 from baton.core.validation import Price, Seconds, out_of_range
 
 BANDS = (8, 32, 128, 512)
@@ -101,8 +101,7 @@ class FittedCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:
         if new_tokens == 0:
             return 0.0
-        pairs = prefill_pairs(new_tokens, cached_tokens)
-        return self.step_s(StepShape(prefill_tokens=new_tokens, prefill_chunks=1, prefill_pairs=pairs))
+        return self.step_s(prompt_step(new_tokens, cached_tokens))
 
     def step_s(self, shape: StepShape) -> float:
         fixed_s = self._fixed_s(shape.prefill_tokens, shape.prefill_chunks, shape.decode_requests)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from math import exp, log, sqrt
 
 from baton.core.ports import CostModel
-from baton.core.types import StepPrices, StepShape, WorkerView, prefill_pairs
+from baton.core.types import StepPrices, StepShape, WorkerView, prompt_step
 
 PARTS = 5
 _EMPTY = StepShape()
@@ -48,8 +48,7 @@ class LearnedCost:
     def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:
         if new_tokens == 0:
             return 0.0
-        pairs = prefill_pairs(new_tokens, cached_tokens)
-        return self.step_s(StepShape(prefill_tokens=new_tokens, prefill_chunks=1, prefill_pairs=pairs))
+        return self.step_s(prompt_step(new_tokens, cached_tokens))
 
     def step_s(self, shape: StepShape) -> float:
         return _priced_s(self.prices, step_parts(self.given, shape))

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from baton.core.types import StepShape, prefill_pairs
+from baton.core.types import StepShape, prompt_step
 from baton.decide.cost.curve import Curve
 from baton.decide.cost.engine_profile import EngineProfile
 from baton.decide.cost.handoff import HandoffLink
@@ -67,8 +67,7 @@ class RooflineCost:
     def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:
         if new_tokens == 0:
             return 0.0
-        pairs = prefill_pairs(new_tokens, cached_tokens)
-        return self.step_s(StepShape(prefill_tokens=new_tokens, prefill_chunks=1, prefill_pairs=pairs))
+        return self.step_s(prompt_step(new_tokens, cached_tokens))
 
     def step_s(self, shape: StepShape) -> float:
         """Return the seconds of a step.

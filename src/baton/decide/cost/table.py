@@ -9,7 +9,7 @@ from functools import cache
 from typing import Self
 
 from baton.core.errors import ConfigError
-from baton.core.types import StepShape, prefill_pairs
+from baton.core.types import StepShape, prompt_step
 from baton.core.validation import did_you_mean
 from baton.decide.cost.catalog import data_text
 from baton.decide.cost.curve import Curve, rising_curve
@@ -140,8 +140,7 @@ class DistServeCost(_MeasuredCost):
     def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:
         if new_tokens == 0:
             return 0.0
-        pairs = prefill_pairs(new_tokens, cached_tokens)
-        return self.step_s(StepShape(prefill_tokens=new_tokens, prefill_chunks=1, prefill_pairs=pairs))
+        return self.step_s(prompt_step(new_tokens, cached_tokens))
 
     def step_s(self, shape: StepShape) -> float:
         # A mixed step is the sum of its prompt step and its decode step.
