@@ -47,6 +47,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
     )
     for flag, words in _LIMITS:
         parser.add_argument(flag, type=int, metavar="N", help=words)
+    parser.add_argument("--classes", action="append", metavar="NAME", help="service class that it may use (repeatable)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -77,13 +78,14 @@ def _made(args: argparse.Namespace) -> tuple[str, KeyEntry]:
         raise ConfigError("baton keys add needs --tenant NAME")
     names = {flag: flag.removeprefix("--").replace("-", "_") for flag, _ in _LIMITS}
     limits = {name: value for name in names.values() if (value := vars(args)[name]) is not None}
+    classes = tuple(dict.fromkeys(args.classes)) if args.classes else None
     key = f"baton-{secrets.token_urlsafe(_KEY_BYTES)}"
     entry = KeyEntry(
         id=secrets.token_hex(4),
         sha256=digest_of(key.encode()),
         tenant=args.tenant,
         scopes=tuple(dict.fromkeys(args.scope or ("generate",))),
-        limits=KeyLimits(**limits),
+        limits=KeyLimits(**limits, classes=classes),
         created=utc_date().date().isoformat(),
     )
     if problems := KeyFile(keys=(entry,)).problems():

@@ -34,8 +34,8 @@ class ClassConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     tpot_slo_s: Annotated[float, Range(above=0, such_as="seconds, such as 0.1")] | None = None
     output_tokens_max: Annotated[int, Range(least=0, most=2**31)] = 0
     """Longest answer of a request that would be rejected otherwise. 0: rejected."""
-    defer: bool = False
-    """A request that cannot meet its SLO waits without one, up to `limits.queue_s`."""
+    defer_s: Annotated[float, Range(least=0, most=86400)] = 0.0
+    """A request that cannot meet its SLO waits without one, for at most this long. 0: rejected."""
 
 
 class RouteConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,3 +84,14 @@ def class_problems(classes: Sequence[ClassConfig], routes: Sequence[RouteConfig]
         if name not in names
     ]
     return found
+
+
+def late_targets(classes: Sequence[ClassConfig], ttft_slo_s: float | None, queue_s: float) -> list[str]:
+    """Return a problem for each TTFT target that the deadline of the queue forbids. `queue_s` 0: it has none."""
+    targets = {f"ttft_slo_s of the class {each.name}": each.ttft_slo_s for each in classes} | {"slo.ttft_s": ttft_slo_s}
+    return [
+        f"{name} is {target_s:g} s, but requests that wait for {queue_s:g} s are rejected: set limits.queue_s to"
+        f" {target_s:g} or more, or 0"
+        for name, target_s in targets.items()
+        if target_s is not None and 0 < queue_s < target_s
+    ]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Struct, structs
 
-from baton.core.class_config import ClassConfig, RouteConfig, class_problems
+from baton.core.class_config import ClassConfig, RouteConfig, class_problems, late_targets
 from baton.core.errors import ConfigError
 from baton.core.http_config import HttpConfig, Port
 from baton.core.limits import LimitsConfig
@@ -336,7 +336,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Return settings whose requirements are missing. Call it after flags are merged into the file's settings."""
         if self.kv.preemption == "swap" and not self.tiers and not self.hosts.expected:  # joining hosts may bring tiers
             return ["kv.preemption is 'swap', but there are 0 tiers to read from: add --tier URL, or take 'recompute'"]
-        return self.http.missing_keys()
+        return [*self.http.missing_keys(), *late_targets(self.classes, self.slo.ttft_s, self.limits.queue_s)]
 
 
 def load(text: str) -> Config:

@@ -100,8 +100,8 @@ class ServiceClass(Struct, frozen=True, kw_only=True, gc=False):
     """Waiting time after which the class counts as one priority more urgent."""
     output_tokens_max: int = 0
     """Longest answer of a request that would be rejected otherwise. 0: it is rejected."""
-    may_defer: bool = False
-    """A request that cannot meet its SLO waits without one instead of being rejected."""
+    defer_s: float = 0.0
+    """A request that cannot meet its SLO waits without one for at most this long. 0: it is rejected."""
 
 
 OVERTAKEN_TURNS = 64
@@ -136,6 +136,8 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     """Requests share cached blocks only if their salts are equal."""
     may_wait: bool = False
     """The request has no deadline in the queue. Set for all but the first choice of an HTTP request."""
+    deferred_s: float = 0.0
+    """Its deadline in the queue if it has given up its SLO. 0: it has not."""
     shares_blocks: bool = True
     """False: its blocks are not hashed, so it neither uses nor leaves cached blocks."""
 

@@ -30,10 +30,11 @@ def add(file: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> str:
 
 
 def test_a_new_key_is_stored_as_a_hash_in_a_private_file(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    key = add(file, capsys, "--tenant", "acme", "--scope", "admin", "--streams-max", "3")
+    key = add(file, capsys, "--tenant", "acme", "--scope", "admin", "--streams-max", "3", "--classes", "gold")
     (entry,) = read_keys(file).keys
     assert entry.sha256 == digest_of(key.encode())
     assert (entry.tenant, entry.scopes, entry.limits.streams_max) == ("acme", ("admin",), 3)
+    assert entry.limits.classes == ("gold",)
     assert key not in file.read_text()
     assert file.stat().st_mode & 0o777 == 0o600
     assert len(key) > 40

@@ -8,6 +8,8 @@ from baton.core.config import Config, HostsConfig, KVConfig, Plugin, SloConfig, 
 from baton.core.errors import ConfigError
 from baton.core.http_config import HttpConfig
 
+_CLASS = '[[classes]]\nname = "bulk"\nttft_slo_s = 20.0\ntpot_slo_s = 1.0'
+
 
 def problems_of(text: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
@@ -114,6 +116,14 @@ def test_half_an_slo_is_none() -> None:
     assert "needs both" in Config(slo=SloConfig(ttft_s=1.0)).problems()[0]
     assert "needs both" in Config(slo=SloConfig(tpot_s=1.0)).problems()[0]
     assert Config(slo=SloConfig(ttft_s=1.0, tpot_s=0.1)).problems() == []
+
+
+@pytest.mark.parametrize("part", ["[slo]\nttft_s = 20.0\ntpot_s = 1.0", _CLASS])
+def test_a_target_beyond_the_deadline_of_the_queue_is_refused(part: str) -> None:
+    (problem,) = load(part).lacks()
+    assert "20 s, but requests that wait for 10 s are rejected: set limits.queue_s to 20 or more, or 0" in problem
+    for queue_s in (0, 20):
+        assert load(f"{part}\n[limits]\nqueue_s = {queue_s}").lacks() == []
 
 
 @pytest.mark.parametrize("value", ["0.0", "-1.0", "nan"])

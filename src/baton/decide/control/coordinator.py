@@ -184,7 +184,8 @@ class Coordinator:
 
     def _admit(self, request: Request, cluster: ClusterView) -> tuple[float, ...] | CloseRequest:
         refused = self.queue.refuse(request, self._now_s, self.turns)
-        return refused or self.policies.admit(request, self.turns.with_queue(cluster, request), self._now_s)
+        key = refused or self.policies.admit(request, self.turns.with_queue(cluster, request), self._now_s)
+        return self.turns.name_share(request, key) if isinstance(key, CloseRequest) else key
 
     def _enqueue(self, flight: Flight, cluster: ClusterView) -> list[CoordinatorCommand]:
         """Let a flight wait for its turn, or dispatch it now if it has had one or there is no fair queue."""

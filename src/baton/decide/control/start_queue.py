@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import islice
 
-from baton.core.messages import CloseRequest, RejectReason
+from baton.core.messages import CloseRequest
 from baton.core.types import Request, RequestId
 from baton.decide.control.turn_queue import TurnQueue
 
@@ -35,11 +35,13 @@ class StartQueue:
     """Rejects requests that would wait, or have waited, for longer than `wait_s_max`."""
 
     wait_s_max: float | None = None
-    """Deadline of a request in the queue. None: there is none, and the queue stays empty."""
+    """Deadline of a request in the queue. None: there is none, except for deferred requests."""
     _since_s: dict[RequestId, float] = field(default_factory=dict[RequestId, float])
     """When each request without blocks was sent to its worker, the oldest first."""
     _granted_s: dict[RequestId, float] = field(default_factory=dict[RequestId, float])
     """The same for requests with blocks whose first step is not known to have ended."""
+    _deferred_s: dict[RequestId, float] = field(default_factory=dict[RequestId, float])
+    """Deadlines of the deferred requests in the queue."""
     _stopping: set[RequestId] = field(default_factory=set[RequestId])
     """Overdue requests with blocks, until their worker has dropped or computed them."""
     _starts_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=STARTS_MAX))
@@ -49,13 +51,16 @@ class StartQueue:
     @property
     def deadline_s(self) -> float | None:
         """Time when the oldest request will have waited for too long. None: no request waits."""
-        oldest_s = min([*islice(self._since_s.values(), 1), *self._granted_s.values()], default=None)
-        return None if oldest_s is None or self.wait_s_max is None else oldest_s + self.wait_s_max
+        deferred, queued = self._deferred_s, self._since_s.items()
+        waits = [*(queued if deferred else islice(queued, 1)), *self._granted_s.items()]  # the oldest one is first
+        return min((since_s + self._wait_s(request_id) for request_id, since_s in waits), default=None)
 
     def enter(self, request: Request, now_s: float, *, has_blocks: bool = False) -> None:
         """Record that a request waits for its turn, or was sent to its worker."""
         if not self._limits(request):
             return
+        if request.deferred_s:
+            self._deferred_s[request.id] = request.deferred_s
         if request.id in self._since_s:
             if has_blocks:
                 self.start(request.id, now_s)
@@ -79,6 +84,7 @@ class StartQueue:
         """Remove a request that was computed, has ended or lost its worker. Does nothing if it is not in the queue."""
         self._since_s.pop(request_id, None)
         self._granted_s.pop(request_id, None)
+        self._deferred_s.pop(request_id, None)
         self._stopping.discard(request_id)
 
     def is_overdue(self, now_s: float) -> bool:
@@ -89,23 +95,21 @@ class StartQueue:
     def refuse(self, request: Request, now_s: float, turns: TurnQueue | None = None) -> CloseRequest | None:
         """Return the rejection of a new request whose predicted wait is too long. None: it may enter.
 
-        `turns`: the fair queue, where a new request may have its turn before others. A tenant with more than its share
-        of it is told so. None: requests have their turn by arrival.
+        `turns`: the fair queue, where a new request may have its turn before others. None: turns go by arrival.
         """
         oldest_s = next(iter(self._since_s.values()), None)
-        if oldest_s is None or self.wait_s_max is None or not self._limits(request):
+        if oldest_s is None or not self._limits(request):
             return None
+        wait_s = request.deferred_s or self._wait_s(request.id)
         ahead = len(self._since_s)
         if turns is not None and turns:
             ahead -= max(0, len(turns) - turns.ahead(request).requests)
         predicted_s = self._predicted_s(ahead, now_s)
-        is_overloaded = now_s - oldest_s >= OVERLOAD_RATIO * self.wait_s_max
-        if not is_overloaded or predicted_s is None or predicted_s <= ADMIT_RATIO * self.wait_s_max:
+        is_overloaded = now_s - oldest_s >= OVERLOAD_RATIO * wait_s
+        if not is_overloaded or predicted_s is None or predicted_s <= ADMIT_RATIO * wait_s:
             return None
         why = f"{len(self._since_s)} requests wait, and a new request would wait for {predicted_s:.1f} s"
-        if turns is not None and turns.exceeds_share(request):
-            return self._rejection(request.id, f"{why} behind others of the same tenant", "share", predicted_s)
-        return self._rejection(request.id, why, "queue_deadline", predicted_s)
+        return _rejection(request.id, why, predicted_s, wait_s)
 
     def reject_overdue(self, now_s: float) -> list[CloseRequest]:
         """Return the rejections of requests without blocks that have waited for too long. They stay until they end."""
@@ -125,28 +129,22 @@ class StartQueue:
 
     def _limits(self, request: Request) -> bool:
         """Return whether the deadline holds for a request. Clients cannot avoid it with an SLO that is never missed."""
-        if self.wait_s_max is None or request.may_wait:
-            return False
-        return request.slo is None or request.slo.ttft_s > self.wait_s_max
+        if request.may_wait or request.deferred_s:
+            return not request.may_wait
+        return self.wait_s_max is not None and (request.slo is None or request.slo.ttft_s > self.wait_s_max)
+
+    def _wait_s(self, request_id: RequestId) -> float:
+        """Return the deadline of a request that may be in the queue."""
+        return self._deferred_s.get(request_id, math.inf if self.wait_s_max is None else self.wait_s_max)
 
     def _overdue(self, since_s: dict[RequestId, float], now_s: float) -> list[RequestId]:
-        limit_s = -math.inf if self.wait_s_max is None else now_s - self.wait_s_max + _ROUNDING_S
-        return [request_id for request_id, waited_from_s in since_s.items() if waited_from_s <= limit_s]
+        limit_s = now_s + _ROUNDING_S
+        return [each for each, waited_from_s in since_s.items() if waited_from_s + self._wait_s(each) <= limit_s]
 
     def _late(self, request_id: RequestId, now_s: float) -> CloseRequest:
-        why = f"the request has waited for {self.wait_s_max:g} s without a step"
-        return self._rejection(request_id, why, "queue_deadline", self._predicted_s(len(self._since_s), now_s))
-
-    def _rejection(
-        self, request_id: RequestId, why: str, reject: RejectReason, predicted_s: float | None
-    ) -> CloseRequest:
-        assert self.wait_s_max is not None, "a queue without a deadline rejects nothing"
-        left_s = self.wait_s_max if predicted_s is None else predicted_s - ADMIT_RATIO * self.wait_s_max
-        reason = (
-            f"the server is overloaded: {why}; a request may wait for {self.wait_s_max:g} s (limits.queue_s);"
-            " send the request again later"
-        )
-        return CloseRequest(request_id, "rejected", reason, reject, max(1.0, left_s))
+        wait_s = self._wait_s(request_id)
+        why = f"the request has waited for {wait_s:g} s without a step"
+        return _rejection(request_id, why, self._predicted_s(len(self._since_s), now_s), wait_s)
 
     def _predicted_s(self, ahead: int, now_s: float) -> float | None:
         """Predict how long a request behind `ahead` others waits, from the rate of starts. None: too few are known."""
@@ -155,3 +153,13 @@ class StartQueue:
             return None
         begin_s = self._starts_s[0] if starts == STARTS_MAX else self._busy_since_s
         return (ahead + 1) * (now_s - begin_s) / starts
+
+
+def _rejection(request_id: RequestId, why: str, predicted_s: float | None, wait_s: float) -> CloseRequest:
+    """Return a rejection. `wait_s`: the deadline of the request."""
+    left_s = wait_s if predicted_s is None else predicted_s - ADMIT_RATIO * wait_s
+    reason = (
+        f"the server is overloaded: {why}; the request may wait for {wait_s:g} s (limits.queue_s, or defer_s of its"
+        " class); send the request again later"
+    )
+    return CloseRequest(request_id, "rejected", reason, "queue_deadline", max(1.0, left_s))

@@ -17,7 +17,7 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from baton.core.messages import StopRequest
+from baton.core.messages import CloseRequest, StopRequest
 from baton.core.ticking import TokensServed
 from baton.core.types import ClusterView, Request, RequestId, WorkerView
 from baton.decide.control.advice import Policies, PolicyFailure, asked
@@ -30,6 +30,8 @@ STEPS_AHEAD = 2
 AHEAD_REQUESTS = 4
 """Requests per prefill worker beyond the places of the decode workers, so that no place stays empty."""
 _ROLES = ("prefill", "mixed")
+_LOAD_REASONS = ("slo", "queue_full", "queue_deadline")
+"""Reasons that the load of a tenant can cause."""
 Answer = TypeVar("Answer")
 
 
@@ -255,10 +257,17 @@ class TurnQueue:
                 requests += -(-len(queue.flights) * theirs // queue.prompt_tokens)
         return QueueAhead(requests, tokens)
 
-    def exceeds_share(self, request: Request) -> bool:
-        """Return whether the tenant has more than its share of the queue, while other tenants wait too."""
+    def name_share(self, request: Request, refused: CloseRequest) -> CloseRequest:
+        """Return the rejection with the reason `share` if the tenant has more than its share of the queue.
+
+        While no other tenant waits, its share is the whole queue.
+        """
         own = self._tenants.get(_queue_of(request))
-        return own is not None and len(own.flights) * len(self._tenants) > len(self._waiting)
+        is_larger = own is not None and len(own.flights) * len(self._tenants) > len(self._waiting)
+        if not is_larger or refused.reject not in _LOAD_REASONS:
+            return refused
+        why = f"{refused.reason}; this tenant has more than its share of the queue, and others wait too"
+        return replace(refused, reject="share", reason=why)
 
     def with_queue(self, cluster: ClusterView, request: Request) -> ClusterView:
         """Return the view as if the queue ahead of this request waited at the workers that compute prompts."""
@@ -330,8 +339,8 @@ def degraded(request: Request) -> Iterator[Request]:
     if 0 < service.output_tokens_max < request.output_tokens_max:
         request = replace(request, output_tokens_max=service.output_tokens_max)
         yield request
-    if service.may_defer and request.slo is not None:
-        yield replace(request, slo=None)
+    if service.defer_s and request.slo is not None:
+        yield replace(request, slo=None, deferred_s=service.defer_s)
 
 
 def _queue_of(request: Request) -> tuple[str, str]:

@@ -59,7 +59,7 @@ class ClassTable:
             kv_ratio=found.kv_ratio,
             aging_s=found.aging_s,
             output_tokens_max=found.output_tokens_max,
-            may_defer=found.defer,
+            defer_s=found.defer_s,
         )
         if found.ttft_slo_s is None or found.tpot_slo_s is None:
             return ClassChoice(service)

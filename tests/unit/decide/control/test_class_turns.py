@@ -18,6 +18,7 @@ from baton.core.messages import (
     StopRequest,
     WorkerLost,
 )
+from baton.core.ticking import QueuedTooLong
 from baton.core.types import Request, RequestId, ServiceClass, Slo, WorkerId, WorkerView
 from baton.decide.control.coordinator import Coordinator
 from baton.decide.policy.vtc import VirtualTokenCounter
@@ -122,7 +123,10 @@ def test_a_request_that_would_be_rejected_is_degraded_as_its_class_allows() -> N
     hopeless = replace(of("a", FREE), slo=slo)
     (refused,) = arrive(made, hopeless)
     assert isinstance(refused, CloseRequest)
-    easier = replace(hopeless, service=replace(FREE, may_defer=True, output_tokens_max=3))
+    easier = replace(hopeless, service=replace(FREE, defer_s=30.0, output_tokens_max=3))
     (start,) = arrive(made, replace(easier, id=RequestId("b")))
     assert isinstance(start, StartPrefill)
     assert (start.request.slo, start.request.output_tokens_max) == (None, 3)
+    assert made.queue.deadline_s == 30.0, "the server's queue has no deadline, a deferred request has"
+    (closed,) = [each for each in made.handle(QueuedTooLong(), 30.0) if isinstance(each, CloseRequest)]
+    assert (closed.request_id, closed.reject) == ("b", "queue_deadline")

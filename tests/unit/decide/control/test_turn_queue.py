@@ -193,9 +193,14 @@ def test_admission_sees_the_part_of_the_queue_that_comes_first() -> None:
     crowd(made, 100)
     (refused,) = made.handle(RequestArrived(replace(asked("one more", "crowd", 100.0), slo=slo)), 100.0)
     assert isinstance(refused, CloseRequest)
-    assert refused.reject == "slo"
+    assert refused.reject == "slo", "the whole queue is the share of the only tenant"
     assert made.handle(RequestArrived(replace(asked("other", "other", 100.0), slo=slo)), 100.0) == []
     assert RequestId("other") in made.turns
+    (refused,) = made.handle(RequestArrived(replace(asked("another", "crowd", 100.0), slo=slo)), 100.0)
+    assert isinstance(refused, CloseRequest)
+    assert refused.reject == "share"
+    assert "later than the SLO" in refused.reason
+    assert "more than its share of the queue" in refused.reason
 
 
 def test_only_the_tenant_with_more_than_its_share_is_refused() -> None:
@@ -207,7 +212,7 @@ def test_only_the_tenant_with_more_than_its_share_is_refused() -> None:
     (refused,) = made.handle(RequestArrived(asked("one more", "crowd", 68.0)), 68.0)
     assert isinstance(refused, CloseRequest)
     assert refused.reject == "share"
-    assert "behind others of the same tenant" in refused.reason
+    assert "more than its share of the queue" in refused.reason
     assert refused.retry_after_s is not None
     made.handle(RequestArrived(asked("other-1", "other", 68.0)), 68.0)
     assert RequestId("other-1") in made.turns
