@@ -29,13 +29,15 @@ class RunningHost:
 
 
 @contextmanager
-def joining(url: str, name: str, *arguments: str, inside: Sequence[str] = ()) -> Iterator[RunningHost]:
+def joining(
+    url: str, name: str, *arguments: str, inside: Sequence[str] = (), environment: dict[str, str] | None = None
+) -> Iterator[RunningHost]:
     """Run `baton host --join URL` for the length of a with block; no process is left after it.
 
     `inside`: a command that runs it in a namespace.
     """
     command = [sys.executable, "-m", "baton.cli.main", "host", "--join", url, "--name", name, *arguments]
-    process = subprocess.Popen([*inside, *command], stdin=subprocess.DEVNULL, env=dict(os.environ))
+    process = subprocess.Popen([*inside, *command], stdin=subprocess.DEVNULL, env=os.environ | (environment or {}))
     try:
         yield RunningHost(process, name)
     finally:
@@ -64,9 +66,18 @@ class MendableCluster:
     """A server without workers and its hosts, for several tests. Tests may end hosts; `mend` starts them again."""
 
     def __init__(
-        self, server: RunningServer, arguments: dict[str, Sequence[str]], inside: dict[str, Sequence[str]]
+        self,
+        server: RunningServer,
+        arguments: dict[str, Sequence[str]],
+        inside: dict[str, Sequence[str]],
+        *,
+        url: str = "",
+        environment: dict[str, str] | None = None,
     ) -> None:
+        """`url`: where hosts reach the server. Empty: at its own address."""
         self.server = server
+        self._url = url or server.url
+        self._environment = environment
         self.hosts: dict[str, RunningHost] = {}
         self._arguments = arguments
         self._inside = inside
@@ -81,7 +92,9 @@ class MendableCluster:
         """Start the hosts that do not run."""
         for name, arguments in self._arguments.items():
             if name not in self.hosts or self.hosts[name].process.poll() is not None:
-                host = joining(self.server.url, name, *arguments, inside=self._inside.get(name, ()))
+                host = joining(
+                    self._url, name, *arguments, inside=self._inside.get(name, ()), environment=self._environment
+                )
                 self.hosts[name] = self._stack.enter_context(host)
 
     def _is_whole(self, state: dict) -> bool:

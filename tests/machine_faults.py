@@ -107,7 +107,7 @@ class BrokenDisk:
 
 
 class PreloadedFaults:
-    """Faults of a process that is started with `environment`: its wall clock jumps, its resolver hangs."""
+    """Faults of a process that is started with `environment`: its clock jumps, its resolver hangs, its disk is slow."""
 
     def __init__(self, folder: Path) -> None:
         compiler = shutil.which("cc") or shutil.which("gcc")
@@ -127,3 +127,7 @@ class PreloadedFaults:
     def hold_names(self, *, hold: bool) -> None:
         """Let the resolver wait, for the name localhost, until it is held no more."""
         struct.pack_into("l", self._shared, struct.calcsize("l"), int(hold))
+
+    def delay_disk(self, delay_s: float) -> None:
+        """Let every read and write of a file tier take this much longer. 0: no longer than the disk needs."""
+        struct.pack_into("l", self._shared, 2 * struct.calcsize("l"), round(delay_s * 1e6))

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from baton.move.ipc.frames import frame
+from baton.move.ipc.frames import ControlWriter
 from baton.move.store.node import StoreNode
 from tests.attack.conftest import (
     HEAD,
@@ -104,7 +104,7 @@ def random_bytes(address: tuple[str, int], *, rounds: int) -> None:
         with socket.create_connection(address, timeout=10) as connection:
             for _ in range(draw.randrange(1, 4)):
                 data = draw.randbytes(draw.choice((1, 4, 100, 5000, 70_000)))
-                if not send(connection, frame(data) if draw.random() < 0.3 else data):
+                if not send(connection, ControlWriter().frame(data) if draw.random() < 0.3 else data):
                     break
 
 

@@ -20,6 +20,7 @@ from baton.lab.sim.faults import (
     Hang,
     HostKill,
     Kill,
+    MessageFault,
     ReportsFate,
     Slow,
     StartsFail,
@@ -278,7 +279,24 @@ def with_faults(scenario: Scenario) -> Scenario:
             faults.append(WireCut(one=one, other=other, at_s=draw.uniform(0.0, 0.8), for_s=draw.uniform(0.0, 0.2)))
     for _ in range(draw.choice((0, 0, 1, 3))):
         faults.append(Flip(worker=draw.choice(workers), at_s=draw.uniform(0, 0.8), role=draw.choice(_ROLES)))
+    faults += _draw_message_faults(scenario.seed, workers)
     return replace(scenario, faults=(*faults, *_draw_store_faults(scenario), *_draw_starts_fail(scenario)))
+
+
+def _draw_message_faults(seed: int, workers: list[WorkerId]) -> list[MessageFault]:
+    """Draw control messages that are lost once or come twice."""
+    draw = Random(f"messages {seed}")
+    return [
+        MessageFault(
+            worker=draw.choice(workers),
+            at_s=draw.uniform(0.0, 0.8),
+            link=draw.choice(("to_worker", "from_worker")),
+            what=draw.choice(("lost", "repeated")),
+            ping_s=draw.choice((0.02, 0.3)),
+            death=_draw_death(draw),
+        )
+        for _ in range(draw.choice((0, 0, 1, 2, 4)))
+    ]
 
 
 def _draw_starts_fail(scenario: Scenario) -> list[StartsFail]:

@@ -1,4 +1,5 @@
-/* A preloaded library that moves the wall clock of a process and holds its resolver, as a shared file says. */
+/* A preloaded library that moves the wall clock of a process, holds its resolver and delays its disk, as a shared file
+ * says. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -8,12 +9,14 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/time.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
 struct faults {
     volatile long clock_offset_s;
     volatile long holds_names;
+    volatile long disk_delay_us;
 };
 
 static struct faults *shared;
@@ -68,3 +71,21 @@ int getaddrinfo(const char *node, const char *service, const struct addrinfo *hi
         usleep(10000);
     return real(node, service, hints, found);
 }
+
+static void delay_disk(void) {
+    if (shared != NULL && shared->disk_delay_us > 0)
+        usleep((useconds_t)shared->disk_delay_us);
+}
+
+/* Reads and writes at an offset: those of a file tier. Python calls the functions with flags where they exist. */
+#define DELAYED(name)                                                                                                  \
+    ssize_t name(int fd, const struct iovec *parts, int count, off64_t offset, int flags) {                           \
+        static ssize_t (*real)(int, const struct iovec *, int, off64_t, int);                                         \
+        if (real == NULL)                                                                                              \
+            real = (ssize_t (*)(int, const struct iovec *, int, off64_t, int))dlsym(RTLD_NEXT, #name);                 \
+        delay_disk();                                                                                                  \
+        return real(fd, parts, count, offset, flags);                                                                  \
+    }
+
+DELAYED(preadv64v2)
+DELAYED(pwritev64v2)

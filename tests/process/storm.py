@@ -16,6 +16,8 @@ from pathlib import Path
 import httpx
 
 from tests.hosting import MendableCluster
+from tests.machine_faults import PreloadedFaults
+from tests.process.lossy_wire import DIRECTIONS, LossyWire
 from tests.serving import NO_TLS, RunningServer
 
 CONFIG = """
@@ -24,6 +26,7 @@ silent_s = 1.0
 attempts_max = 100
 restarts_max = 1000
 [hosts]
+port = {hosts_port}
 silent_s = 2.0
 mover_silent_s = 1.0
 [[tiers]]
@@ -134,6 +137,9 @@ class Faults:
     """Faults on the processes of a cluster, and their repair."""
 
     cluster: MendableCluster
+    wire: LossyWire
+    """Between the hosts and the server."""
+    preloaded: PreloadedFaults
     draw: random.Random
     seen: Counter[str] = field(default_factory=Counter[str])
 
@@ -153,6 +159,11 @@ class Faults:
             "host killed": lambda: self._end_host(signal.SIGKILL),
             "host left": lambda: self._end_host(signal.SIGTERM),
             "host stopped": self._stop_host,
+            "message lost": lambda: self.wire.strike("lost", self.draw.choice(DIRECTIONS)),
+            "message repeated": lambda: self.wire.strike("repeated", self.draw.choice(DIRECTIONS)),
+            "connections cut": self.wire.cut,
+            "connections delayed": lambda: self.wire.delay(self.draw.uniform(0.1, 1.0)),
+            "disk slow": self._slow_disk,
         }
         least = min(self.seen[kind] for kind in kinds)
         kind = self.draw.choice([kind for kind in kinds if self.seen[kind] == least])
@@ -196,6 +207,11 @@ class Faults:
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
             except ProcessLookupError:
                 continue
+
+    def _slow_disk(self) -> None:
+        """Let reads and writes of tiers take longer, some beyond their deadline, until the next fault of this kind."""
+        delay_s = 0.0 if self.seen["disk slow"] % 2 == 0 else self.draw.choice([0.2, 0.5, 6.0])
+        self.preloaded.delay_disk(delay_s)
 
     def _end_host(self, number: int) -> None:
         host = self.draw.choice(list(self.cluster.hosts.values()))

@@ -27,7 +27,7 @@ from baton.move.arena.cuda import CudaArena, create_cuda_arena
 from baton.move.arena.cuda_driver import CudaDriver
 from baton.move.arena.memfd import Arena, create_arena
 from baton.move.arena.opening import places_of
-from baton.move.ipc.frames import FrameReader, frame
+from baton.move.ipc.frames import ControlReader, ControlWriter
 from baton.move.transport.port import Ticket
 from baton.serve.messages.moving import (
     BlocksOffered,
@@ -58,7 +58,8 @@ class MoverProcess:
 
     def __init__(self, folder: Path, arena: Arena | CudaArena, layout: KVLayout, **more: object) -> None:
         self.arena, self.layout = arena, layout
-        self._decoder, self._reader = msgspec.msgpack.Decoder(FromMoverMessage), FrameReader()
+        self._decoder, self._reader = msgspec.msgpack.Decoder(FromMoverMessage), ControlReader()
+        self._writer = ControlWriter()
         self._come: list[bytes] = []
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
@@ -76,10 +77,10 @@ class MoverProcess:
             advertise="",
             **({"transports": ("shm", "tcp")} | more),  # type: ignore[arg-type]
         )
-        socket.send_fds(self._sock, [frame(msgspec.msgpack.encode(setup))], [arena.fd])
+        socket.send_fds(self._sock, [self._writer.frame(msgspec.msgpack.encode(setup))], [arena.fd])
 
     def put(self, message: ToMoverMessage) -> None:
-        self._sock.sendall(frame(msgspec.msgpack.encode(message)))
+        self._sock.sendall(self._writer.frame(msgspec.msgpack.encode(message)))
 
     def next(self, kind: type[Wanted]) -> Wanted:
         self._sock.settimeout(60)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.hosting import MendableCluster
+from tests.machine_faults import PreloadedFaults
+from tests.process.lossy_wire import ADDRESS, LossyWire, free_port
 from tests.process.storm import CLIENTS, CONFIG, Faults, Load, bodies, descriptors, memory_bytes
 from tests.serving import RunningServer, alive, listening
 
@@ -20,19 +23,32 @@ MEMORY_MORE_BYTES = 192 * 2**20
 HOST = ("--prefill", "1", "--decode", "1", "--kv-blocks", "512")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A cluster, and the means to break it."""
+
+    cluster: MendableCluster
+    wire: LossyWire
+    preloaded: PreloadedFaults
+
+
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[MendableCluster]:
-    """A server with a mixed worker and a host with a file tier."""
-    config = tmp_path / "baton.toml"
-    config.write_text(CONFIG.format(tier=f"file://{tmp_path / 'own'}?bytes=64e6&io=buffered"))
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    """A server with a mixed worker, and a host with a file tier that reaches the server through a lossy wire."""
+    config, port, preloaded = tmp_path / "baton.toml", free_port(), PreloadedFaults(tmp_path)
+    config.write_text(CONFIG.format(tier=f"file://{tmp_path / 'own'}?bytes=64e6&io=buffered", hosts_port=port))
     arguments = ("--mixed", "1", "--kv-blocks", "512", "--hosts", "1", "--config", str(config))
-    with listening("hash", *arguments) as server:
-        made = MendableCluster(server, {"a": (*HOST, "--tier", f"file://{tmp_path / 'a'}?bytes=64e6&io=buffered")}, {})
+    arguments += ("--allowed-host", ADDRESS)
+    with listening("hash", *arguments, environment=preloaded.environment) as server:
+        wire = LossyWire(http_port=int(server.url.rpartition(":")[2]), hosts_port=port)
+        host = {"a": (*HOST, "--tier", f"file://{tmp_path / 'a'}?bytes=64e6&io=buffered")}
+        made = MendableCluster(server, host, {}, url=wire.url, environment=preloaded.environment)
         try:
             made.mend()
-            yield made
+            yield Stage(cluster=made, wire=wire, preloaded=preloaded)
         finally:
             made.close()
+            wire.close()
 
 
 def known_texts(server: RunningServer, asked: list[dict]) -> dict[int, str]:
@@ -54,15 +70,18 @@ async def storm(cluster: MendableCluster, load: Load, faults: Faults, count: int
         load.is_over = True
 
 
-def play(cluster: MendableCluster, seed: int, count: int, pause_s: float) -> None:
-    server, asked = cluster.server, bodies(seed)
+def play(stage: Stage, seed: int, count: int, pause_s: float) -> None:
+    cluster, asked = stage.cluster, bodies(seed)
+    server = cluster.server
     load = Load(server.url, known_texts(server, asked), asked, random.Random(f"load {seed}"))
-    faults, pid = Faults(cluster, random.Random(f"faults {seed}")), server.process.pid
+    faults = Faults(cluster, stage.wire, stage.preloaded, random.Random(f"faults {seed}"))
+    pid = server.process.pid
     before = descriptors(pid), memory_bytes(pid)
     workers = server.worker_pids()
     asyncio.run(storm(cluster, load, faults, count, pause_s))
     assert not load.wrong, f"seed {seed}, {faults.seen}: {load.wrong[:3]}\n{server.output()[-4000:]}"
     assert load.answered["right"] > count, load.answered
+    stage.preloaded.delay_disk(0.0)
     cluster.mend()
     assert len(server.cluster()["workers"]) == len(workers)
     assert not any(alive(pid) for pid in set(workers) - set(server.worker_pids())), "an old worker is left"
@@ -71,11 +90,11 @@ def play(cluster: MendableCluster, seed: int, count: int, pause_s: float) -> Non
     assert server.metric("baton_kv_blocks", 'state="used"') == 0
 
 
-def test_no_token_is_wrong_or_lost_in_a_storm_of_faults(cluster: MendableCluster) -> None:
-    play(cluster, seed=1, count=9, pause_s=0.0)
+def test_no_token_is_wrong_or_lost_in_a_storm_of_faults(stage: Stage) -> None:
+    play(stage, seed=1, count=14, pause_s=0.0)
 
 
 @pytest.mark.deep
 @pytest.mark.timeout(3 * DEEP_S)
-def test_no_token_is_wrong_or_lost_in_ten_minutes_of_faults(cluster: MendableCluster) -> None:
-    play(cluster, seed=2, count=round(DEEP_S / FAULT_S), pause_s=FAULT_S)
+def test_no_token_is_wrong_or_lost_in_ten_minutes_of_faults(stage: Stage) -> None:
+    play(stage, seed=2, count=round(DEEP_S / FAULT_S), pause_s=FAULT_S)

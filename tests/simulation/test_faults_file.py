@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from statistics import fmean
+from typing import Literal
 
 import pytest
 from msgspec.structs import replace
@@ -22,6 +23,7 @@ from baton.lab.sim.faults import (
     DelaySpike,
     Herd,
     Kill,
+    MessageFault,
     Slow,
     TimedFault,
     delayed_arrival_s,
@@ -66,6 +68,24 @@ def test_a_slow_worker_is_slow_for_as_long_as_it_says() -> None:
     assert tpot_s(slow[begins:ends]) == pytest.approx(2 * tpot_s(healthy[begins:ends]), rel=0.1)
     assert tpot_s(slow[:5]) == tpot_s(healthy[:5])
     assert tpot_s(slow[14:]) == pytest.approx(tpot_s(healthy[14:]))
+
+
+@pytest.mark.parametrize("link", ["to_worker", "from_worker"])
+def test_a_lost_control_message_costs_time_and_no_request(link: Literal["to_worker", "from_worker"]) -> None:
+    """The message is the last one before a silence: only a ping shows that it is missing."""
+    fault = MessageFault(worker=WorkerId("decode-0"), at_s=2.0, link=link, what="lost", ping_s=5.0)
+    alone = trace(5)
+    records, healthy = played(fault, of=alone), played(of=alone)
+    assert [record.outcome for record in records] == ["finished"] * 5
+    assert [record.output_tokens for record in records] == [record.output_tokens for record in healthy]
+    assert records[:4] == healthy[:4]
+    assert records[4].end_s > healthy[4].end_s
+
+
+@pytest.mark.parametrize("link", ["to_worker", "from_worker"])
+def test_a_repeated_control_message_changes_nothing(link: Literal["to_worker", "from_worker"]) -> None:
+    fault = MessageFault(worker=WorkerId("decode-0"), at_s=2.0, link=link, what="repeated")
+    assert played(fault) == played(Slow(worker=WorkerId("decode-0"), at_s=2.0, for_s=99.0, factor=1.0))
 
 
 def test_a_dead_worker_loses_no_request_and_makes_those_wait_that_it_had() -> None:

@@ -53,7 +53,9 @@ class SimPolicies:
 
 
 @dataclass(slots=True)
-class _Process:
+class Process:
+    """A worker process, and its links from and to the server."""
+
     view: WorkerView
     worker: SimWorker
     inbound: MessageLink[WorkerCommand]
@@ -82,7 +84,7 @@ class SimCluster:
     """Highest number of commands that were on the link to one worker, or in its inbox, at the same time."""
     can_start: bool = True
     """New workers of the scaling policy start successfully. A `StartsFail` fault sets it to False."""
-    _processes: dict[WorkerId, _Process] = field(default_factory=dict[WorkerId, _Process])
+    processes: dict[WorkerId, Process] = field(default_factory=dict[WorkerId, Process])
     _starting: dict[WorkerId, WorkerView] = field(default_factory=dict[WorkerId, WorkerView])
     """Workers that scaling requested and that have neither joined nor been given up."""
     _retired: set[WorkerId] = field(default_factory=set[WorkerId])
@@ -92,11 +94,11 @@ class SimCluster:
 
     @property
     def workers(self) -> list[SimWorker]:
-        return [process.worker for process in self._processes.values()]
+        return [process.worker for process in self.processes.values()]
 
     def worker(self, worker: WorkerId) -> SimWorker | None:
         """Return a living worker, or None."""
-        process = self._processes.get(worker)
+        process = self.processes.get(worker)
         return process.worker if process is not None else None
 
     # ---- hosts and workers come
@@ -118,7 +120,7 @@ class SimCluster:
 
     def boot(self, view: WorkerView) -> None:
         """Start a worker, which then joins. Do nothing if its host is down or the worker already runs."""
-        if view.host not in self.engines or view.id in self._processes:
+        if view.host not in self.engines or view.id in self.processes:
             return
         view = self._with_facts(view)
         self._retired.discard(view.id)
@@ -146,7 +148,7 @@ class SimCluster:
             broke=partial(self._break_down, view.id),
         )
         inbound = MessageLink(loop=self.loop, delays=self._delays(1), deliver=worker.receive)
-        self._processes[view.id] = _Process(view, worker, inbound, outbound)
+        self.processes[view.id] = Process(view, worker, inbound, outbound)
         self.server.join(view, inbound.send)
 
     def _with_facts(self, view: WorkerView) -> WorkerView:
@@ -162,7 +164,7 @@ class SimCluster:
 
     def kill(self, worker: WorkerId, death: Death, why: str) -> None:
         """Kill a worker process, unless it is dead. The server notices later; a new process joins under the same id."""
-        process = self._processes.pop(worker, None)
+        process = self.processes.pop(worker, None)
         if process is None:
             return
         process.worker.kill()
@@ -191,7 +193,7 @@ class SimCluster:
         self.kill(worker, Death(restart_s=self.spec.worker_start_s), why)
 
     def _lose(self, view: WorkerView, restart_s: float, why: str) -> None:
-        if view.host not in self.engines or view.id in self._processes:
+        if view.host not in self.engines or view.id in self.processes:
             return  # its host went down meanwhile: the host restarts the worker, or has restarted it
         self.server.lose(view.id, why)
         if view.id in self._retired:
@@ -200,15 +202,11 @@ class SimCluster:
             self.loop.after(restart_s, partial(self.boot, view))
 
     def kill_host(self, host: HostId, notice_s: float, restart_s: float) -> None:
-        """Take a host down with all its workers; do nothing if it is down.
-
-        The host returns with an empty arena and its initial workers, like an agent that joins again. Workers that
-        scaling added there do not return, nor does a host that scaling opened.
-        """
+        """Take a host down, unless it is down. It returns empty, with its initial workers, unless scaling opened it."""
         if self.engines.pop(host, None) is None:
             return
-        for process in [process for process in self._processes.values() if process.view.host == host]:
-            del self._processes[process.view.id]
+        for process in [process for process in self.processes.values() if process.view.host == host]:
+            del self.processes[process.view.id]
             process.worker.kill()
             process.inbound.close()
             process.outbound.close()
@@ -267,7 +265,7 @@ class SimCluster:
         self.server.lose(view.id, "it cannot be started")
 
     def _retire(self, worker: WorkerId) -> None:
-        process = self._processes.pop(worker, None)
+        process = self.processes.pop(worker, None)
         if process is None:
             self._retired.add(worker)
             return
@@ -317,10 +315,10 @@ class SimCluster:
 
     def note_queues(self) -> None:
         """Bring `inbound_max` up to date."""
-        for process in self._processes.values():
+        for process in self.processes.values():
             self._note_queue(process)
 
-    def _note_queue(self, process: _Process) -> None:
+    def _note_queue(self, process: Process) -> None:
         longest = max(process.inbound.in_flight_max, process.worker.inbox_max)
         self.inbound_max = max(self.inbound_max, longest)
 
@@ -333,10 +331,7 @@ class SimCluster:
 
 
 def _copy_tokens(copy: CopyBlocks, source: SimEngine, target: SimEngine, pools: Mapping[HostId, HostPool]) -> None:
-    """Move the bytes of a copy token by token, because hosts may differ in block size.
-
-    An engine with a predictor stores no bytes, so its copies move none.
-    """
+    """Move the bytes of a copy token by token: hosts may differ in block size. With a predictor there are no bytes."""
     skipped = copy.first_token % pools[copy.source].block_tokens
     for slot in range(copy.tokens) if source.predictor is None else ():
         target.write(copy.write, slot, source.kv_of(copy.read, skipped + slot, copy.layers), copy.layers)

@@ -2,16 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from math import fsum, prod
-from typing import assert_never
+from typing import Any, assert_never
 
 from baton.core.leaving import HostLeaving
+from baton.decide.control.message_order import MessageLostError, MessageOrder
 from baton.lab.sim import faults
-from baton.lab.sim.cluster import SimCluster
+from baton.lab.sim.cluster import Process, SimCluster
+from baton.lab.sim.loop import EventLoop, MessageLink
 from baton.lab.sim.worker import SimWorker
+
+
+@dataclass(slots=True, kw_only=True)
+class StruckDelivery:
+    """Loses or repeats the first message that a link delivers, and receives like a live connection: by number."""
+
+    loop: EventLoop
+    deliver: Callable[[Any], None]
+    fault: faults.MessageFault
+    broken: Callable[[str], None]
+    """Called once, with the reason, when the loss is noticed."""
+    _order: MessageOrder = field(default_factory=MessageOrder)
+    _sent: int = 0
+    _is_broken: bool = False
+
+    def __call__(self, message: object) -> None:
+        """Receive a message of the link, unless it is the one that is lost."""
+        number, self._sent = self._sent, self._sent + 1
+        if number == 0 and self.fault.what == "lost":
+            self.loop.after(self.fault.ping_s, self._ping)
+            return
+        for _ in range(2 if number == 0 else 1):
+            if self._is_next(number):
+                self.deliver(message)
+
+    def _ping(self) -> None:
+        """Notice the loss, unless a message behind it has shown it."""
+        self._is_next(self._sent)
+
+    def _is_next(self, number: int) -> bool:
+        if self._is_broken:
+            return False
+        try:
+            return self._order.accept(number)
+        except MessageLostError as error:
+            self._is_broken = True
+            self.broken(str(error))
+            return False
 
 
 @dataclass(slots=True)
@@ -38,6 +78,8 @@ class FaultInjector:
                 loop.at(fault.at_s, partial(cluster.kill, fault.worker, fault.death, "killed by a fault"))
             case faults.Hang():
                 loop.at(fault.at_s, partial(self._hang, fault))
+            case faults.MessageFault():
+                loop.at(fault.at_s, partial(self._strike_link, fault))
             case faults.Slow():
                 loop.at(fault.at_s, partial(self._slow_down, fault))
                 loop.at(fault.at_s + fault.for_s, partial(self._recover, fault))
@@ -86,6 +128,20 @@ class FaultInjector:
         worker = self.cluster.worker(fault.worker)
         if worker is not None and worker.hung:  # it may have been killed, and restarted, before
             self.cluster.kill(fault.worker, fault.death, "silent for too long")
+
+    def _strike_link(self, fault: faults.MessageFault) -> None:
+        process = self.cluster.processes.get(fault.worker)
+        if process is None:
+            return
+        process.worker.catch_up()
+        link: MessageLink[Any] = process.inbound if fault.link == "to_worker" else process.outbound
+        link.deliver = StruckDelivery(
+            loop=self.cluster.loop, deliver=link.deliver, fault=fault, broken=partial(self._end_struck, fault, process)
+        )
+
+    def _end_struck(self, fault: faults.MessageFault, process: Process, why: str) -> None:
+        if self.cluster.processes.get(fault.worker) is process:  # otherwise it has ended before
+            self.cluster.kill(fault.worker, fault.death, why)
 
     def _slow_down(self, fault: faults.Slow) -> None:
         worker = self.cluster.worker(fault.worker)

@@ -19,6 +19,7 @@ from baton.lab.sim.spec import ClusterSpec
 ReportsFate = Literal["delivered", "lost", "late"]
 """Fate of a dead worker's last messages: they arrive before the server notices the death, never, or afterwards."""
 StoreTrouble = Literal["full", "down", "slow", "damaged", "lost"]
+MessageTrouble = Literal["lost", "repeated"]
 
 
 class Death(Struct, frozen=True, kw_only=True):
@@ -47,6 +48,22 @@ class Hang(Struct, frozen=True, tag=True, kw_only=True):
     worker: WorkerId
     at_s: float
     silent_s: float
+    death: Death = Death()
+
+
+class MessageFault(Struct, frozen=True, tag=True, kw_only=True):
+    """The next control message between the server and a worker is lost, or comes twice.
+
+    Each end numbers its messages. So a repeated one is dropped. A lost one is noticed with the next message, and then
+    counts as the end of the process.
+    """
+
+    worker: WorkerId
+    at_s: float
+    link: Literal["to_worker", "from_worker"]
+    what: MessageTrouble
+    ping_s: float = 0.5
+    """Time until a ping shows the loss, if no other message does before."""
     death: Death = Death()
 
 
@@ -134,7 +151,7 @@ class Herd(Struct, frozen=True, tag=True, kw_only=True):
     for_s: float
 
 
-Fault = Kill | Hang | Slow | DelaySpike | Flip | HostKill | HostLeave | WireCut | StoreFault | StartsFail
+Fault = Kill | Hang | MessageFault | Slow | DelaySpike | Flip | HostKill | HostLeave | WireCut | StoreFault | StartsFail
 """Faults that `FaultInjector` performs. A herd is not among them, because it only changes arrival times."""
 TimedFault = Fault | Herd
 """Faults that a file for `baton sim --faults` may hold. They strike at a time, not at a state of a request."""

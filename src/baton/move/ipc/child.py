@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import signal
 import socket
 import sys
 
 from baton.core.errors import WorkerError
-from baton.move.ipc.frames import FrameReader, frame
+from baton.decide.control.message_order import MessageLostError
+from baton.move.ipc.frames import ControlReader, ControlWriter
+
+log = logging.getLogger("baton.worker")
 
 _RECEIVE_BYTES = 256 * 1024
 _PR_SET_PDEATHSIG = 1
@@ -21,12 +25,16 @@ def die_with_parent() -> None:
 
 
 class ParentSocket:
-    """Blocking Unix socket to the parent process, with framed messages. `closed` once the parent is gone."""
+    """Blocking Unix socket to the parent process, with framed messages.
+
+    `closed` once the parent is gone or one of its messages was lost: this process ends then, and a new one starts.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self.closed = False
         self._sock = sock
-        self._reader = FrameReader()
+        self._reader = ControlReader()
+        self._writer = ControlWriter()
         self._early: list[bytes] = []
 
     def receive_first(self) -> tuple[bytes, int]:
@@ -56,11 +64,16 @@ class ParentSocket:
         except ConnectionResetError:
             data = b""
         self.closed = not data
-        return list(self._reader.feed(data))
+        try:
+            return list(self._reader.feed(data))
+        except MessageLostError as error:
+            log.error("%s; this process ends, and a new one takes its place", error)
+            self.closed = True
+            return []
 
     def put(self, payload: bytes) -> None:
         """Send a message. If the parent is gone, the socket becomes closed."""
         try:
-            self._sock.sendall(frame(payload))
+            self._sock.sendall(self._writer.frame(payload))
         except (BrokenPipeError, ConnectionResetError):
             self.closed = True

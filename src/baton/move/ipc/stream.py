@@ -8,7 +8,8 @@ from typing import Generic, TypeVar, cast
 
 import msgspec
 
-from baton.move.ipc.frames import FrameReader, frame
+from baton.decide.control.message_order import MessageLostError
+from baton.move.ipc.frames import ControlReader, ControlWriter
 
 UNSENT_BYTES_MAX = 64 * 1024 * 1024
 """Bound of unsent bytes. A peer that lets more accumulate counts as dead, and the connection is closed."""
@@ -31,7 +32,8 @@ class FramedStream(asyncio.Protocol, Generic[In]):
         """`kind`: type of the incoming messages, for msgspec. `on_message` gets each of them."""
         self._decoder: msgspec.msgpack.Decoder[In] = msgspec.msgpack.Decoder(kind)  # pyright: ignore[reportArgumentType]
         self._encoder = msgspec.msgpack.Encoder()
-        self.frames = FrameReader()
+        self.frames = ControlReader()
+        self._writer = ControlWriter()
         self._on_message = on_message
         self._on_end = on_end
         self._transport: asyncio.Transport | None = None
@@ -66,6 +68,9 @@ class FramedStream(asyncio.Protocol, Generic[In]):
                 if payload is None:
                     return
                 message = self._decoder.decode(payload)
+            except MessageLostError as error:
+                self.end(str(error))
+                return
             except ValueError as error:  # msgspec.DecodeError among others; errors of `on_message` are not caught
                 self.end(f"it sent an unknown message: {error}; use the same version of Baton on every host")
                 return
@@ -80,7 +85,7 @@ class FramedStream(asyncio.Protocol, Generic[In]):
         transport = self._transport
         if transport is None:
             return
-        transport.write(frame(self._encoder.encode(message)))
+        transport.write(self._writer.frame(self._encoder.encode(message)))
         if transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
             self.end(f"it does not read: {transport.get_write_buffer_size()} bytes wait, {UNSENT_BYTES_MAX} may")
 
@@ -91,7 +96,7 @@ class FramedStream(asyncio.Protocol, Generic[In]):
             return
         self._why = why
         for message in farewell:
-            transport.write(frame(self._encoder.encode(message)))
+            transport.write(self._writer.frame(self._encoder.encode(message)))
         self._transport = None
         if farewell:
             transport.close()

@@ -14,7 +14,8 @@ import msgspec
 
 from baton.core.errors import WorkerError
 from baton.core.types import WorkerView
-from baton.move.ipc.frames import FrameReader, frame
+from baton.decide.control.message_order import MessageLostError
+from baton.move.ipc.frames import ControlReader, ControlWriter
 from baton.serve.messages.setup import ToWorkerMessage, WorkerSetup
 
 _OUTPUT_BYTES = 4096
@@ -36,7 +37,10 @@ class ChildProcess(asyncio.Protocol):
         self._module = module
         self._on_message = on_message
         self._on_output = on_output
-        self._reader = FrameReader()
+        self._reader = ControlReader()
+        self._writer = ControlWriter()
+        self._broken = ""
+        """Why its messages are not handled any more. Empty: they are."""
         self._transport: asyncio.Transport | None = None
         self._hung_up = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
@@ -53,7 +57,7 @@ class ChildProcess(asyncio.Protocol):
                 self._process = await _spawn(self._module, theirs, threads=threads)
             self.pid = self._process.pid
             self._relay = asyncio.create_task(self._relay_output(self._process))
-            socket.send_fds(ours, [frame(setup)], [descriptor])
+            socket.send_fds(ours, [self._writer.frame(setup)], [descriptor])
             ours.setblocking(False)
             await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
         except OSError:
@@ -65,7 +69,18 @@ class ChildProcess(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's class is not a subclass
 
     def data_received(self, data: bytes) -> None:
-        for payload in self._reader.feed(data):
+        if self._broken:
+            return
+        payloads = self._reader.feed(data)
+        while True:
+            try:
+                payload = next(payloads, None)
+            except MessageLostError as error:
+                self._broken = str(error)
+                self.kill()
+                return
+            if payload is None:
+                return
             self._on_message(payload)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -75,7 +90,7 @@ class ChildProcess(asyncio.Protocol):
     def send_payload(self, payload: bytes) -> None:
         """Send an encoded message. After the process has died this does nothing."""
         if self._transport is not None:
-            self._transport.write(frame(payload))
+            self._transport.write(self._writer.frame(payload))
 
     def kill(self) -> None:
         """Kill the process. `wait` then returns, as for any other end."""
@@ -92,6 +107,8 @@ class ChildProcess(asyncio.Protocol):
         code = await self._process.wait()
         await self._drain()
         ended = _killed_by(-code) if code < 0 else f"ended with code {code}"
+        if self._broken:
+            ended = f"was killed: {self._broken}"
         return f"{self._name} (pid {self.pid}) {ended}"
 
     async def _reap(self) -> None:

@@ -23,6 +23,8 @@ from baton.serve.messages.setup import Ping, Pong, WorkerSetup
 
 _SHUTDOWN_S = 3.0
 """How long a worker may take to end after `Shutdown`, before it is killed."""
+_PING_S = 2.0
+"""Longest pause between two pings of a worker. A ping shows that a message was lost."""
 _BACKOFF = Backoff(0.05, 3.2)
 
 
@@ -219,7 +221,7 @@ class Supervisor:
         """Kill a worker that does not answer, so that its requests can continue on another one."""
         survival = self._survival
         while not slot.given_up:
-            await asyncio.sleep(survival.silent_s / 4)
+            await asyncio.sleep(min(_PING_S, survival.silent_s / 4))
             process = slot.process
             if process is None or process.state == "lost":
                 continue

@@ -8,6 +8,7 @@ import signal
 
 import pytest
 
+from baton.move.ipc.frames import ControlWriter
 from baton.serve.host.child_process import ChildProcess
 
 
@@ -41,3 +42,21 @@ def test_a_signal_that_a_fault_of_the_machine_sends_is_explained(number: int, wh
         return await process.wait()
 
     assert why in asyncio.run(story())
+
+
+def test_a_process_whose_message_is_lost_is_killed_and_no_later_message_is_handled() -> None:
+    """Without the number of a message, a request whose grant or report is lost would hang."""
+    heard: list[bytes] = []
+
+    async def story() -> str:
+        process = ChildProcess("w", "timeit", on_message=heard.append, on_output=lambda _: None)
+        await process.start(b"setup", 0, threads=1)
+        writer = ControlWriter()
+        first, _lost, third, last = (writer.frame(message) for message in (b"first", b"lost", b"third", b"last"))
+        process.data_received(first + first)
+        process.data_received(third)
+        process.data_received(last)
+        return await process.wait()
+
+    assert "was killed: control message 1 was lost: message 2 arrived" in asyncio.run(story())
+    assert heard == [b"first"]

@@ -16,7 +16,7 @@ from baton.core.config import Config, HostsConfig, TierConfig
 from baton.core.messages import StartWorker, WorkerLost
 from baton.core.types import HostId, WorkerId, WorkerView
 from baton.decide.kv.conversion import KVForm
-from baton.move.ipc.frames import FrameReader, frame
+from baton.move.ipc.frames import ControlReader, ControlWriter
 from baton.move.ipc.tls import ServerTls
 from baton.serve.live import hosts as module
 from baton.serve.live import joined_host, waiting
@@ -65,7 +65,7 @@ def test_a_connection_too_many_is_turned_away(monkeypatch: pytest.MonkeyPatch) -
         ways = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
         assert await ways[2][0].read() == b"", "the third one is heard"
         for reader, writer in ways[:2]:
-            writer.write(frame(msgspec.msgpack.encode(HostLeaves("it was nothing"))))
+            writer.write(ControlWriter().frame(msgspec.msgpack.encode(HostLeaves("it was nothing"))))
             assert b"send a hello first" in await reader.read(), "one that may be there is not heard"
         for _reader, writer in ways:
             writer.close()
@@ -78,7 +78,7 @@ def test_a_stranger_cannot_make_the_server_hold_a_large_message() -> None:
 
     async def play(port: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(frame(bytes(1 << 17))[: 1 << 10])
+        writer.write(ControlWriter().frame(bytes(1 << 17))[: 1 << 10])
         await reader.read()
         writer.close()
 
@@ -161,7 +161,7 @@ def test_a_host_on_another_device_is_told_of_when_it_joins() -> None:
         terms = await hosts.terms()
         hello = msgspec.structs.replace(_hello(parts, terms), prices={"step_overhead_s": 1e-6})
         reader, writer = await asyncio.open_connection("127.0.0.1", terms.port)
-        writer.write(frame(msgspec.msgpack.encode(hello)))
+        writer.write(ControlWriter().frame(msgspec.msgpack.encode(hello)))
         await reader.read(1)
         writer.close()
         await hosts.stop()
@@ -189,8 +189,8 @@ async def _answer_to(hosts: Hosts, parts: Parts, blocks_total: int, block_tokens
     """Ask for terms, and say hello with the token of it."""
     terms = await hosts.terms()
     reader, writer = await asyncio.open_connection("127.0.0.1", terms.port)
-    writer.write(frame(msgspec.msgpack.encode(_hello(parts, terms, blocks_total, block_tokens))))
-    frames = FrameReader()
+    writer.write(ControlWriter().frame(msgspec.msgpack.encode(_hello(parts, terms, blocks_total, block_tokens))))
+    frames = ControlReader()
     while True:
         for payload in frames.feed(await reader.read(1 << 16)):
             writer.close()
@@ -247,16 +247,17 @@ def test_what_a_host_was_to_start_will_not_come_once_it_is_gone(tmp_path: Path) 
         hosts = Hosts(parts, url=URL, tls=None, tell=lambda _line: None, changed=lambda: news.put_nowait(None))
         terms = await hosts.terms()
         reader, agent = await asyncio.open_connection("127.0.0.1", terms.port)
-        agent.write(frame(msgspec.msgpack.encode(_hello(parts, terms))))
+        writer = ControlWriter()
+        agent.write(writer.frame(msgspec.msgpack.encode(_hello(parts, terms))))
         await reader.read(1)  # the beginning of its word of welcome
         assert not hosts.resize(wanted[0]), "its workers are not being started yet: it would not hear"
         for message in (WorkerStarting(view), WorkerUp(view.id, 1)):
-            agent.write(frame(msgspec.msgpack.encode(message)))
+            agent.write(writer.frame(msgspec.msgpack.encode(message)))
         await news.get()
         assert all(hosts.resize(command) for command in wanted)
         started = WorkerView(id=wanted[0].worker, host=HostId("a"), role="mixed")
         for message in (WorkerStarting(started), WorkerUp(started.id, 2)):
-            agent.write(frame(msgspec.msgpack.encode(message)))
+            agent.write(writer.frame(msgspec.msgpack.encode(message)))
         await news.get()
         agent.close()
         await news.get()

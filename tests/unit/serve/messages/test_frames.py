@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.move.ipc.frames import FRAME_BYTES_MAX, FrameReader, frame
+from baton.decide.control.message_order import MessageLostError
+from baton.move.ipc.frames import FRAME_BYTES_MAX, ControlReader, ControlWriter, FrameReader, frame
 
 
 def pieces(stream: bytes, cuts: list[int]) -> list[bytes]:
@@ -47,3 +48,31 @@ def test_a_length_that_no_message_has_is_refused_before_anything_is_kept() -> No
     with pytest.raises(ValueError, match=str(FRAME_BYTES_MAX + 1)):
         list(FrameReader().feed((FRAME_BYTES_MAX + 1).to_bytes(4, "little")))
     assert list(FrameReader().feed(FRAME_BYTES_MAX.to_bytes(4, "little"))) == []
+
+
+@given(
+    messages=st.lists(st.binary(max_size=20), min_size=1, max_size=6),
+    repeated=st.lists(st.integers(0, 5), max_size=6),
+    cuts=st.lists(st.integers(0, 400), max_size=10),
+)
+def test_a_repeated_control_message_is_handled_once(
+    messages: list[bytes], repeated: list[int], cuts: list[int]
+) -> None:
+    """A message may come again at once, or after later ones."""
+    writer, reader = ControlWriter(), ControlReader()
+    frames = [writer.frame(message) for message in messages]
+    stream = b"".join(
+        b"".join([sent, *(frames[again % (place + 1)] for again in repeated)]) for place, sent in enumerate(frames)
+    )
+    assert [message for piece in pieces(stream, cuts) for message in reader.feed(piece)] == messages
+
+
+@given(messages=st.lists(st.binary(max_size=20), min_size=2, max_size=6), lost=st.integers(0, 4))
+def test_no_message_is_handled_after_a_lost_one(messages: list[bytes], lost: int) -> None:
+    writer, reader = ControlWriter(), ControlReader()
+    frames = [writer.frame(message) for message in messages]
+    lost %= len(frames) - 1
+    assert [message for sent in frames[:lost] for message in reader.feed(sent)] == messages[:lost]
+    for late in frames[lost + 1 :]:
+        with pytest.raises(MessageLostError, match=f"control message {lost} was lost: message"):
+            list(reader.feed(late))

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from baton.move.ipc import stream as module
-from baton.move.ipc.frames import frame
+from baton.move.ipc.frames import ControlWriter
 from baton.move.ipc.stream import FramedStream, watch
 from baton.move.transport.tcp import with_port
 
@@ -59,7 +59,7 @@ def test_the_last_word_arrives_and_then_the_end() -> None:
 
 def test_nonsense_ends_it_with_a_reason() -> None:
     async def play(ours: End, theirs: End) -> None:
-        ours.stream._transport.write(frame(b"\xc1"))
+        ours.stream._transport.write(ControlWriter().frame(b"\xc1"))
         assert "same version" in await theirs.over
 
     _connected(play)
@@ -114,4 +114,16 @@ def test_what_goes_wrong_in_us_is_not_said_to_be_their_nonsense() -> None:
     stream = FramedStream[Note](Note, on_message=fail, on_end=lambda why: None)
     stream.connection_made(asyncio.Transport())
     with pytest.raises(ValueError, match="a bug in who reads hello"):
-        stream.data_received(frame(msgspec.msgpack.encode(Note("hello"))))
+        stream.data_received(ControlWriter().frame(msgspec.msgpack.encode(Note("hello"))))
+
+
+def test_a_lost_message_ends_the_connection_and_a_repeated_one_is_handled_once() -> None:
+    async def play(ours: End, theirs: End) -> None:
+        writer = ControlWriter()
+        first, second, _lost, last = (writer.frame(msgspec.msgpack.encode(Note(text))) for text in ("a", "b", "c", "d"))
+        ours.stream._transport.write(first + second + first + second)
+        ours.stream._transport.write(last)
+        assert "control message 2 was lost: message 3 arrived in its place" in await theirs.over
+        assert theirs.heard == ["a", "b"]
+
+    _connected(play)

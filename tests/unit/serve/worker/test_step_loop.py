@@ -26,8 +26,8 @@ from baton.decide.control.batcher import Batcher
 from baton.decide.cost.linear import LinearCost
 from baton.decide.policy.batching import BatcherPolicies, MixedChunked
 from baton.decide.policy.fairness import FirstComeFirstServed
-from baton.move.ipc.frames import FrameReader, frame
-from baton.serve.messages.setup import FromWorkerMessage, ToWorkerMessage
+from baton.move.ipc.frames import ControlReader, ControlWriter
+from baton.serve.messages.setup import FromWorkerMessage, Ping, ToWorkerMessage
 from baton.serve.worker.link import ServerLink
 from baton.serve.worker.loop import StepLoop
 
@@ -62,12 +62,19 @@ class Server:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._reader = FrameReader()
+        self._reader, self._writer = ControlReader(), ControlWriter()
         self._free = iter(range(64))
         self.reports: list[StepReport] = []
+        self.is_repeating = False
+        """Every message is sent twice."""
 
     def send(self, message: ToWorkerMessage) -> None:
-        self._sock.sendall(frame(msgspec.msgpack.encode(message)))
+        data = self._writer.frame(msgspec.msgpack.encode(message))
+        self._sock.sendall(data * (2 if self.is_repeating else 1))
+
+    def lose(self, message: ToWorkerMessage) -> None:
+        """Number a message like a sent one, and do not send it."""
+        self._writer.frame(msgspec.msgpack.encode(message))
 
     def start(self, name: str, tokens: list[int]) -> None:
         sampling = Sampling(temperature=0.0)
@@ -183,4 +190,25 @@ def test_a_worker_ends_at_the_first_error_of_its_device(prompts: list[list[int]]
     theirs.close()
     granting.join()
     assert not [event for event in server.events() if isinstance(event, RequestFailed)]
+    ours.close()
+
+
+def test_a_repeated_command_is_carried_out_once_and_a_lost_one_ends_the_worker() -> None:
+    """Its host starts another worker, and the server continues the requests there."""
+    ours, theirs = socket.socketpair()
+    server = Server(ours)
+    server.is_repeating = True
+    server.start("one", [70, 71, 72])
+    loop = _loop(theirs)
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    server.serve_until(ended=1)
+    assert server.tokens("one") == 5
+    server.lose(Ping())
+    server.start("two", [70, 71])
+    thread.join()
+    assert loop.link.closed
+    theirs.close()
+    server.serve_until(ended=2)
+    assert server.tokens("two") == 0
     ours.close()
