@@ -98,13 +98,16 @@ def test_the_reason_names_the_limit_and_its_setting(limits: SandboxConfig, reaso
         "{% set ns = namespace(x=[1]) %}{% for i in range(900) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
         "{% for m in messages %}{{ '%1000000000d' % 1 }}{% endfor %}",
         "{% for m in messages %}{{ messages | tojson(indent=1000000000) }}{% endfor %}",
+        "{{ '{:>99999999999}'.format(messages | length) }}",
         "{% for i in range(99999) %}{% for j in range(99999) %}{{ messages | tojson }}{% endfor %}{% endfor %}",
         "{{ (messages[0].content * 4000000) | list | sort | join('y') | length }}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
     ],
 )
 def test_a_template_that_takes_all_memory_or_time_fails_its_request_alone(source: str) -> None:
     template = SandboxedTemplate("{% if add_generation_prompt %}fine{% else %}" + source + "{% endif %}", {}, LIMITS)
-    with pytest.raises(RequestError, match=r"memory|CPU time|steps") as refused:
+    limits = r"sandbox\.memory_bytes|sandbox\.cpu_s|200000 steps|nested too deeply"
+    with pytest.raises(RequestError, match=limits) as refused:
         template.render(HELLO, add_generation_prompt=False)
     assert (refused.value.status, refused.value.param) == (400, "messages")
     assert template.render(HELLO) == "fine"

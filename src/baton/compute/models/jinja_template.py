@@ -34,6 +34,7 @@ class JinjaTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> str:
+        # A MemoryError is not caught: it ends the sandbox, and the error for the client then names its limit.
         variables = {
             **self._specials,
             **(extra or {}),
@@ -48,8 +49,9 @@ class JinjaTemplate:
             raise RequestError(
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error
-        except (RecursionError, MemoryError) as error:
-            raise RequestError("the model's chat template needs too much memory", param="messages") from error
+        except RecursionError as error:
+            message = "the model's chat template is nested too deeply, or calls itself without end"
+            raise RequestError(message, param="messages") from error
 
     def _collect(self, variables: Mapping[str, Any]) -> str:
         pieces: list[str] = []
