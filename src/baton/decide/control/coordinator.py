@@ -360,6 +360,7 @@ class Coordinator:
         self._unload(flight)
         if rejection is not None:
             return self._end(rejection)
+        self.queue.lose_blocks(flight.request.id)
         flight.attempt += 1
         return self._enqueue(flight, self._view(flight))
 

@@ -13,6 +13,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import itemgetter
 
 from baton.core.messages import CloseRequest
 from baton.core.types import Request, RequestId
@@ -79,6 +80,13 @@ class StartQueue:
         if since_s is not None:
             self._starts_s.append(now_s)
             self._granted_s[request_id] = since_s
+
+    def lose_blocks(self, request_id: RequestId) -> None:
+        """Record that a request gave its blocks back before its first step: it waits again, with the same deadline."""
+        since_s = self._granted_s.pop(request_id, None)
+        if since_s is not None:
+            self._since_s[request_id] = since_s
+            self._since_s = dict(sorted(self._since_s.items(), key=itemgetter(1)))
 
     def leave(self, request_id: RequestId) -> None:
         """Remove a request that was computed, has ended or lost its worker. Does nothing if it is not in the queue."""

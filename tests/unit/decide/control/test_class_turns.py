@@ -109,6 +109,20 @@ def test_a_class_that_waits_grows_more_urgent() -> None:
     assert starts(made.handle(RequestFinished(RequestId("p0"), 1, P, "stop"), 20.0)) == ["f0"], "20 s: two priorities"
 
 
+def test_a_parked_request_that_had_no_step_is_rejected_at_its_deadline() -> None:
+    """Its worker has dropped it, so no worker can reject it."""
+    made = coordinator(VirtualTokenCounter(), view(P, "mixed", requests_max=PLACES), wait_s_max=10.0)
+    arrive(made, *(of(f"f{n}", FREE) for n in range(PLACES)))
+    for n in range(PLACES):
+        made.queue.enter(of(f"f{n}", FREE), 1.0, has_blocks=True)
+    made.queue.leave(RequestId("f0"))  # it was in a step
+    arrive(made, of("p0", PREMIUM, 2.0), now_s=2.0)
+    made.handle(RequestDropped(RequestId("f3"), 1, P, preempted=False, computed_tokens=0), 2.0)
+    commands = made.handle(QueuedTooLong(), 10.0)
+    assert [each.request_id for each in commands if isinstance(each, CloseRequest)] == ["f3"]
+    assert stops(commands) == ["f1", "f2"], "their worker decides, because they may be in a step"
+
+
 def test_a_class_overtakes_a_bounded_number_of_turns() -> None:
     made = coordinator(VirtualTokenCounter(), replace(view(P, "mixed", requests_max=0), step_tokens_max=0))
     commands = arrive(made, *(of(f"f{n}", FREE) for n in range(70)), of("p0", PREMIUM))
