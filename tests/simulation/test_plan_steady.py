@@ -10,6 +10,7 @@ from baton.core.types import Slo
 from baton.lab.plan.capacity import REQUESTS_MAX
 from baton.lab.plan.cluster import cluster_spec
 from baton.lab.plan.demand import WorkloadDemand
+from baton.lab.plan.planned_fleet import PlannedFleet
 from baton.lab.plan.play import (
     PLAYED_MAX,
     FleetResults,
@@ -19,7 +20,6 @@ from baton.lab.plan.play import (
     play_length,
     sample_trace,
 )
-from baton.lab.plan.search import PlannedFleet
 from baton.lab.plan.verify import verify
 from baton.lab.report.summary import RequestRecord, SloTargets, summarize
 from baton.lab.sim.replay_trace import replay_trace

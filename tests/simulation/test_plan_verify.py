@@ -11,8 +11,9 @@ import pytest
 from baton.lab.plan.admission import describe_admission, play_admissions
 from baton.lab.plan.cluster import cluster_spec
 from baton.lab.plan.demand import LengthClass, strata
+from baton.lab.plan.planned_fleet import PlannedFleet
 from baton.lab.plan.play import FleetSimulator, describe_results, sample_trace
-from baton.lab.plan.search import PlannedFleet, Search
+from baton.lab.plan.search import Search
 from baton.lab.plan.verify import DERATING_STEP, HEADROOM, VerifiedFleet, verify
 from baton.lab.report.summary import RequestRecord
 from baton.lab.sim.cells import CellJob

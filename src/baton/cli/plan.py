@@ -13,7 +13,7 @@ from baton.core.errors import ConfigError
 from baton.core.files import form_of, in_file, keys_of, output_problems
 from baton.lab.plan.files import cluster_yaml, group_lines, kubernetes_yaml
 from baton.lab.plan.page import GROUP_HEAD, plan_page
-from baton.lab.plan.reasons import UNIT
+from baton.lab.plan.planned_fleet import UNIT, gpus_text
 from baton.lab.plan.recommend import Recommendation, make_report, recommend
 from baton.lab.plan.serving import missing_feature_lines, serve_toml
 from baton.lab.plan.spec import read_plan_input
@@ -60,6 +60,8 @@ def add_parser(subparsers: Subparsers[argparse.ArgumentParser], purpose: str) ->
     add("--pp", metavar="LIST", help="pipeline stages to try (default 1)")
     add("--cp", metavar="LIST", help="context-parallel degrees to try, for long prompts (default 1)")
     add("--shape", choices=("best", "disaggregated", "mixed"), help="shape of the fleet (default best: try both)")
+    add("--pool-penalty", type=float, metavar="P",
+        help="share of the price that each pool beyond one per role must save (default 0.05)")  # fmt: skip
     add(
         "--admission",
         metavar="LIST",
@@ -101,7 +103,8 @@ def _merged(args: argparse.Namespace) -> dict[str, Any]:
     raw = _read(args.file) if args.file is not None else {}
     plain = {
         "llm": _flag_path(args.llm, args.file) if (args.llm or "").endswith(".json") else args.llm,
-        "objective": args.objective, "engine": args.engine, "shape": args.shape, "reach": args.reach,
+        "objective": args.objective, "engine": args.engine, "shape": args.shape,
+        "pool_penalty_ratio": args.pool_penalty, "reach": args.reach,
         "finalists": args.finalists, "requests": args.requests, "seed": args.seed,
         "weights": _words(args.weights), "kv": _words(args.kv), "tp": _numbers("--tp", args.tp),
         "pp": _numbers("--pp", args.pp), "cp": _numbers("--cp", args.cp),
@@ -180,8 +183,8 @@ def _show(found: Recommendation) -> None:
     console.print(table)
     price = f"{best.usd_per_hour:.2f} USD/h, " if best.usd_per_hour else ""
     console.print(
-        f"{best.rate_rps:.2f} req/s within the SLO on {best.gpus} GPUs: {price}{best.power_w / 1e3:.1f} kW rated, "
-        f"{best.value(objective):.4g} {UNIT[objective]}"
+        f"{best.rate_rps:.2f} req/s within the SLO on {gpus_text(best.gpus)}: {price}"
+        f"{best.power_w / 1e3:.1f} kW rated, {best.value(objective):.4g} {UNIT[objective]}"
     )
     if found.played is not None:
         ratio, requests = found.played.attainment_ratio, found.played.results.requests

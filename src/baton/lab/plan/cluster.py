@@ -10,7 +10,7 @@ from msgspec import structs, to_builtins
 from baton.core.config import BatchLimits
 from baton.decide.cost.handoff import HandoffLink
 from baton.lab.plan.capacity import requests_max
-from baton.lab.plan.search import PlannedFleet, WorkerGroup
+from baton.lab.plan.planned_fleet import PlannedFleet, WorkerGroup
 from baton.lab.sim.spec import ClusterSpec, SimKind, SimKV, SimWorkers
 
 BLOCK_TOKENS = 16

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from baton.lab.plan.cluster import cluster_spec, kind_name
+from baton.lab.plan.planned_fleet import WorkerGroup
 from baton.lab.plan.recommend import Recommendation
-from baton.lab.plan.search import WorkerGroup
 from baton.lab.plan.serving import HOSTS_PORT, HTTP_PORT, host_command, is_alone, serve_toml
 
 IMAGE = "baton:latest"

@@ -8,7 +8,8 @@ from itertools import pairwise
 
 from msgspec import Struct, structs
 
-from baton.lab.plan.search import PlannedFleet, Search, Shape
+from baton.lab.plan.planned_fleet import PlannedFleet
+from baton.lab.plan.search import Search, Shape
 
 TARGETS = 8
 """Number of TPOT targets, spaced from near the TPOT of a single request to `SLOWEST_FACTOR` times that."""

@@ -11,7 +11,8 @@ from baton.lab.plan.capacity import STEP_TOKENS, prompt_s
 from baton.lab.plan.demand import WorkloadDemand
 from baton.lab.plan.frontier import fastest_tpot_s
 from baton.lab.plan.options import WorkerOption
-from baton.lab.plan.search import PlannedFleet, Search
+from baton.lab.plan.planned_fleet import PlannedFleet
+from baton.lab.plan.search import Search
 
 LOOSENING_FACTOR = 1.25
 """Factor by which a round loosens the targets, starting from the fastest option's times."""

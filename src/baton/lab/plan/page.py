@@ -7,6 +7,7 @@ from html import escape
 
 from baton.lab.plan.files import group_lines
 from baton.lab.plan.frontier import FrontierPoint, crossover, pareto_points
+from baton.lab.plan.planned_fleet import PRICE_UNIT
 from baton.lab.plan.recommend import Recommendation
 from baton.lab.report import svg
 from baton.lab.report.page import notes, page, plots, section, table, tiles
@@ -37,6 +38,7 @@ def plan_page(found: Recommendation) -> str:
             section("Workers", table(GROUP_HEAD, [row[: len(GROUP_HEAD)] for row in group_lines(found)])),
             section("Why", notes(found.reasons)),
             section("Speed against throughput", plots([frontier_plot(found.points)])),
+            *([section("Cost against rate", plots([cost_plot(found)]))] if found.cost_points else []),
             section("Not recommended", notes([*found.not_recommended, *found.out])),
         ],
     )
@@ -66,3 +68,23 @@ def frontier_plot(points: Sequence[FrontierPoint]) -> str:
     key = '<p class="key"><i class="a">separate prefill and decode</i> · <i class="c">mixed</i> · dots: not beaten</p>'
     drawn = svg.svg(frame, "".join(parts), "tokens per second and GPU over tokens per second and user")
     return f'<div class="plot wide"><h3>For every TPOT target, the best fleet of each shape</h3>{drawn}{key}</div>'
+
+
+def cost_plot(found: Recommendation) -> str:
+    """Return the plot of the fleet's price over the request rate. The dot marks the recommended fleet."""
+    points, best, objective = found.cost_points, found.best, found.search.objective
+    frame = svg.Frame(
+        x_max=1.05 * max(point.rate_rps for point in points), y_max=1.1 * max(point.price for point in points)
+    )
+    parts = [frame.axes("requests/s", PRICE_UNIT[objective])]
+    for shape, kind in (("disaggregated", "a"), ("mixed", "c")):
+        curve = [(point.rate_rps, point.price) for point in points if point.shape == shape]
+        if curve:
+            parts.append(svg.polyline(frame, [x for x, _ in curve], [y for _, y in curve], kind))
+    x, y = frame.x(best.rate_rps), frame.y(best.price(objective))
+    kind = "a" if best.having("prefill") else "c"
+    parts.append(f'<circle class="area {kind}" style="fill-opacity:1" cx="{x}" cy="{y}" r="3.5">'
+                 f"<title>{escape(best.name)}</title></circle>")  # fmt: skip
+    key = '<p class="key"><i class="a">separate prefill and decode</i> · <i class="c">mixed</i> · dot: recommended</p>'
+    drawn = svg.svg(frame, "".join(parts), f"{PRICE_UNIT[objective]} over requests per second")
+    return f'<div class="plot wide"><h3>For every rate, the cheapest fleet of each shape</h3>{drawn}{key}</div>'

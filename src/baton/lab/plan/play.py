@@ -16,7 +16,8 @@ from msgspec import structs
 from baton.decide.policy.policy_sets import policy_set
 from baton.lab.plan.cluster import cluster_spec
 from baton.lab.plan.demand import LengthClass, WorkloadDemand
-from baton.lab.plan.search import PlannedFleet, Search
+from baton.lab.plan.planned_fleet import PlannedFleet
+from baton.lab.plan.search import Search
 from baton.lab.report.summary import RequestRecord, Results, SloTargets, summarize
 from baton.lab.sim.cells import CellJob
 from baton.lab.sim.replay_trace import play_cell

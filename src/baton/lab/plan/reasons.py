@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 
 from baton.core.types import StepShape, prefill_pairs
+from baton.lab.plan.candidates import Candidate, describe_candidate
 from baton.lab.plan.demand import WorkloadDemand
-from baton.lab.plan.search import Objective, PlannedFleet, Search, Shape, WorkerGroup
-from baton.lab.plan.verify import VerifiedFleet
+from baton.lab.plan.planned_fleet import PlannedFleet, WorkerGroup
+from baton.lab.plan.search import Search, Shape
 
 CUTS_MAX = 3
 """Number of alternative cuts named per role. The remaining ones are counted."""
@@ -16,10 +17,6 @@ NETWORK_RATIO = 0.98
 """The network is the limit if the fleet carries less than this share of its scarcer side."""
 LOW_RATIO = 0.3
 """If compute and bandwidth utilization are both below this, overhead dominates the step."""
-UNIT: Mapping[Objective, str] = {
-    "cheapest": "req/s per USD/h", "goodput-per-dollar": "req/s per USD/h", "goodput-per-watt": "req/s per W",
-    "goodput-per-gpu": "req/s per GPU",
-}  # fmt: skip
 
 
 def reasons(fleet: PlannedFleet, demand: WorkloadDemand) -> list[str]:
@@ -38,7 +35,7 @@ def _balance(fleet: PlannedFleet, demand: WorkloadDemand) -> str:
     first, second = (sum(group.rate_rps for group in fleet.having(role)) for role in ("prefill", "decode"))
     sides = f"prefill workers carry {first:.2f} req/s together, decode workers {second:.2f}"
     if fleet.rate_rps < NETWORK_RATIO * min(first, second, demand.rate_rps or math.inf):
-        return f"the network is scarcer than both sides: it carries the KV of {fleet.rate_rps:.2f} req/s; {sides}"
+        return f"the network is scarcer than both sides: it carries the KV of {fleet.capacity_rps:.2f} req/s; {sides}"
     scarce, ratio = ("prefill", second / first) if first < second else ("decode", first / second)
     return f"{scarce} is the scarcer side: {sides} ({ratio:.2f}x)"
 
@@ -65,58 +62,31 @@ def _bound(group: WorkerGroup, demand: WorkloadDemand) -> str:
     )
 
 
-def comparison(best: PlannedFleet, other: PlannedFleet, objective: Objective) -> str:
-    """Return one line that compares another fleet with the best one, by the objective."""
-    ratio = best.value(objective) / max(1e-12, other.value(objective))
-    limits = ", ".join(f"{group.role}: {group.capacity.limit}" for group in other.groups)
-    behind = f"{ratio:.2f}x behind" if ratio >= 1 else f"{1 / ratio:.2f}x ahead on paper"
-    value = f"{other.value(objective):.3g} {UNIT[objective]}"
-    return f"{other.name}: {other.rate_rps:.2f} req/s on {other.gpus} GPUs, {value}, {behind} ({limits})"
-
-
-def not_recommended(search: Search, best: PlannedFleet, verified: Mapping[Shape, VerifiedFleet]) -> list[str]:
-    """Return lines about the alternatives: the other shape, each GPU kind alone, and other cuts of each role.
+def not_recommended(search: Search, candidates: Sequence[tuple[Candidate, PlannedFleet]]) -> list[str]:
+    """Return lines about the alternatives: the other candidates, the best of them first, and other cuts of each role.
 
     Each line says why the alternative is behind, or that no such fleet meets the SLO.
     """
-    found: list[str] = []
-    names = {best.name}
-    for fleet, played in _alternatives(search, best, verified):
-        if fleet.name not in names:
-            names.add(fleet.name)
-            found.append(comparison(best, fleet, search.objective) + played)
+    (best, best_fleet), *others = candidates
+    found = [describe_candidate(best, other, fleet, search) for other, fleet in others]
     shapes: dict[Shape, str] = {"disaggregated": "separate prefill and decode workers", "mixed": "mixed workers"}
     found += [
         f"{name}: no fleet of them meets the SLO with this hardware"
         for shape, name in shapes.items()
         if search.fleet(shape) is None
     ]
-    return found + _cuts(search, best)
-
-
-def _alternatives(
-    search: Search, best: PlannedFleet, verified: Mapping[Shape, VerifiedFleet]
-) -> Iterable[tuple[PlannedFleet, str]]:
-    """Yield the other fleets, each with a note if it did not hold in simulation."""
-    for each in verified.values():
-        missed = each.played is not None or each.fleet.value(search.objective) > best.value(search.objective)
-        not_held = "; it missed the SLO in simulation" if missed else "; so it was not simulated"
-        yield each.fleet, "" if each.holds else not_held
-    stocks = {option.stock.hardware.name for option in search.options}
-    for name in sorted(stocks) if len(stocks) > 1 else ():
-        fleet = search.fleet("best", keep=lambda option, name=name: option.stock.hardware.name == name)
-        if fleet is not None:
-            yield fleet, ""
+    return found + _cuts(search, best_fleet)
 
 
 def _cuts(search: Search, best: PlannedFleet) -> list[str]:
     """Return lines about other cuts of each role on the same hardware, with their loss of capacity per price."""
     found: list[str] = []
+    used = {(group.role, group.option.name) for group in best.groups}
     for group in best.groups:
         own = group.capacity.rate_rps / max(1e-12, search.price(group.option))
         behind: list[tuple[float, str]] = []
         for option in search.options:
-            if option.stock is not group.option.stock or option.name == group.option.name:
+            if option.stock is not group.option.stock or (group.role, option.name) in used:
                 continue
             capacity = search.capacity(group.role, option, group.workers)
             less = 1 - capacity.rate_rps / max(1e-12, search.price(option)) / own

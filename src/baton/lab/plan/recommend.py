@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from msgspec import Struct
 
 from baton.core.errors import ConfigError
 from baton.lab.plan.admission import AdmissionResult, describe_admission, play_admissions
+from baton.lab.plan.candidates import Candidate, CostPoint, cost_points, describe_candidate, list_candidates
 from baton.lab.plan.demand import LengthClass
 from baton.lab.plan.frontier import FrontierPoint, crossover, frontier
 from baton.lab.plan.impossible import explain_impossible
 from baton.lab.plan.link import LinkAdvice, describe_link, link_advice
 from baton.lab.plan.options import build_options
+from baton.lab.plan.planned_fleet import PlannedFleet, gpus_text
 from baton.lab.plan.play import FleetResults, FleetSimulator, describe_results
 from baton.lab.plan.reasons import not_recommended, reasons
-from baton.lab.plan.search import PlannedFleet, Search, Shape
+from baton.lab.plan.search import Search, Shape
 from baton.lab.plan.spec import PlanInput, PlanSpec
 from baton.lab.plan.tiers import TierAdvice, choose_tier, describe_tiers
-from baton.lab.plan.verify import VerifiedFleet, verify, worth
+from baton.lab.plan.verify import VerifiedFleet, verify
 from baton.lab.report.summary import Results
 
 
@@ -36,7 +39,11 @@ class Recommendation:
     tiers: list[TierAdvice]
     """Results with each tier and without one, best first. Empty if the plan names no tier."""
     points: list[FrontierPoint]
+    cost_points: list[CostPoint]
+    """Price of the best fleet of each shape against the request rate. Empty if no rate is asked."""
     links: list[LinkAdvice]
+    candidates: list[Candidate]
+    """Fleets that were compared, the recommended one first."""
     reasons: list[str]
     not_recommended: list[str]
     out: list[str]
@@ -71,7 +78,10 @@ def recommend(question: PlanInput) -> Recommendation:
     found, out = build_options(question.choices, question.stocks, spec.wire)
     if not found:
         raise ConfigError("\n".join(out))
-    search = Search(demand=question.demand, options=found, objective=spec.objective, same_host=question.same_host)
+    search = Search(
+        demand=question.demand, options=found, objective=spec.objective, same_host=question.same_host,
+        pool_penalty_ratio=spec.pool_penalty_ratio,
+    )  # fmt: skip
     if search.fleet(spec.shape) is None:
         raise ConfigError("\n".join(explain_impossible(search)))
     search, tiers = choose_tier(search, spec.shape, spec.tiers, question.requests)
@@ -80,6 +90,7 @@ def recommend(question: PlanInput) -> Recommendation:
     verified = _finalists(search, spec, simulator)
     chosen = max(verified.values(), key=lambda each: each.worth(search)) if verified else _unplayed(search, spec.shape)
     best, believed = chosen.fleet, replace(search, derate=chosen.derate)
+    candidates = list_candidates(believed, best, verified)
     points = frontier(search)
     prefills = {group.option.name: group.option for group in best.having("prefill")} or {
         best.groups[0].option.name: best.groups[0].option
@@ -95,16 +106,20 @@ def recommend(question: PlanInput) -> Recommendation:
         admissions=admissions,
         tiers=tiers,
         points=points,
+        cost_points=cost_points(believed, verified),
         links=links,
         reasons=[
-            *_shape_words(best, verified, points),
+            _verdict_text(search, best),
+            *_next_texts(search, candidates),
+            *_crossover_texts(points),
             *reasons(best, question.demand),
             *([describe_results(best, chosen.played, search.demand)] if chosen.played is not None else []),
             *describe_tiers(tiers),
             *describe_admission(admissions),
             *(describe_link(link, tokens=tokens) for link in links),
         ],
-        not_recommended=not_recommended(believed, best, verified),
+        candidates=[candidate for candidate, _ in candidates],
+        not_recommended=not_recommended(believed, candidates),
         out=out,
     )
 
@@ -121,8 +136,8 @@ def _finalists(search: Search, spec: PlanSpec, simulator: FleetSimulator) -> dic
         shape: fleet for shape in shapes[: spec.finalists] if (fleet := search.fleet(shape)) is not None
     }
     verified: dict[Shape, VerifiedFleet] = {}
-    for shape in sorted(promising, key=lambda shape: worth(promising[shape], search), reverse=True):
-        held = [worth(each.fleet, search) for each in verified.values() if each.holds]
+    for shape in sorted(promising, key=lambda shape: search.worth(promising[shape]), reverse=True):
+        held = [search.worth(each.fleet) for each in verified.values() if each.holds]
         found = verify(search, shape, simulator, beat=max(held, default=None))
         if found is not None:
             verified[shape] = found
@@ -135,22 +150,31 @@ def _unplayed(search: Search, shape: Shape) -> VerifiedFleet:
     return VerifiedFleet(fleet=fleet, derate=search.derate, played=None, holds=False)
 
 
-def _shape_words(best: PlannedFleet, verified: dict[Shape, VerifiedFleet], points: list[FrontierPoint]) -> list[str]:
-    """Return in words whether to disaggregate."""
-    separate = bool(best.having("prefill"))
-    head = "separate prefill and decode workers" if separate else "do not disaggregate: mixed workers"
-    found = [f"{head}: {best.name} carries {best.rate_rps:.2f} req/s within the SLO on {best.gpus} GPUs"]
-    other = verified.get("mixed" if separate else "disaggregated")
-    if other is not None and other.fleet.gpus:
-        mine, theirs = best.rate_rps / best.gpus, other.fleet.rate_rps / other.fleet.gpus
-        found.append(
-            f"per GPU that is {mine:.2f} req/s, against {theirs:.2f}{'' if other.holds else ' on paper'} of the best "
-            f"{'mixed' if separate else 'separate'} workers ({other.fleet.name})"
-        )
+def _verdict_text(search: Search, best: PlannedFleet) -> str:
+    """Return in words whether to disaggregate, and the rate that the fleet carries."""
+    head = "separate prefill and decode workers" if best.having("prefill") else "do not disaggregate: mixed workers"
+    asked_rps, gpus = search.demand.rate_rps, gpus_text(best.gpus)
+    if asked_rps is None or best.rate_rps < asked_rps * (1 - 1e-3):
+        return f"{head}: {best.name} carries {best.rate_rps:.2f} req/s within the SLO on {gpus}"
+    suffices, has = ("suffices", "has") if best.gpus == 1 else ("suffice", "have")
+    return (
+        f"{head}: {best.name}: {gpus} {suffices} for {asked_rps:g} req/s and {has} {best.spare_ratio:.0%} to spare, "
+        f"up to {best.capacity_rps:.2f} req/s within the SLO by the screening"
+    )
+
+
+def _next_texts(search: Search, candidates: Sequence[tuple[Candidate, PlannedFleet]]) -> list[str]:
+    """Return in words why the next best fleet is not recommended. Empty if there is no other fleet."""
+    (best, _), *others = candidates
+    ranked = [each for each in others if each[0].verdict == "dearer"] or others
+    return [f"the next best is {describe_candidate(best, *ranked[0], search)}"] if ranked else []
+
+
+def _crossover_texts(points: list[FrontierPoint]) -> list[str]:
     at = crossover(points)
-    if at is not None:
-        found.append(f"separate workers pay above about {at:.0f} tokens/s for each user; below, mixed ones give more")
-    return found
+    if at is None:
+        return []
+    return [f"per GPU, separate workers give more above about {at:.0f} tokens/s for each user; below, mixed ones do"]
 
 
 class PlanReport(Struct, frozen=True, kw_only=True):
@@ -159,6 +183,9 @@ class PlanReport(Struct, frozen=True, kw_only=True):
     fleet: str
     groups: list[dict[str, str | int | float]]
     rate_rps: float
+    """Planned rate: the asked one if the fleet carries it."""
+    capacity_rps: float
+    """Largest rate within the SLO, by the screening."""
     gpus: int
     usd_per_hour: float
     power_w: float
@@ -169,6 +196,8 @@ class PlanReport(Struct, frozen=True, kw_only=True):
     """SLO attainment of each sequence of arrivals, which shows the spread."""
     admissions: list[AdmissionResult]
     tiers: list[TierAdvice]
+    candidates: list[Candidate]
+    """Fleets that were compared, the recommended one first."""
     reasons: list[str]
     not_recommended: list[str]
     out: list[str]
@@ -176,6 +205,8 @@ class PlanReport(Struct, frozen=True, kw_only=True):
     links: list[LinkAdvice]
     crossover_tokens_per_s: float | None
     frontier: list[FrontierPoint]
+    cost_points: list[CostPoint]
+    """Price of the best fleet of each shape against the request rate. Empty if no rate is asked."""
     notes: list[str]
 
 
@@ -196,10 +227,12 @@ def make_report(found: Recommendation) -> PlanReport:
         for group in best.groups
     ]  # fmt: skip
     return PlanReport(
-        fleet=best.name, groups=groups, rate_rps=best.rate_rps, gpus=best.gpus, usd_per_hour=best.usd_per_hour,
+        fleet=best.name, groups=groups, rate_rps=best.rate_rps, capacity_rps=best.capacity_rps,
+        gpus=best.gpus, usd_per_hour=best.usd_per_hour,
         power_w=best.power_w, objective=objective, value=best.value(objective), simulated=found.results,
         attainment_ratios=list(found.played.ratios) if found.played is not None else [],
-        admissions=found.admissions, tiers=found.tiers,
+        admissions=found.admissions, tiers=found.tiers, candidates=found.candidates,
         reasons=found.reasons, not_recommended=found.not_recommended, out=found.out, links=found.links,
-        crossover_tokens_per_s=crossover(found.points), frontier=found.points, notes=found.notes,
+        crossover_tokens_per_s=crossover(found.points), frontier=found.points,
+        cost_points=found.cost_points, notes=found.notes,
     )  # fmt: skip

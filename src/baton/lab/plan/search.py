@@ -1,18 +1,25 @@
-"""Find the best fleet: compute the capacity of every option, then solve for the worker counts."""
+"""Find the best fleet: compute the capacity of every option, then choose the worker counts.
+
+For an asked rate, fleets with one pool per role are sized exactly, with the capacity of pools of that size. The solver
+searches for combinations of more pools where they could be cheaper.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Literal
 
 from baton.core.types import Role
 from baton.lab.plan.capacity import Capacity, decode_capacity, mixed_capacity, prefill_capacity
 from baton.lab.plan.demand import WorkloadDemand
 from baton.lab.plan.options import WorkerOption
-from baton.lab.plan.solve import Pool, Problem, Solution, solve
+from baton.lab.plan.planned_fleet import Objective, PlannedFleet, WorkerGroup, carried_rps
+from baton.lab.plan.solve import Pool, Problem, pool_rps, solve
 
-Objective = Literal["cheapest", "goodput-per-dollar", "goodput-per-watt", "goodput-per-gpu"]
 Shape = Literal["best", "disaggregated", "mixed"]
 """Roles that the fleet may consist of."""
 ROLES_OF: dict[Shape, tuple[Role, ...]] = {
@@ -24,65 +31,8 @@ ROUNDS = 2
 """Rounds of solving. Capacity depends on the number of workers that share a queue, which only a solution gives."""
 POOL_GUESS = 2
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerGroup:
-    """Workers of a fleet with the same role and option."""
-
-    role: Role
-    option: WorkerOption
-    workers: int
-    capacity: Capacity
-
-    @property
-    def rate_rps(self) -> float:
-        """Total rate of the group."""
-        return self.workers * self.capacity.rate_rps
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedFleet:
-    """A fleet with its capacity, price and power."""
-
-    groups: tuple[WorkerGroup, ...]
-    rate_rps: float
-    """Request rate within the SLO."""
-
-    @property
-    def gpus(self) -> int:
-        return sum(group.workers * group.option.facts.gpus for group in self.groups)
-
-    @property
-    def usd_per_hour(self) -> float:
-        return sum(group.workers * group.option.usd_per_hour for group in self.groups)
-
-    @property
-    def power_w(self) -> float:
-        """Rated power, including each GPU's share of its node."""
-        return sum(group.workers * group.option.facts.power_w for group in self.groups)
-
-    @property
-    def name(self) -> str:
-        """Name such as `2 x prefill A100-80G-SXM tp2 + 1 x decode A100-80G-SXM tp1`."""
-        return " + ".join(f"{group.workers} x {group.role} {group.option.name}" for group in self.groups)
-
-    def having(self, role: Role) -> list[WorkerGroup]:
-        """Return the fleet's groups with the given role."""
-        return [group for group in self.groups if group.role == role]
-
-    def value(self, objective: Objective) -> float:
-        """Return the objective's value, which the search maximizes: request rate per unit of price."""
-        return self.rate_rps / max(1e-12, self.price(objective))
-
-    def price(self, objective: Objective) -> float:
-        """Return the fleet's price in the objective's unit."""
-        match objective:
-            case "goodput-per-gpu":
-                return float(self.gpus)
-            case "goodput-per-watt":
-                return self.power_w
-            case "cheapest" | "goodput-per-dollar":
-                return self.usd_per_hour
+Worth = tuple[float, float]
+"""Rate of a fleet up to the asked rate, then its rate per unit of the penalized price. Tuples compare in this order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +44,8 @@ class Search:
     objective: Objective
     same_host: bool
     """Prefill and decode workers share a node."""
+    pool_penalty_ratio: float = 0.05
+    """Share of the price by which one more pool than one per role must be cheaper."""
     derate: float = 1.0
     """Factor on the screened capacities. Below 1 after a simulation in which a fleet missed the SLO."""
     known: dict[tuple[WorkloadDemand, Role, str, int], Capacity] = field(
@@ -102,32 +54,155 @@ class Search:
     """Cache of capacities before derating, shared by searches with the same options."""
 
     def fleet(self, shape: Shape, *, keep: Callable[[WorkerOption], bool] = lambda option: True) -> PlannedFleet | None:
-        """Return the best fleet of a shape from the options that `keep` accepts, or None if none meets the SLO."""
-        sizes: dict[tuple[Role, str], int] = {}
-        found: tuple[list[Pool], Solution] | None = None
-        for _ in range(ROUNDS):
-            pools = self._pools(shape, [option for option in self.options if keep(option)], sizes)
-            solution = solve(self._problem(pools))
-            if solution is None:
-                return None
-            found = (pools, solution)
-            sizes = {
-                (pool.role, pool.option.name): count
-                for pool, count in zip(pools, solution.counts, strict=True)
-                if count
-            }
-        return _fleet(*found) if found else None
+        """Return the best fleet of a shape from the options that `keep` accepts, or None if none meets the SLO.
 
-    def _problem(self, pools: list[Pool]) -> Problem:
+        For an asked rate, the best fleet has the lowest `penalized_price` of those that carry it.
+        """
+        options = [option for option in self.options if keep(option)]
+        few = self._few_pools(shape, options)
+        if few is not None and self.penalized_price(few) <= self._least_price(shape, options):
+            return few
+        many = self._many_pools(shape, options)
+        if few is None or many is None or many.rate_rps < few.rate_rps * (1 - 1e-6):
+            return few or many
+        return min(few, many, key=self.penalized_price)
+
+    def penalized_price(self, fleet: PlannedFleet) -> float:
+        """Return the fleet's price in the objective's unit, raised by the penalty for every extra pool."""
+        return fleet.price(self.objective) * (1 + self.pool_penalty_ratio * fleet.extra_pools)
+
+    def worth(self, fleet: PlannedFleet) -> Worth:
+        """Return the sort key of a fleet, without regard to its simulation."""
+        asked_rps = min(fleet.rate_rps, self.demand.rate_rps or 0.0)
+        return asked_rps, fleet.rate_rps / max(1e-12, self.penalized_price(fleet))
+
+    def _few_pools(self, shape: Shape, options: Sequence[WorkerOption]) -> PlannedFleet | None:
+        """Return the cheapest fleet with one pool per role that carries the asked rate, or None.
+
+        Equal prices: the fleet with more capacity to spare.
+        """
+        rate_rps = self.demand.rate_rps
+        if rate_rps is None:
+            return None
+        found: list[PlannedFleet] = []
+        for roles in ROLES_OF["mixed"], ROLES_OF["disaggregated"]:
+            if not set(roles) <= set(ROLES_OF[shape]):
+                continue
+            least_price = math.inf
+            for bound_price, choice in self._choices(roles, options):
+                if bound_price > least_price * (1 + 1e-9):
+                    break
+                groups = [self._sized(role, option, rate_rps) for role, option in choice]
+                fleet = self._whole([group for group in groups if group is not None])
+                if None not in groups and _fits(fleet) and fleet.capacity_rps >= rate_rps:
+                    found.append(fleet)
+                    least_price = min(least_price, fleet.price(self.objective))
+        return min(
+            found, key=lambda fleet: (self.penalized_price(fleet), -fleet.capacity_rps, fleet.name), default=None
+        )
+
+    def _choices(
+        self, roles: Sequence[Role], options: Sequence[WorkerOption]
+    ) -> list[tuple[float, list[tuple[Role, WorkerOption]]]]:
+        """Return the choices of one option per role with a lower bound of their price, cheapest first.
+
+        KV is not converted, so all options of a choice have one KV format.
+        """
+        bounds: list[list[tuple[float, tuple[Role, WorkerOption]]]] = [
+            [(self._bound_price(role, option), (role, option)) for option in options] for role in roles
+        ]
+        choices: list[tuple[float, list[tuple[Role, WorkerOption]]]] = [
+            (math.fsum(price for price, _ in choice), [chosen for _, chosen in choice])
+            for choice in product(*bounds)
+            if len({option.cost.precision.kv for _, (_, option) in choice}) == 1
+        ]
+        return sorted((each for each in choices if each[0] < math.inf), key=lambda each: each[0])
+
+    def _bound_price(self, role: Role, option: WorkerOption) -> float:
+        """Return a lower bound of the price of workers that carry the asked rate. Infinite if the stock cannot."""
+        rate_rps, most = self.demand.rate_rps or 0.0, option.stock.gpus // option.facts.gpus
+        each_rps = self._each_rps(role, option, most)  # the largest pool has the shortest queues
+        if most * each_rps < rate_rps:
+            return math.inf
+        return max(1, math.ceil(rate_rps / each_rps - 1e-9)) * self.price(option)
+
+    def _sized(self, role: Role, option: WorkerOption, rate_rps: float) -> WorkerGroup | None:
+        """Return the smallest group that carries the rate. None: the stock is too small."""
+        most = option.stock.gpus // option.facts.gpus
+        workers = max(1, math.ceil(rate_rps / self._each_rps(role, option, most) - 1e-9))
+        while workers <= most and workers * self._each_rps(role, option, workers) < rate_rps:
+            workers += 1
+        if workers > most:
+            return None
+        return self._group(role, option, workers)
+
+    def _each_rps(self, role: Role, option: WorkerOption, workers: int) -> float:
+        """Return the rate of one worker of a pool, limited by its capacity and its network."""
+        return pool_rps(
+            role, option, self.capacity(role, option, workers),
+            handoff_bytes=self._handoff_bytes(option), same_host=self.same_host,
+        )  # fmt: skip
+
+    def _least_price(self, shape: Shape, options: Sequence[WorkerOption]) -> float:
+        """Return a lower bound of the penalized price of fleets with extra pools that carry the asked rate."""
+        per_rps = {
+            role: min((self._rps_price(role, option) for option in options), default=math.inf)
+            for role in ROLES_OF[shape]
+        }
+        least = min(per_rps.get("mixed", math.inf), per_rps.get("prefill", math.inf) + per_rps.get("decode", math.inf))
+        return (self.demand.rate_rps or 0.0) * least * (1 + self.pool_penalty_ratio)
+
+    def _rps_price(self, role: Role, option: WorkerOption) -> float:
+        most = option.stock.gpus // option.facts.gpus
+        each_rps = self._each_rps(role, option, most)
+        return self.price(option) / each_rps if each_rps > 0 else math.inf
+
+    def _many_pools(self, shape: Shape, options: Sequence[WorkerOption]) -> PlannedFleet | None:
+        """Return the solver's fleet, with the capacities of pools of the chosen sizes.
+
+        If these carry less than the solver assumed, the next round asks it for more.
+        """
+        sizes: dict[tuple[Role, str], int] = {}
+        fleets: list[PlannedFleet] = []
+        asked_rps = wanted_rps = self.demand.rate_rps
+        for _ in range(ROUNDS):
+            pools = self._pools(shape, options, sizes)
+            solution = solve(self._problem(pools, wanted_rps))
+            if solution is None:
+                break
+            chosen = [(pool, count) for pool, count in zip(pools, solution.counts, strict=True) if count]
+            sizes = {(pool.role, pool.option.name): count for pool, count in chosen}
+            fleet = self._whole(self._group(pool.role, pool.option, count) for pool, count in chosen)
+            if fleet.rate_rps > 0:
+                fleets.append(fleet)
+            if asked_rps is not None and wanted_rps is not None:
+                wanted_rps *= max(1.0, asked_rps / max(1e-9, fleet.rate_rps))
+        return max(fleets, key=self.worth, default=None)
+
+    def _group(self, role: Role, option: WorkerOption, workers: int) -> WorkerGroup:
+        return WorkerGroup(role=role, option=option, workers=workers, capacity=self.capacity(role, option, workers))
+
+    def _whole(self, groups: Iterable[WorkerGroup]) -> PlannedFleet:
+        """Return the fleet of these groups with the rate that it carries."""
+        groups = tuple(groups)
+        handoff_bytes = max((self._handoff_bytes(group.option) for group in groups), default=0.0)
+        capacity_rps = carried_rps(groups, handoff_bytes=handoff_bytes, same_host=self.same_host)
+        rate_rps = min(capacity_rps, self.demand.rate_rps or math.inf)
+        return PlannedFleet(groups=groups, rate_rps=rate_rps, capacity_rps=capacity_rps)
+
+    def _handoff_bytes(self, option: WorkerOption) -> float:
+        return option.facts.kv_token_bytes * self.demand.input_tokens
+
+    def _problem(self, pools: list[Pool], wanted_rps: float | None) -> Problem:
         kv_bytes = max((pool.option.facts.kv_token_bytes for pool in pools), default=0.0)
         return Problem(
             pools=pools,
             handoff_bytes=kv_bytes * self.demand.input_tokens,
             same_host=self.same_host,
-            rate_rps=self.demand.rate_rps,
+            rate_rps=wanted_rps,
         )
 
-    def _pools(self, shape: Shape, options: list[WorkerOption], sizes: dict[tuple[Role, str], int]) -> list[Pool]:
+    def _pools(self, shape: Shape, options: Sequence[WorkerOption], sizes: dict[tuple[Role, str], int]) -> list[Pool]:
         roles = ROLES_OF[shape]
         pools = [
             Pool(role=role, option=option, capacity=capacity, price=self.price(option))
@@ -140,7 +215,7 @@ class Search:
     def capacity(self, role: Role, option: WorkerOption, workers: int) -> Capacity:
         """Return the derated capacity of one worker in a pool of `workers`."""
         workers = max(1, min(workers, option.stock.gpus // option.facts.gpus))
-        key = (self.demand, role, option.name, workers)
+        key = (replace(self.demand, rate_rps=None), role, option.name, workers)
         found = self.known.get(key)
         if found is None:
             found = self.known[key] = self._new_capacity(role, option, workers)
@@ -176,10 +251,9 @@ def derated(capacity: Capacity, factor: float) -> Capacity:
     )  # fmt: skip
 
 
-def _fleet(pools: list[Pool], solution: Solution) -> PlannedFleet:
-    groups = tuple(
-        WorkerGroup(role=pool.role, option=pool.option, workers=count, capacity=pool.capacity)
-        for pool, count in zip(pools, solution.counts, strict=True)
-        if count
-    )
-    return PlannedFleet(groups=groups, rate_rps=solution.rate_rps)
+def _fits(fleet: PlannedFleet) -> bool:
+    """Return whether the stocks have the GPUs of all groups."""
+    used: dict[str, int] = defaultdict(int)
+    for group in fleet.groups:
+        used[group.option.stock.name] += group.workers * group.option.facts.gpus
+    return all(used[group.option.stock.name] <= group.option.stock.gpus for group in fleet.groups)

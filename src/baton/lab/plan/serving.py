@@ -12,8 +12,8 @@ from msgspec import structs
 from baton.core.config import BatchLimits, Config, HostsConfig, KVConfig, ParallelConfig, SloConfig, Topology
 from baton.decide.cost.catalog import hub_name, model_shape, models
 from baton.lab.plan.cluster import BLOCK_TOKENS, batch_requests_max, cost_section, step_tokens_max
+from baton.lab.plan.planned_fleet import PlannedFleet, WorkerGroup
 from baton.lab.plan.recommend import Recommendation
-from baton.lab.plan.search import PlannedFleet, WorkerGroup
 
 HTTP_PORT, HOSTS_PORT = 8000, 8001
 """Ports of the server: HTTP for clients, and the connections of joined hosts."""

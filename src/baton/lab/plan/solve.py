@@ -57,6 +57,7 @@ class Solution:
 
     counts: tuple[int, ...]
     rate_rps: float
+    """Total rate, at most the wanted one."""
     price: float
 
 
@@ -102,7 +103,7 @@ def _maximize(problem: Problem, *, price_weight: float, fixed_rps: float | None)
     if fixed_rps is not None:
         rows.append([-value for value in total])
         limits.append(-fixed_rps)
-    elif problem.rate_rps is not None:
+    if problem.rate_rps is not None:
         rows.append(total)
         limits.append(problem.rate_rps)
     found = _minimize(goal, rows=rows, limits=limits, whole=count)
@@ -184,3 +185,10 @@ def link_bytes_per_s(option: WorkerOption) -> float:
     """Return the network bandwidth of one worker: that of its configured link, or of all its GPUs together."""
     cost = option.cost
     return cost.wire.bytes_per_s if cost.wire else cost.hardware.inter_node_bytes_per_s * cost.parallel.gpus
+
+
+def pool_rps(role: Role, option: WorkerOption, capacity: Capacity, *, handoff_bytes: float, same_host: bool) -> float:
+    """Return the request rate of one worker, limited by its network if it hands off between hosts."""
+    if role == "mixed" or same_host or handoff_bytes <= 0:
+        return capacity.rate_rps
+    return min(capacity.rate_rps, LINK_RATIO * link_bytes_per_s(option) / handoff_bytes)

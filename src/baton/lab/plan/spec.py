@@ -22,7 +22,8 @@ from baton.decide.cost.spec import read_model
 from baton.lab.plan.admission import Admission
 from baton.lab.plan.demand import LengthClass, WorkloadDemand, strata
 from baton.lab.plan.options import GpuStock, HandoffPath, OptionRanges
-from baton.lab.plan.search import Objective, Shape
+from baton.lab.plan.planned_fleet import Objective
+from baton.lab.plan.search import Shape
 from baton.lab.plan.tiers import TierSpec
 from baton.lab.workload.request import TraceRequest
 from baton.lab.workload.schedule import mean_rate_rps
@@ -88,6 +89,8 @@ class PlanSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pp: tuple[Degree, ...] = (1,)
     cp: tuple[Degree, ...] = (1,)
     shape: Shape = "best"
+    pool_penalty_ratio: Annotated[float, Range(least=0.0, such_as="a share of the price, such as 0.05")] = 0.05
+    """Share of the price by which a fleet must be cheaper for every pool beyond one per role."""
     admission: tuple[Admission, ...] = ("slo", "all")
     """Admission modes to compare: `slo` rejects requests that are predicted to miss the SLO."""
     tiers: tuple[TierSpec, ...] = ()

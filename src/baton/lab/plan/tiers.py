@@ -10,7 +10,8 @@ from typing import Annotated
 from msgspec import Struct, structs
 
 from baton.core.validation import Bandwidth, Range, Seconds
-from baton.lab.plan.search import PlannedFleet, Search, Shape
+from baton.lab.plan.planned_fleet import PlannedFleet
+from baton.lab.plan.search import Search, Shape
 from baton.lab.workload.request import TraceRequest
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from baton.lab.plan.planned_fleet import PlannedFleet
 from baton.lab.plan.play import FleetResults, FleetSimulator
-from baton.lab.plan.search import PlannedFleet, Search, Shape
+from baton.lab.plan.search import Search, Shape, Worth
 
 HEADROOM = 1.05
 """Factor on a fleet's rate in simulation. Nearer to saturation, the result depends on the random sequence of
@@ -13,9 +14,6 @@ arrivals."""
 DERATING_STEP = 0.96
 DERATINGS = tuple(DERATING_STEP**step / HEADROOM for step in range(9))
 """Derating factors, largest first, for a bisection. A smaller factor means less load per worker."""
-
-Worth = tuple[float, float]
-"""Rate of a fleet up to the wanted rate, then its value by the objective. Tuples compare in this order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +30,8 @@ class VerifiedFleet:
     """The simulated share of requests within the SLO reached the wanted share."""
 
     def worth(self, search: Search) -> tuple[bool, float, float]:
-        """Return a sort key: first whether the fleet meets the SLO in simulation, then the key of `worth`."""
-        return self.holds, *worth(self.fleet, search)
-
-
-def worth(fleet: PlannedFleet, search: Search) -> Worth:
-    """Return the sort key of a fleet, without regard to its simulation."""
-    return min(fleet.rate_rps, search.demand.rate_rps or 0.0), fleet.value(search.objective)
+        """Return a sort key: first whether the fleet meets the SLO in simulation, then `Search.worth`."""
+        return self.holds, *search.worth(self.fleet)
 
 
 def verify(
@@ -58,7 +51,7 @@ def verify(
         fleet = replace(search, derate=derate).fleet(shape)
         if fleet is None or not fleet.groups:
             return found
-        if beat is not None and worth(fleet, search) <= beat:
+        if beat is not None and search.worth(fleet) <= beat:
             holds = place
             found = found or VerifiedFleet(fleet=fleet, derate=derate, played=None, holds=False)
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from baton.lab.plan.candidates import list_candidates
 from baton.lab.plan.cluster import cluster_spec
 from baton.lab.plan.play import FleetResults, PlayLength
 from baton.lab.plan.reasons import not_recommended, reasons
@@ -64,8 +65,8 @@ def test_a_network_that_carries_less_than_both_sides_is_what_is_scarce() -> None
     assert any(line.startswith("the network is scarcer than both sides") for line in reasons(fleet, found.demand))
 
 
-@pytest.mark.parametrize(("is_played", "said"), [(True, "it missed the SLO in simulation"), (False, "not simulated")])
-def test_of_a_fleet_behind_it_is_said_whether_it_was_simulated(is_played: bool, said: str) -> None:
+@pytest.mark.parametrize(("is_played", "verdict"), [(True, "missed the SLO"), (False, "dearer")])
+def test_a_fleet_that_is_behind_is_listed_with_the_result_of_its_simulation(is_played: bool, verdict: str) -> None:
     """Where neither shape holds, the one that is behind on paper has been played, too."""
     found = search(WORKED, tp=[1])
     best, behind = found.fleet("disaggregated"), found.fleet("mixed")
@@ -75,4 +76,7 @@ def test_of_a_fleet_behind_it_is_said_whether_it_was_simulated(is_played: bool, 
         length=PlayLength(0, 1, 1), results=summarize([], slo=SloTargets(), wall_s=0.0), ratios=(0.5,)
     )
     other = VerifiedFleet(fleet=behind, derate=1.0, played=played if is_played else None, holds=False)
-    assert said in next(line for line in not_recommended(found, best, {"mixed": other}) if "behind" in line)
+    listed = list_candidates(found, best, {"mixed": other})
+    assert next(each.verdict for each, _ in listed if each.fleet == behind.name) == verdict
+    line = next(line for line in not_recommended(found, listed) if "behind" in line)
+    assert ("it missed the SLO in simulation" in line) == is_played
