@@ -3,7 +3,7 @@
     python benchmarks/start.py [--runs N] [--against SRC]     start.json
 
 With `--against`, the `src` folder of another version of this repository is measured too, run by run in turn with this
-one. Memory is what a process has without the arena: its own pages, and its share of mapped files (PSS). CPU seconds
+one. Memory is what a process has without the arena: its own pages, and its share of common ones (PSS). CPU seconds
 are user and system time, so they hold on a busy machine, where seconds until ready do not. Command lines are measured
 until they end.
 """
@@ -68,9 +68,14 @@ def _cpu_s(pid: int) -> float:
 
 
 def _pss_bytes(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
-    sizes = {line.split(":")[0]: int(line.split()[1]) for line in lines}
-    return (sizes["Pss_Anon"] + sizes["Pss_File"]) * 1024
+    found, is_arena = 0, False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        name, *words = line.split()
+        if not name.endswith(":"):  # the head of a mapping
+            is_arena = any("baton-arena" in word for word in words)
+        elif name == "Pss:" and not is_arena:
+            found += int(words[0])
+    return found * 1024
 
 
 def command_figures(src: Path, arguments: tuple[str, ...]) -> dict[str, float]:

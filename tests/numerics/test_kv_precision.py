@@ -15,7 +15,7 @@ from baton.compute.models.resolve import resolve_model
 from baton.compute.native.build import library_path
 from baton.compute.native.engine import NativeEngine
 from baton.compute.native.library import NativeLibrary
-from baton.compute.native.load_native import load_native_engine
+from baton.compute.native.load_native import Computation, load_native_engine
 from baton.compute.torch.kernels.paged_kv import TORCH_DTYPES
 from baton.core.errors import ModelError
 from baton.core.types import BlockId
@@ -43,7 +43,9 @@ def engine_with(folder: str, kv: KVDtype, kernels: str = "", threads: int = 2) -
     layout = card.layout(block_tokens=BLOCK_TOKENS, dtype=kv)
     arena = bytearray(layout.block_bytes * BLOCKS)
     library = NativeLibrary(library_path(), kernels)
-    return load_native_engine(card, layout, memoryview(arena), library, dtype="float32", threads=threads), arena
+    return load_native_engine(
+        card, layout, memoryview(arena), library, Computation(dtype="float32", threads=threads)
+    ), arena
 
 
 def logits(engine: NativeEngine, *parts: tuple[list[int], int, int]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,14 @@ from baton.compute.models.resolve import resolve_model
 from baton.compute.native.build import library_path
 from baton.compute.native.engine import NativeEngine
 from baton.compute.native.library import NativeLibrary
-from baton.compute.native.load_native import load_native_engine, load_quantized_engine
+from baton.compute.native.load_native import Computation, load_native_engine
 from baton.core.config import WeightsChoice
 from baton.core.types import Sampling
 from baton.decide.kv.layout import KVDtype
+from baton.move.weights_file import WeightsFile
 from tests.numerics.test_architectures import CONFIGS, LATENT, TOKENS
 from tests.unit.compute.models import TINY, VOCAB, all_logprobs, huggingface_logprobs, tiny_model
+from tests.unit.compute.native_fuzz import make_weights_file
 from tests.unit.compute.steps import part_of, run
 
 FLOAT32_TOLERANCE = 2e-4
@@ -60,7 +63,7 @@ def _engine(folder: Path, kernels: str, dtype: Dtype = "float32", kv_dtype: KVDt
     layout = card.layout(block_tokens=4, dtype=kv_dtype)
     arena = bytearray(b"\xff" * (layout.block_bytes * 20))  # NaN: what was never written must not be read
     library = NativeLibrary(library_path(), kernels)
-    return load_native_engine(card, layout, memoryview(arena), library, dtype=dtype, threads=1)
+    return load_native_engine(card, layout, memoryview(arena), library, Computation(dtype=dtype, threads=1))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -168,6 +171,31 @@ def test_experts_and_latents_of_8_bits_are_near_the_exact_model(
     expected = huggingface_logprobs(model, TOKENS)
     for kernels in KERNELS:
         arena, library = bytearray(layout.block_bytes * 20), NativeLibrary(library_path(), kernels)
-        engine = load_quantized_engine(card, layout, memoryview(arena), library, weights=weights, threads=1)
+        engine = load_native_engine(card, layout, memoryview(arena), library, Computation(weights=weights, threads=1))
         mine = all_logprobs(engine, TOKENS, range(18), VOCAB)
         np.testing.assert_allclose(mine, expected, atol=tolerance, rtol=0, err_msg=kernels)
+
+
+@pytest.mark.parametrize(
+    ("name", "weights"), [("qwen2moe_every_expert", "dense"), ("deepseek3", "dense"), ("llama_untied", "int8")]
+)
+def test_workers_with_shared_weights_give_the_bits_of_one_with_its_own(
+    name: str, weights: WeightsChoice, tmp_path: Path
+) -> None:
+    """The first one packs them, the second one reads no tensor. The third one has another form, so it packs its own."""
+    tiny_model(SERVED[name]).save_pretrained(tmp_path)
+    card, file = resolve_model(str(tmp_path)), make_weights_file()
+    layout = card.layout(block_tokens=4, dtype="float32")
+
+    def computed(weights: WeightsChoice, file: WeightsFile | None) -> bytes:
+        arena, library = bytearray(layout.block_bytes * 20), NativeLibrary(library_path())
+        computation = Computation(weights=weights, threads=1, file=file)
+        engine = load_native_engine(card, layout, memoryview(arena), library, computation)
+        return all_logprobs(engine, TOKENS, range(18), VOCAB).tobytes()
+
+    assert computed(weights, file) == computed(weights, None)
+    (tmp_path / "model.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes()[:-64] + bytes(64))
+    assert computed(weights, file) != computed(weights, None), "the second worker read the model's file"
+    other: WeightsChoice = "stored" if weights == "dense" else "dense"
+    assert computed(other, file) == computed(other, None)
+    os.close(file.descriptor)

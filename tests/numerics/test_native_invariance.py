@@ -22,7 +22,7 @@ from baton.compute.models.resolve import resolve_model
 from baton.compute.native.build import library_path
 from baton.compute.native.engine import NativeEngine
 from baton.compute.native.library import NativeLibrary
-from baton.compute.native.load_native import load_native_engine, load_quantized_engine
+from baton.compute.native.load_native import Computation, load_native_engine
 from baton.core.config import WeightsChoice
 from baton.core.step import Slice, Step
 from baton.core.types import BlockId, RequestId, Sampling
@@ -115,7 +115,7 @@ def _run(card: ModelCard, kernels: str, dtype: Dtype, *, threads: int, block_tok
     layout = card.layout(block_tokens=block_tokens, dtype=kv_dtype)
     arena = bytearray(b"\xff" * (layout.block_bytes * blocks))
     library = NativeLibrary(library_path(), kernels)
-    engine = load_native_engine(card, layout, memoryview(arena), library, dtype=dtype, threads=threads)
+    engine = load_native_engine(card, layout, memoryview(arena), library, Computation(dtype=dtype, threads=threads))
     return Run(engine, np.frombuffer(arena, dtype=np.uint8))
 
 
@@ -181,7 +181,9 @@ def test_bits_of_8_bit_weights_and_kv_depend_on_the_request_only(
     def run(threads: int, block_tokens: int) -> Run:
         layout = card.layout(block_tokens=block_tokens, dtype=kv_dtype)
         arena, library = bytearray(b"\xff" * layout.block_bytes * 640), NativeLibrary(library_path(), kernels)
-        engine = load_quantized_engine(card, layout, memoryview(arena), library, weights=weights, threads=threads)
+        engine = load_native_engine(
+            card, layout, memoryview(arena), library, Computation(weights=weights, threads=threads)
+        )
         return Run(engine, np.frombuffer(arena, dtype=np.uint8))
 
     rng = random.Random(f"{kernels} {weights}")

@@ -16,7 +16,7 @@ from baton.compute.models.resolve import resolve_model
 from baton.compute.native.build import library_path
 from baton.compute.native.engine import NativeEngine
 from baton.compute.native.library import NativeLibrary
-from baton.compute.native.load_native import load_native_engine, load_quantized_engine
+from baton.compute.native.load_native import Computation, load_native_engine
 from tests.unit.compute.models import part_of
 
 BLOCK_TOKENS = 16
@@ -30,9 +30,7 @@ def engine_with(weights: str, kernels: str, threads: int = 2) -> NativeEngine:
     layout = card.layout(block_tokens=BLOCK_TOKENS, dtype="float32")
     memory = memoryview(bytearray(layout.block_bytes * 16))
     library = NativeLibrary(library_path(), kernels)
-    if weights == "dense":
-        return load_native_engine(card, layout, memory, library, dtype="float32", threads=threads)
-    return load_quantized_engine(card, layout, memory, library, weights=weights, threads=threads)
+    return load_native_engine(card, layout, memory, library, Computation(weights=weights, threads=threads))
 
 
 def logits(engine: NativeEngine, *parts: tuple[list[int], int, int]) -> Tensor:

@@ -54,6 +54,15 @@ def test_a_server_that_does_not_compute_with_torch_never_loads_it(house: str, re
         assert _with_torch(server) == []
 
 
+def test_the_workers_of_a_host_map_one_copy_of_the_weights(smollm_server: RunningServer) -> None:
+    """As a sealed file, whose pages they share; the weights take 520 MiB."""
+    for pid in smollm_server.worker_pids():
+        maps = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+        assert [words[1] for words in maps if "baton-weights" in words[-2]] == ["r--s"]
+        status = dict(line.split(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        assert int(status["RssAnon"].split()[0]) < 300 * 1024
+
+
 def test_without_a_compiler_torch_computes_and_is_loaded_by_the_worker_only(tmp_path: Path, tiny_model: str) -> None:
     environment = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}  # nor a library from earlier
     with serving(tiny_model, "--mixed", "1", environment=environment) as server, server.client() as client:

@@ -13,7 +13,7 @@ from baton.compute.models.card import ModelCard
 from baton.compute.models.dtype import Dtype
 from baton.compute.native.build import library_path
 from baton.compute.native.library import NativeLibrary
-from baton.compute.native.load_native import load_native_engine, load_quantized_engine, native_problem
+from baton.compute.native.load_native import Computation, load_native_engine, native_problem
 from baton.compute.ranks.commands import RankCommandChannel
 from baton.compute.ranks.place import rank_place
 from baton.compute.step_engine import StepEngine
@@ -22,6 +22,7 @@ from baton.core.errors import ModelError
 from baton.decide.kv.layout import KVLayout
 from baton.move.arena.cuda import DeviceArray
 from baton.move.compiling import NativeUnavailableError
+from baton.move.weights_file import WeightsFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,8 @@ class EngineChoice:
     """The compiled library of the native engine."""
     device: str = "cpu"
     weights: WeightsChoice = "dense"
+    weights_file: WeightsFile | None = None
+    """Shares packed weights with other processes. Only the native engine uses it."""
     guest_cores: Sequence[int] = ()
     """Cores of other workers, which the native engine uses while they are idle.
 
@@ -131,11 +134,8 @@ def load_engine(
 
         inner = load_torch_engine(card, layout, memory, dtype=dtype, threads=threads, device=chosen.device)
     else:
-        library, arena = NativeLibrary(chosen.library), _on_host(memory)
-        if chosen.weights != "dense":
-            native = load_quantized_engine(card, layout, arena, library, weights=chosen.weights, threads=threads)
-        else:
-            native = load_native_engine(card, layout, arena, library, dtype=dtype, threads=threads)
+        computation = Computation(threads=threads, dtype=dtype, weights=chosen.weights, file=chosen.weights_file)
+        native = load_native_engine(card, layout, _on_host(memory), NativeLibrary(chosen.library), computation)
         native.add_guests(chosen.guest_cores)
         inner = native
     return ConstrainedEngine(inner, card, chosen.sandbox)

@@ -9,6 +9,7 @@ thread. No byte of the arena may change outside of the new tokens' slots.
 from __future__ import annotations
 
 import ctypes
+import os
 import random
 import sys
 from collections.abc import Iterator, Sequence
@@ -24,9 +25,11 @@ from baton.compute.native.library import (
     NativeStep,
 )
 from baton.core.errors import ModelError
+from baton.move.weights_file import WeightsFile, create_weights_file
 from tests.unit.compute.native_models import DENSE, FLOAT32, Shape, Weights
 from tests.unit.compute.native_refusals import refuses_what_is_not_there
 
+KEY = "library and form"
 Part = tuple[list[int], int, list[int]]
 """The tokens of a slice, the position of the first, and the block table."""
 
@@ -67,8 +70,16 @@ class Engine:
     """One handle of the library over its own arena."""
 
     def __init__(
-        self, library: NativeLibrary, weights: Weights, blocks: int, threads: int, cores: list[int] | None = None
+        self,
+        library: NativeLibrary,
+        weights: Weights,
+        blocks: int,
+        threads: int,
+        *,
+        cores: list[int] | None = None,
+        file: WeightsFile | None = None,
     ) -> None:
+        """file: the first engine packs its weights into it, the others take them from there."""
         s = weights.shape
         self.shape, self.library = s, library
         self.layers_done = np.zeros(1, dtype=np.int32)
@@ -91,7 +102,7 @@ class Engine:
         self.blocks = blocks
         self.handle = library.new(model)
         try:
-            self._set(weights)
+            self._set(weights, file)
         except ModelError:
             library.free(self.handle)
             raise
@@ -99,8 +110,13 @@ class Engine:
         self.arena = np.full((rows, s.token_bytes), 0xFF, dtype=np.uint8)  # NaN in every number
         library.set_arena(self.handle, self.arena.ctypes.data, blocks)
 
-    def _set(self, weights: Weights) -> None:
+    def _set(self, weights: Weights, file: WeightsFile | None) -> None:
         target = self.library.weights(self.handle)
+        if file is not None and file.is_complete:
+            target.attach(file.descriptor, KEY)
+            return
+        if file is not None:
+            target.share(file.descriptor, KEY)
         for index, layer in enumerate(weights.layers):
             target.set_layer(index, layer)
             for mlp in weights.mlps:
@@ -199,9 +215,15 @@ def play(path: Path, kernels: list[str], seed: int) -> None:
 def judge_company(
     engine: Engine, weights: Weights, request: tuple[list[int], list[int]], seen: np.ndarray, what: str
 ) -> None:
-    """Check that logits and KV of a request in a batch have the bits of the request alone on one thread."""
+    """Check that logits and KV of a request in a batch have the bits of the request alone on one thread.
+
+    The lonely engine maps weights that another one has packed.
+    """
     tokens, table = request
-    alone = Engine(engine.library, weights, len(table), 1)
+    file = make_weights_file()
+    engine.library.free(Engine(engine.library, weights, 1, 1, file=file).handle)
+    alone = Engine(engine.library, weights, len(table), 1, file=file)
+    os.close(file.descriptor)
     expected = alone.step([(tokens, 0, list(range(len(table))))])
     assert (seen.view(np.int32) == expected.view(np.int32)).all(), f"{engine.library.kernels} other logits, {what}"
     slots = (
@@ -210,6 +232,12 @@ def judge_company(
     mine, theirs = (each.arena[rows] for each, rows in zip((engine, alone), slots, strict=True))
     assert (mine == theirs).all(), f"{engine.library.kernels} other KV, {what}"
     alone.library.free(alone.handle)
+
+
+def make_weights_file() -> WeightsFile:
+    descriptor = create_weights_file()
+    assert descriptor is not None, "this system has no memory files"
+    return WeightsFile(descriptor)
 
 
 def _int32(values: object) -> np.ndarray:

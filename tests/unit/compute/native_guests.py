@@ -64,7 +64,7 @@ def watch(ours: int, theirs: int, child: subprocess.Popen[str]) -> dict[str, obj
     expected = alone.step(step).tobytes()
     os.sched_setaffinity(0, {ours})
     before = threads()
-    host = Engine(library, weights, 3, 1, [ours])
+    host = Engine(library, weights, 3, 1, cores=[ours])
     guests = library.guests(host.handle)
     if not guests.add_guest(theirs):
         raise SystemExit("the system allows no guest")

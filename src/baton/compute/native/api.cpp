@@ -10,6 +10,7 @@
 #include <string>
 
 #include "api.h"
+#include "shared_weights.h"
 #include "step.h"
 #include "weight_checks.h"
 
@@ -243,6 +244,36 @@ EXPORT const char* baton_add_mlp(Engine* engine, int32_t index, const BatonMlp* 
     });
 }
 
+// Check that all weights of all layers were set.
+static std::string check_layers(const Model& model) {
+    for (const Layer& layer : model.layers)
+        if (std::string problem = check(model.sizes, layer); !problem.empty()) return problem;
+    for (const Mlps& mlps : model.mlps)
+        if (std::string problem = check(mlps); !problem.empty()) return problem;
+    return "";
+}
+
+// Write the weights that are set from now on into an empty memory file, for `baton_attach_weights` of other processes.
+// The file may be closed when the weights are finished. key: names the version of the library and the form of weights.
+EXPORT const char* baton_share_weights(Engine* engine, int32_t file, const char* key) {
+    return catch_errors(*engine, [&] {
+        if (engine->ready) return std::string("the weights are complete");
+        begin_sharing(engine->model, file, key);
+        return std::string();
+    });
+}
+
+// Take all weights from a sealed file with the same key.
+EXPORT const char* baton_attach_weights(Engine* engine, int32_t file, const char* key) {
+    return catch_errors(*engine, [&] {
+        if (engine->ready) return std::string("the weights are complete");
+        attach_weights(engine->model, file, key);
+        const std::string problem = check_layers(engine->model);
+        engine->ready = problem.empty();
+        return problem;
+    });
+}
+
 // Set the last weights of a model, and check its shapes. embedding: null if it is tied to the output projection.
 EXPORT const char* baton_finish_weights(Engine* engine, const float* final_norm, const BatonMatrix* head,
                                         const BatonMatrix* embedding) {
@@ -253,14 +284,12 @@ EXPORT const char* baton_finish_weights(Engine* engine, const float* final_norm,
         std::string shapes = first_problem({check_pointer("final_norm", final_norm), check_matrix("head", *head, s.vocab, s.hidden),
                                             embedding == nullptr ? "" : check_matrix("embedding", *embedding, s.vocab, s.hidden)});
         if (!shapes.empty()) return shapes;
-        for (const Layer& layer : model.layers)
-            if (std::string problem = check(s, layer); !problem.empty()) return problem;
-        for (const Mlps& mlps : model.mlps)
-            if (std::string problem = check(mlps); !problem.empty()) return problem;
+        if (std::string problem = check_layers(model); !problem.empty()) return problem;
         model.final_norm = copy_values(model, final_norm, model.sizes.hidden);
         model.head = pack_any(model, *head, false);
         model.embedding = model.head;
         if (embedding != nullptr) model.embedding = pack_any(model, *embedding, false);
+        if (model.weights.has_file()) finish_sharing(model);
         engine->ready = true;
         return std::string();
     });

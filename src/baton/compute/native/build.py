@@ -27,6 +27,7 @@ ENGINE = NativeSources(
         "pack": (),
         "plan": (),
         "quant_pack": (),
+        "shared_weights": (),
         "step": (),
         "step_experts": (),
         "step_latent": (),

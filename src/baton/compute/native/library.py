@@ -152,7 +152,8 @@ class NativeLibrary:
         dll = self._dll
         returning_errors = (
             dll.baton_new, dll.baton_set_layer, dll.baton_set_latent, dll.baton_set_router, dll.baton_add_mlp,
-            dll.baton_finish_weights, dll.baton_forward, dll.baton_project, dll.baton_read,
+            dll.baton_share_weights, dll.baton_attach_weights, dll.baton_finish_weights, dll.baton_forward,
+            dll.baton_project, dll.baton_read,
         )  # fmt: skip
         for function in (*returning_errors, dll.baton_usable_kernels):
             function.restype = c_char_p
@@ -233,6 +234,14 @@ class NativeWeights:
     def add_mlp(self, index: int, mlp: NativeMlp) -> None:
         """Add the MLP of a layer; or one expert after the other, and then the shared MLP."""
         _raise(self._dll.baton_add_mlp(self._handle, c_int32(index), ctypes.byref(mlp)))
+
+    def share(self, file: int, key: str) -> None:
+        """Write the weights that are set from now on into an empty memory file, which `finish_weights` seals."""
+        _raise(self._dll.baton_share_weights(self._handle, c_int32(file), c_char_p(key.encode())))
+
+    def attach(self, file: int, key: str) -> None:
+        """Map all weights from a file that `share` filled with the same key, read-only. Copies and reads nothing."""
+        _raise(self._dll.baton_attach_weights(self._handle, c_int32(file), c_char_p(key.encode())))
 
     def finish_weights(self, final_norm: int, head: NativeMatrix, embedding: NativeMatrix | None) -> None:
         """Set the final norm, the output projection, and the embedding if it is another matrix. Call this last."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 from dataclasses import dataclass
 
@@ -11,11 +12,22 @@ from baton.compute.models.dtype import Dtype
 from baton.compute.models.model_config import Latent
 from baton.compute.models.open_model import open_model
 from baton.compute.native.engine import NativeEngine
-from baton.compute.native.library import DTYPE_CODES, KV_DTYPE_CODES, NativeLatentSizes, NativeLibrary, NativeModel
+from baton.compute.native.library import (
+    DTYPE_CODES,
+    KV_DTYPE_CODES,
+    NativeLatentSizes,
+    NativeLibrary,
+    NativeModel,
+    NativeWeights,
+)
 from baton.compute.native.matrices import MatrixReader
 from baton.compute.native.weights import NativeWeightLoader
 from baton.core.config import WeightsChoice
+from baton.core.errors import ModelError
 from baton.decide.kv.layout import KVLayout
+from baton.move.weights_file import WeightsFile
+
+log = logging.getLogger("baton.worker")
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2moe", "qwen3moe", "deepseek2", "deepseek3")
 HEAD_DIM_MAX = 1024
@@ -39,49 +51,25 @@ def native_problem(card: ModelCard, layout: KVLayout, device: str) -> str:
     return ""
 
 
-def load_native_engine(
-    card: ModelCard,
-    layout: KVLayout,
-    memory: memoryview,
-    library: NativeLibrary,
-    *,
-    dtype: Dtype,
-    threads: int,
-) -> NativeEngine:
-    """Load a model with dense weights. dtype: the type of weights and products. See `load_engine` for the others."""
-    return _load(card, layout, memory, library, _Computation(dtype, threads, "dense"))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computation:
+    """The precision and the threads of an engine, and the place of its weights."""
 
-
-def load_quantized_engine(
-    card: ModelCard,
-    layout: KVLayout,
-    memory: memoryview,
-    library: NativeLibrary,
-    *,
-    weights: WeightsChoice,
-    threads: int,
-) -> NativeEngine:
-    """Load a model with quantized weights and integer products. See `load_engine` for the arguments.
-
-    Values between products are float32 if KV is, else bfloat16.
-    """
-    dtype: Dtype = "float32" if layout.dtype == "float32" else "bfloat16"
-    return _load(card, layout, memory, library, _Computation(dtype, threads, weights))
-
-
-@dataclass(frozen=True, slots=True)
-class _Computation:
-    """The precision and the threads of an engine."""
-
-    dtype: Dtype
     threads: int
-    weights: WeightsChoice
+    dtype: Dtype = "float32"
+    """The type of products. Not for quantized weights: float32 if KV is, else bfloat16."""
+    weights: WeightsChoice = "dense"
+    file: WeightsFile | None = None
+    """Shares the packed weights with the other workers of the host. None: this engine has its own copy."""
 
 
-def _load(
-    card: ModelCard, layout: KVLayout, memory: memoryview, library: NativeLibrary, computed: _Computation
+def load_native_engine(
+    card: ModelCard, layout: KVLayout, memory: memoryview, library: NativeLibrary, computation: Computation
 ) -> NativeEngine:
-    dtype, threads = computed.dtype, computed.threads
+    """Load a model. See `load_engine` for the arguments."""
+    dtype, threads = computation.dtype, computation.threads
+    if computation.weights != "dense":
+        dtype = "float32" if layout.dtype == "float32" else "bfloat16"
     config, weights = open_model(card)
     model = NativeModel(
         layers=config.layers,
@@ -100,9 +88,28 @@ def _load(
         latent=_latent_sizes(config.latent),
     )
     engine = NativeEngine(library, library.new(model), config, layout, memory)
-    reader = MatrixReader(weights, dtype, computed.weights)
-    NativeWeightLoader(library.weights(engine.handle), config, reader).set_all()
+    target = library.weights(engine.handle)
+    loader = NativeWeightLoader(target, config, MatrixReader(weights, dtype, computation.weights))
+    if computation.file is None:
+        loader.set_all()
+    else:
+        _share(target, loader, computation.file, f"{library.path.name} {computation.weights}")
     return engine
+
+
+def _share(target: NativeWeights, loader: NativeWeightLoader, file: WeightsFile, key: str) -> None:
+    """Map the weights from the file. The first worker of a host fills it, while the others wait."""
+    with file.locked():
+        if not file.is_complete:
+            file.clear()
+            target.share(file.descriptor, key)
+            loader.set_all()
+            return
+    try:
+        target.attach(file.descriptor, key)
+    except ModelError as error:  # Baton was upgraded since the host has started
+        log.warning("this worker has its own copy of the weights: %s", error)
+        loader.set_all()
 
 
 def _latent_sizes(latent: Latent | None) -> NativeLatentSizes:

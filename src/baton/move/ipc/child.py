@@ -15,6 +15,7 @@ from baton.move.ipc.frames import ControlReader, ControlWriter
 log = logging.getLogger("baton.worker")
 
 _RECEIVE_BYTES = 256 * 1024
+_DESCRIPTORS_MAX = 2
 _PR_SET_PDEATHSIG = 1
 
 
@@ -37,20 +38,20 @@ class ParentSocket:
         self._writer = ControlWriter()
         self._early: list[bytes] = []
 
-    def receive_first(self) -> tuple[bytes, int]:
-        """Wait for the first message. Return it with the attached descriptor.
+    def receive_first(self) -> tuple[bytes, list[int]]:
+        """Wait for the first message. Return it with the attached descriptors, at least one.
 
         Raises WorkerError if the parent hangs up before.
         """
-        data, descriptors, _flags, _address = socket.recv_fds(self._sock, _RECEIVE_BYTES, 1)
+        data, descriptors, _flags, _address = socket.recv_fds(self._sock, _RECEIVE_BYTES, _DESCRIPTORS_MAX)
         payloads = list(self._reader.feed(data))
         while data and not payloads:
             data = self._sock.recv(_RECEIVE_BYTES)
             payloads = list(self._reader.feed(data))
-        if not payloads or len(descriptors) != 1:
+        if not payloads or not descriptors:
             raise WorkerError("the parent hung up before it sent the setup")
         first, *self._early = payloads
-        return first, descriptors[0]
+        return first, descriptors
 
     def receive(self, *, wait: bool) -> list[bytes] | None:
         """Return the messages that have arrived, or None. With `wait`, block until there are bytes."""

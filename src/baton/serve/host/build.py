@@ -24,6 +24,7 @@ from baton.move.arena.cuda import CudaArena, create_cuda_arena
 from baton.move.arena.memfd import Arena, create_arena
 from baton.move.arena.opening import places_of
 from baton.move.cores import cpu_quota
+from baton.move.weights_file import can_share_weights
 from baton.serve.host.device import Device, choose_device, device_budget
 from baton.serve.host.sizing import (
     blocks_total,
@@ -114,6 +115,11 @@ def _engine_kind(card: ModelCard, computing: Computing) -> EngineKind:
     return "native" if not refusal and can_be_built() else "torch"
 
 
+def shares_weights(card: ModelCard, computing: Computing) -> bool:
+    """Return whether all workers of a host map one copy of the weights."""
+    return _engine_kind(card, computing) == "native" and can_share_weights()
+
+
 def limit_context(config: Config, card: ModelCard) -> ModelCard:
     """Apply the configured name and context length. Raises ConfigError if the model has a shorter context."""
     name = config.served_name or card.name
@@ -140,11 +146,12 @@ def build_host(config: Config, card: ModelCard, computing: Computing, host: Host
         arena = create_arena(total * layout.block_bytes)
     views = worker_views(config.topology, host, prefix)
     setups = _setups(config, card, computing, views, total)
+    weights, is_shared = weights_bytes(card, computing.dtype, config.weights), shares_weights(card, computing)
     most = workers_max(
         len(setups),
         threads=setups[0].threads,
-        weights_bytes=weights_bytes(card, computing.dtype, config.weights),
-        arena_bytes=arena.bytes_total,
+        worker_bytes=0 if is_shared else weights,
+        shared_bytes=arena.bytes_total + (weights if is_shared else 0),
         is_on_gpu=bool(drivers),
     )
     return HostParts(host, total, arena, setups, most)

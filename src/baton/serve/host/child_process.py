@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import msgspec
@@ -46,8 +46,8 @@ class ChildProcess(asyncio.Protocol):
         self._process: asyncio.subprocess.Process | None = None
         self._relay: asyncio.Task[None] | None = None
 
-    async def start(self, setup: bytes, descriptor: int, *, threads: int) -> None:
-        """Start the process and send its first message, with a descriptor attached.
+    async def start(self, setup: bytes, descriptors: Sequence[int], *, threads: int) -> None:
+        """Start the process and send its first message, with descriptors attached.
 
         Raises OSError if the process cannot be started or dies before the message: no process is left then.
         """
@@ -57,7 +57,7 @@ class ChildProcess(asyncio.Protocol):
                 self._process = await _spawn(self._module, theirs, threads=threads)
             self.pid = self._process.pid
             self._relay = asyncio.create_task(self._relay_output(self._process))
-            socket.send_fds(ours, [self._writer.frame(setup)], [descriptor])
+            socket.send_fds(ours, [self._writer.frame(setup)], descriptors)
             ours.setblocking(False)
             await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
         except OSError:
@@ -183,9 +183,9 @@ class WorkerProcess(ChildProcess):
         self.state = "starting"
         self._encoder = msgspec.msgpack.Encoder()
 
-    async def begin(self, setup: WorkerSetup, arena_fd: int) -> None:
+    async def begin(self, setup: WorkerSetup, descriptors: Sequence[int]) -> None:
         """Start the worker. Raises OSError as `start` does."""
-        await self.start(self._encoder.encode(setup), arena_fd, threads=setup.threads)
+        await self.start(self._encoder.encode(setup), descriptors, threads=setup.threads)
 
     def send(self, message: ToWorkerMessage) -> None:
         self.send_payload(self._encoder.encode(message))

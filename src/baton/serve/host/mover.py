@@ -255,7 +255,7 @@ def run_mover(descriptor: int) -> int:
     parent = ParentSocket(socket.socket(fileno=descriptor))
     outbox = Outbox(parent)
     decoder = msgspec.msgpack.Decoder(ToMoverMessage)
-    payload, arena_fd = parent.receive_first()
+    payload, (arena_fd,) = parent.receive_first()
     setup = decoder.decode(payload)
     assert isinstance(setup, MoverSetup), f"the first message was {setup!r}"
     try:

@@ -117,7 +117,7 @@ class MoverSupervisor:
             on_output=self._tell,
         )
         try:
-            await process.start(self._encoder.encode(self._setup), self._arena_fd, threads=1)
+            await process.start(self._encoder.encode(self._setup), [self._arena_fd], threads=1)
         except OSError as error:
             return f"it could not be started: {error}"
         self._process = process

@@ -97,15 +97,17 @@ def _default_arena_bytes(card: ModelCard, layout: KVLayout, budget: MemoryBudget
     return min(wanted_bytes, budget.most_bytes)
 
 
-def workers_max(initial: int, *, threads: int, weights_bytes: int, arena_bytes: int, is_on_gpu: bool) -> int:
+def workers_max(initial: int, *, threads: int, worker_bytes: int, shared_bytes: int, is_on_gpu: bool) -> int:
     """Return how many workers the cores, the memory and the devices of this host can run; at least the initial ones.
 
-    `threads`: of one worker. A GPU has room for the initial workers only: the arena takes the rest of its memory.
+    `threads`: of one worker. `worker_bytes`: weights that each worker has for itself. `shared_bytes`: the arena and
+    the weights that all workers map. A GPU has room for the initial workers only: the arena takes the rest of its
+    memory.
     """
     if is_on_gpu:
         return initial
     by_cores = usable_cores() // threads
-    by_memory = (memory_free_bytes() - arena_bytes) // (weights_bytes + _WORKER_BYTES)
+    by_memory = (memory_free_bytes() - shared_bytes) // (worker_bytes + _WORKER_BYTES)
     return max(initial, min(by_cores, by_memory))
 
 

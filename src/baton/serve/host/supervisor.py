@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from baton.core.types import WorkerId
 from baton.move.backoff import Backoff
 from baton.move.clock import now_s
 from baton.move.cores import own_cores
+from baton.move.weights_file import create_weights_file
 from baton.serve.host.child_process import WorkerProcess
 from baton.serve.host.tasks import spawn
 from baton.serve.host.worker_link import WorkerListener
@@ -74,6 +76,7 @@ class Supervisor:
         self._like = setups[0]
         """Template of workers that scaling adds, even after it has ended every other worker."""
         self._arena_fd = arena_fd
+        self._weights_fd = create_weights_file()
         self._survival = survival
         self._notices = notices
         self._stopping = False
@@ -142,6 +145,9 @@ class Supervisor:
             await asyncio.wait(supervising)
         for task in list(self._watchers):
             task.cancel()
+        if self._weights_fd is not None:
+            os.close(self._weights_fd)
+            self._weights_fd = None
 
     def _make(self, slot: _Slot) -> WorkerProcess:
         view = slot.setup.view
@@ -186,7 +192,8 @@ class Supervisor:
     async def _run(self, slot: _Slot, process: WorkerProcess) -> str:
         """Run one process to its end. Return a description of the end."""
         try:
-            await process.begin(slot.setup, self._arena_fd)
+            weights = () if self._weights_fd is None else (self._weights_fd,)
+            await process.begin(slot.setup, (self._arena_fd, *weights))
         except OSError as error:
             return f"{slot.setup.view.id} could not be started: {error}"
         if self._stopping:

@@ -26,7 +26,7 @@ from baton.decide.kv.layout import KVLayout
 
 
 class WorkerSetup(Struct, frozen=True, kw_only=True, tag=True):
-    """First message to a worker. The arena's descriptor is attached."""
+    """First message to a worker. The descriptors of the arena and of a file for its weights are attached."""
 
     view: WorkerView
     card: ModelCard

@@ -28,16 +28,16 @@ class ServerLink:
     def closed(self) -> bool:
         return self._socket.closed
 
-    def receive_setup(self) -> tuple[WorkerSetup, int]:
-        """Wait for the first message. Return it with the attached descriptor of the arena."""
-        payload, arena_fd = self._socket.receive_first()
+    def receive_setup(self) -> tuple[WorkerSetup, list[int]]:
+        """Wait for the first message. Return it with the descriptors of the arena and, if any, of the weights."""
+        payload, descriptors = self._socket.receive_first()
         setup = self._decoder.decode(payload)
         if not isinstance(setup, WorkerSetup):
             raise WorkerError(
                 f"the first message was a {type(setup).__name__}, not the setup; the server starts workers"
             )
         self._worker = setup.view.id
-        return setup, arena_fd
+        return setup, descriptors
 
     def take(self, *, wait: bool) -> list[WorkerCommand]:
         """Return the commands that have arrived. With `wait`, block until there is at least one. Answer pings."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from baton.decide.policy.fairness import FairnessPolicy
 from baton.move.arena.cuda import DeviceArray
 from baton.move.clock import now_s
 from baton.move.ipc.child import die_with_parent
+from baton.move.weights_file import WeightsFile
 from baton.serve.messages.setup import WorkerSetup
 from baton.serve.worker.crew import RankCrew
 from baton.serve.worker.layers import LayerWatch
@@ -37,14 +39,14 @@ def run_worker(descriptor: int) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; only the server ends this process
     die_with_parent()
     link = ServerLink(socket.socket(fileno=descriptor))
-    setup, arena_fd = link.receive_setup()
+    setup, (arena_fd, *weights) = link.receive_setup()
     crew: RankCrew | None = None
     try:
         arena = open_rank_arena(setup, arena_fd, 0)
         if setup.layout.ranks > 1 and setup.card.format != "hash":
             crew = RankCrew(setup, arena.fd)
         _pin(setup)
-        engine = _load(setup, arena.memory, link, crew)
+        engine = _load(setup, arena.memory, link, crew, _weights_file(weights))
         batcher = _batcher(setup)
         steps = _step_log(setup)
     except BatonError as error:
@@ -61,13 +63,23 @@ def run_worker(descriptor: int) -> int:
     return 0
 
 
-def _load(setup: WorkerSetup, memory: memoryview | DeviceArray, link: ServerLink, crew: RankCrew | None) -> StepEngine:
+def _weights_file(descriptors: Sequence[int]) -> WeightsFile | None:
+    return WeightsFile(descriptors[0]) if descriptors else None
+
+
+def _load(
+    setup: WorkerSetup,
+    memory: memoryview | DeviceArray,
+    link: ServerLink,
+    crew: RankCrew | None,
+    weights_file: WeightsFile | None,
+) -> StepEngine:
     started_s = now_s()
     if not native_problem(setup.card, setup.layout, setup.device) and has_to_be_built():
         text = "compiling the native engine, once per machine and version: about half a minute"
         link.put(WorkerProgress(setup.view.id, text))
     choice = choose_engine(setup.card, setup.layout, device=setup.device, weights=setup.weights)
-    choice = replace(choice, guest_cores=setup.guest_cores, sandbox=setup.sandbox)
+    choice = replace(choice, guest_cores=setup.guest_cores, sandbox=setup.sandbox, weights_file=weights_file)
     size_mib = setup.card.weight_bytes / 2**20
     link.put(
         WorkerProgress(setup.view.id, f"loading {setup.card.name} ({size_mib:.0f} MiB, {setup.dtype}) on the {choice}")

@@ -18,7 +18,7 @@ def test_the_output_of_a_dead_process_is_not_repeated_with_its_end() -> None:
     async def story() -> tuple[str, list[str], int]:
         said: list[str] = []
         process = ChildProcess("w", "baton.no_such_module", on_message=lambda _: None, on_output=said.append)
-        await process.start(b"setup", 0, threads=1)
+        await process.start(b"setup", [0], threads=1)
         return await process.wait(), said, process.pid
 
     ended, said, pid = asyncio.run(story())
@@ -37,7 +37,7 @@ def test_the_output_of_a_dead_process_is_not_repeated_with_its_end() -> None:
 def test_a_signal_that_a_fault_of_the_machine_sends_is_explained(number: int, why: str) -> None:
     async def story() -> str:
         process = ChildProcess("w", "timeit", on_message=lambda _: None, on_output=lambda _: None)
-        await process.start(b"setup", 0, threads=1)
+        await process.start(b"setup", [0], threads=1)
         os.kill(process.pid, number)
         return await process.wait()
 
@@ -50,7 +50,7 @@ def test_a_process_whose_message_is_lost_is_killed_and_no_later_message_is_handl
 
     async def story() -> str:
         process = ChildProcess("w", "timeit", on_message=heard.append, on_output=lambda _: None)
-        await process.start(b"setup", 0, threads=1)
+        await process.start(b"setup", [0], threads=1)
         writer = ControlWriter()
         first, _lost, third, last = (writer.frame(message) for message in (b"first", b"lost", b"third", b"last"))
         process.data_received(first + first)

@@ -159,10 +159,10 @@ def test_an_arena_beyond_the_free_memory_is_refused_before_anything_starts() -> 
 
 def test_a_host_states_how_many_workers_it_can_run() -> None:
     """Cores bound the number, memory bounds it, and the initial workers run in any case."""
-    few = {"weights_bytes": 0, "arena_bytes": 0}
+    few = {"worker_bytes": 0, "shared_bytes": 0}
     assert workers_max(1, threads=1, is_on_gpu=False, **few) == max(1, usable_cores())
     assert workers_max(1, threads=usable_cores(), is_on_gpu=False, **few) == 1
     assert workers_max(3, threads=2 * usable_cores(), is_on_gpu=False, **few) == 3
-    assert workers_max(2, threads=1, weights_bytes=2**60, arena_bytes=0, is_on_gpu=False) == 2
-    assert workers_max(1, threads=1, weights_bytes=0, arena_bytes=memory_free_bytes(), is_on_gpu=False) == 1
+    assert workers_max(2, threads=1, worker_bytes=2**60, shared_bytes=0, is_on_gpu=False) == 2
+    assert workers_max(1, threads=1, worker_bytes=0, shared_bytes=memory_free_bytes(), is_on_gpu=False) == 1
     assert workers_max(2, threads=1, is_on_gpu=True, **few) == 2
