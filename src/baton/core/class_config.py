@@ -22,7 +22,7 @@ class ClassConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     priority: Annotated[int, Range(least=-100, most=100)] = 0
     """Lower values are served first."""
     prefill_ratio: Ratio = 0.0
-    """Part of each step that prompts of less urgent classes leave free."""
+    """Part of each step that less urgent prompts leave free. Less urgent decodes skip every other step of a prompt."""
     decode_ratio: Ratio = 0.0
     """Reserved part of the requests that decode workers run at once."""
     kv_ratio: Ratio = 0.0

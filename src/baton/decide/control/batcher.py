@@ -11,8 +11,6 @@ from bisect import insort
 from collections.abc import Mapping, Sequence
 from typing import assert_never
 
-from msgspec.structs import replace
-
 from baton.core.config import BatchLimits
 from baton.core.messages import (
     BatcherEvent,
@@ -33,7 +31,7 @@ from baton.core.messages import (
 from baton.core.step import EMPTY_STEP, LayerStream, Slice, SliceResult, Step, StepResult
 from baton.core.types import BlockHash, HostId, Request, RequestId, Role, WorkerId, WorkerView, unpack_tokens
 from baton.decide.control.decode_run import DecodeRun, asks_after, plan_decode_run, room_steps
-from baton.decide.control.lane import LOOKAHEAD_TOKENS, STEP_TOKENS_MIN, Lane, drafts_for, in_order, load_of
+from baton.decide.control.lane import LOOKAHEAD_TOKENS, Lane, drafts_for, in_order, load_of, share_step
 from baton.decide.control.report_builder import ReportBuilder
 from baton.decide.cost.online import StepLearner
 from baton.decide.kv.hashing import runs_per_block
@@ -69,6 +67,8 @@ class Batcher:
         self._ready: list[Lane] = []
         self._newest: RequestId | None = None
         self._report = ReportBuilder()
+        self._skips = self._has_skipped = False
+        """Decodes are left out of the planned, and were left out of the last step, for a prompt of another class."""
 
     @property
     def is_idle(self) -> bool:
@@ -217,22 +217,13 @@ class Batcher:
         for lane in self._ready:
             if len(lane.tokens) >= lane.grow_at_tokens:
                 self._ask(lane, len(lane.tokens))
-        limits, cost = self._step_limits(), self.learner.cost
-        return self._policies.batching.select(self._ready, limits, cost) if self._ready else []
-
-    def _step_limits(self) -> BatchLimits:
-        """Return the limits of the next step. It is shorter if a more urgent class has reserved a part of it.
-
-        A step cannot be interrupted: a prompt of that class would wait for its end.
-        """
-        if all(lane.step_ratio == 1.0 for lane in self._ready):
-            return self._limits
-        most, prompts = self._limits.step_tokens_max, [lane for lane in self._ready if lane.remaining_tokens > 1]
-        tokens, urgent_tokens = STEP_TOKENS_MIN, 0
-        for lane in sorted(prompts, key=lambda lane: -lane.step_ratio):
-            urgent_tokens += lane.remaining_tokens
-            tokens = max(tokens, min(int(lane.step_ratio * most), urgent_tokens))
-        return replace(self._limits, step_tokens_max=min(most, len(self._ready) - len(prompts) + tokens))
+        lanes, select, self._skips = self._ready, self._policies.batching.select, False
+        if all(lane.step_ratio == 1.0 for lane in lanes):
+            return select(lanes, self._limits, self.learner.cost) if lanes else []
+        limits, places = share_step(lanes, self._limits, may_skip=not self._has_skipped)
+        self._skips = len(places) < len(lanes)
+        chosen = select([lanes[place] for place in places], limits, self.learner.cost)
+        return [(places[index], count) for index, count in chosen]
 
     def _step(self, chosen: Sequence[tuple[int, int]]) -> Step:
         drafts = drafts_for(self._ready, chosen, self._limits, self._policies.speculation)
@@ -292,6 +283,7 @@ class Batcher:
 
     def commit(self, step: Step, result: StepResult) -> None:
         """Record the result of a step: computed tokens, sealed blocks, sampled tokens and finished requests."""
+        self._has_skipped = self._skips
         for part, outcome in zip(step.slices, result.slices, strict=True):
             if outcome.failure:
                 self.fail(part, outcome.failure)

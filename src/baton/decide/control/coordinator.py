@@ -183,7 +183,8 @@ class Coordinator:
         return self._enqueue(flight, cluster)
 
     def _admit(self, request: Request, cluster: ClusterView) -> tuple[float, ...] | CloseRequest:
-        refused = self.queue.refuse(request, self._now_s, self.turns)
+        has_place = self.turns.has_place(request, self._fleet)
+        refused = None if has_place else self.queue.refuse(request, self._now_s, self.turns)
         key = refused or self.policies.admit(request, self.turns.with_queue(cluster, request), self._now_s)
         return self.turns.name_share(request, key) if isinstance(key, CloseRequest) else key
 

@@ -32,13 +32,14 @@ from baton.decide.control.cluster import Cluster
 from baton.decide.control.cluster_messages import ClusterEvent, HostAdded, LoggedCommand, ToPool, WorkerSaid
 from baton.decide.kv.window import PromptRules
 
-LOG_VERSION = 8
+LOG_VERSION = 9
 """Version of the log's format; a test fails if the format changes without it. Since version 4 there is one entry per
 event from outside, with all commands. Earlier versions held the coordinator's decisions only. Version 5 adds the
 deadline of the queue. Version 6 names a chosen path `PathChosen.path` (`WayChosen.way` before) and a store's event
 `FromTier.event` (`news` before). Version 7 adds the limit of workers of a host, the host of a started worker, the
 learned prices of steps in the view of a worker, and `StopRequest.only_unstarted`. Version 8 adds the turns of a fair
-queue, `TokensServed`, service classes, predicted latencies in `StartPrefill`, and hosts that leave."""
+queue, `TokensServed`, service classes, predicted latencies in `StartPrefill`, and hosts that leave. Version 9 adds
+`Request.deferred_s`."""
 
 
 class LogHeader(Struct, frozen=True, kw_only=True, tag=True):

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Literal
 
+from msgspec.structs import replace
+
 from baton.core.config import BatchLimits, SpeculationConfig
 from baton.core.step import LayerStream
 from baton.core.types import BlockHash, BlockId, FinishReason, Request, RequestId, TokenLogprob, Until
@@ -163,6 +165,23 @@ class Lane:
         """
         shared = sum(block_hash in soon for block_hash in self.prefix())
         return 2 * shared * self.block_tokens >= self.remaining_tokens
+
+
+def share_step(lanes: Sequence[Lane], limits: BatchLimits, *, may_skip: bool) -> tuple[BatchLimits, list[int]]:
+    """Return the limits of the next step, and the indices of the lanes that may be in it.
+
+    A step cannot be interrupted, so it is shorter if a more urgent class has reserved a part of it: a prompt of that
+    class would wait for its end. Decodes of other classes skip the step of such a prompt. `may_skip`: False after a
+    step that they skipped, so that a class full of prompts does not starve them.
+    """
+    most, prompts = limits.step_tokens_max, [lane for lane in lanes if lane.remaining_tokens > 1]
+    tokens, urgent_tokens = STEP_TOKENS_MIN, 0
+    for lane in sorted(prompts, key=lambda lane: -lane.step_ratio):
+        urgent_tokens += lane.remaining_tokens
+        tokens = max(tokens, min(int(lane.step_ratio * most), urgent_tokens))
+    urgent_ratio = max((lane.step_ratio for lane in prompts), default=0.0) if may_skip else 0.0
+    places = [place for place, lane in enumerate(lanes) if lane.remaining_tokens > 1 or lane.step_ratio >= urgent_ratio]
+    return replace(limits, step_tokens_max=min(most, len(places) - len(prompts) + tokens)), places
 
 
 def in_order(lane: Lane) -> tuple[tuple[float, ...], RequestId]:

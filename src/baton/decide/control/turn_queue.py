@@ -162,8 +162,13 @@ class TurnQueue:
         aged = (now_s - request.arrived_at_s) // service.aging_s
         return (not self._has_reserve(request, places), service.priority - aged)
 
+    def has_place(self, request: Request, fleet: Fleet) -> bool:
+        """Return whether the turn of a new request comes at once: its class uses less than its reserve."""
+        service = request.service
+        return service is not None and service.decode_ratio > 0 and self._has_reserve(request, places_of(fleet))
+
     def _has_reserve(self, request: Request, places: float) -> bool:
-        """Return whether the class of a waiting request uses less than its reserve of the decode workers' places."""
+        """Return whether the class of a request uses less than its reserve of the decode workers' places."""
         return self._on_workers[class_of(request)] < _reserved(request, places)
 
     def _to_park(self, request: Request, places: float, flights: Iterable[Flight]) -> Flight | None:

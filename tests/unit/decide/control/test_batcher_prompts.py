@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from baton.core.config import BatchLimits
 from baton.core.messages import (
@@ -29,6 +30,7 @@ from baton.core.types import (
     Request,
     RequestId,
     Sampling,
+    ServiceClass,
     Until,
     WorkerId,
     pack_tokens,
@@ -65,8 +67,16 @@ class Bench:
         self.computed: dict[RequestId, int] = {}
         self.reports: list[StepReport] = []
 
-    def start(self, name: str, prompt: Sequence[int], *, output: int = 4, until: Until = "end") -> Request:
-        made = request(name, prompt, output=output, hash_tokens=self.hash_tokens)
+    def start(
+        self,
+        name: str,
+        prompt: Sequence[int],
+        *,
+        output: int = 4,
+        until: Until = "end",
+        service: ServiceClass | None = None,
+    ) -> Request:
+        made = replace(request(name, prompt, output=output, hash_tokens=self.hash_tokens), service=service)
         self.tell(StartPrefill(made, 1, W, until))
         self.batcher.apply([StartRequest(made, 1, pack_tokens(prompt), until)])
         return made

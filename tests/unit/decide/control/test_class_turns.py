@@ -109,6 +109,16 @@ def test_a_class_that_waits_grows_more_urgent() -> None:
     assert starts(made.handle(RequestFinished(RequestId("p0"), 1, P, "stop"), 20.0)) == ["f0"], "20 s: two priorities"
 
 
+def test_a_class_with_free_places_in_its_reserve_is_not_refused_for_the_queue_of_another() -> None:
+    made = coordinator(VirtualTokenCounter(), view(P, "mixed", requests_max=PLACES), wait_s_max=10.0)
+    arrive(made, *(of(f"f{n}", FREE) for n in range(20)))
+    for n in range(8):  # a request starts every two seconds
+        made.queue.start(RequestId(f"f{n}"), 2.0 * n)
+    (refused,) = arrive(made, of("f20", FREE, 16.0), now_s=16.0)
+    assert isinstance(refused, CloseRequest)
+    assert "p0" in starts(arrive(made, of("p0", PREMIUM, 16.0), now_s=16.0))
+
+
 def test_a_parked_request_that_had_no_step_is_rejected_at_its_deadline() -> None:
     """Its worker has dropped it, so no worker can reject it."""
     made = coordinator(VirtualTokenCounter(), view(P, "mixed", requests_max=PLACES), wait_s_max=10.0)

@@ -48,7 +48,7 @@ ROAD = LinkView(expected_s=0.1, is_measured=True)
 """On which nothing has ever failed."""
 
 
-FORMAT = (8, "2c2e7013828e8227")
+FORMAT = (9, "bac260d7e4dd245d")
 """The version of the log, and the digest of what may stand in one of that version."""
 
 
