@@ -2,9 +2,8 @@
 
 Pressure is predicted time / SLO: the TTFT of this request, and the TPOT of the requests that already decode on the
 worker. For requests with an SLO the role of a worker only breaks ties: a decode worker computes a short prompt itself
-when the prefill workers are behind, and a prefill worker decodes as far as prompts leave it time. So the fleet adapts
-to the load. Requests without an SLO follow the roles: without a target, the cost of a prompt between two tokens cannot
-be weighed.
+when the prefill workers are behind, and a prefill worker decodes as far as prompts leave it time. Requests without an
+SLO follow the roles: without a target, the cost of a prompt between two tokens cannot be weighed.
 """
 
 from __future__ import annotations
@@ -96,6 +95,8 @@ class SloHeadroom:
     """Maximum number of requests in the cluster (INV-9)."""
     miss_ratio_max: float = 0.5
     """Admit while the probability to miss the SLO is at most this."""
+    fetches: bool = True
+    """Plan copies of cached prefixes between hosts. False: a prefix is used on its own host only."""
     _shares: dict[WorkerId, _Share] = field(default_factory=dict[WorkerId, _Share])
     _answers: dict[WorkerId, float] = field(default_factory=dict[WorkerId, float])
     """Mean predicted length of the answers that decode on each worker."""
@@ -202,8 +203,7 @@ class SloHeadroom:
         The mixing factor changes the order only among plans that meet all SLOs, or among plans that miss one.
         """
         arenas = self._arenas(request, cluster, cost)
-        looked_at = self._computing.among(workers, {})
-        plans = [self._on(worker, request, cluster, cost, arenas) for worker in looked_at]
+        plans = [self._on(worker, request, cluster, cost, arenas) for worker in self._computing.among(workers, {})]
         return min(plans, key=_order)
 
     def _arenas(self, request: Request, cluster: ClusterView, cost: CostModel) -> dict[HostId, _Arena]:
@@ -260,7 +260,7 @@ class SloHeadroom:
         prompt_s = compute_s(after, work, model, step_s_max=step_s_max)
         ttft_s, fetch = max(queue_s, load_s) + prompt_s, None
         best = longest_hit(cluster)
-        if best is not None and hits[best] > here:
+        if self.fetches and best is not None and hits[best] > here:
             there = hits[best]
             kinds = {*(arenas[best].kinds if best in arenas else ()), worker.kind}
             wait_s = max(queue_s, handoff_between_s(cost, kinds, tokens=there - here, same_host=False))

@@ -186,7 +186,8 @@ class Copying:
             target=target.layout,
             layers=copy.layers,
         )
-        order = OfferBlocks(copy.number, made.spec, made.transport, self._copy_s + _LEASE_MORE_S)
+        lease_s = self._copy_s + _LEASE_MORE_S
+        order = OfferBlocks(copy.number, made.spec, made.transport, lease_s, copy.request_id)
         source.orders.send(source.generation, order)
 
     def _transport(self, copy: CopyBlocks, source: MoverReady, target: MoverReady) -> str:

@@ -7,7 +7,7 @@ from msgspec import Struct
 from baton.core.config import TierConfig
 from baton.core.copies import LayerSpan
 from baton.core.tier_messages import DropBlocks, LoadBlocks, StoreBlocks, StoreEvent
-from baton.core.types import BlockId, HostId
+from baton.core.types import BlockId, HostId, RequestId
 from baton.decide.kv.layout import KVLayout
 from baton.decide.kv.tier import TierRules
 from baton.move.transport.port import Ticket
@@ -56,6 +56,8 @@ class OfferBlocks(Struct, frozen=True, tag=True):
     spec: CopySpec
     transport: str
     lease_s: float
+    request_id: RequestId = RequestId("")
+    """The request whose KV it is. A server of another engine finds its KV by it, not by blocks."""
 
 
 class PullBlocks(Struct, frozen=True, tag=True):

@@ -122,6 +122,7 @@ def test_a_longer_prefix_is_pulled_only_where_that_is_faster_than_computing_it()
     assert SloHeadroom().route(request(), [near], view, COST).fetch == HostId("far")
     slow = type(COST)(step_overhead_s=0.01, prefill_token_s=0.001, handoff_token_s=0.01)
     assert SloHeadroom().route(request(), [near], view, slow).fetch is None
+    assert SloHeadroom(fetches=False).route(request(), [near], view, COST).fetch is None
 
 
 def test_decode_goes_where_tokens_come_fastest_and_kv_has_room() -> None:
