@@ -11,6 +11,7 @@ from baton.core.files import in_file
 from baton.core.keys import read_secret
 
 API_KEY, ADMIN_KEY, JOIN_KEY = "BATON_API_KEY", "BATON_ADMIN_KEY", "BATON_JOIN_KEY"
+ENGINE_KEY = "BATON_ENGINE_KEY"
 """Environment variables with a key, for containers."""
 
 

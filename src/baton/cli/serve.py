@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from baton.cli.key_flags import ADMIN_KEY, API_KEY, JOIN_KEY, empty_variables, key_lines, take_variable
+from baton.cli.key_flags import ADMIN_KEY, API_KEY, ENGINE_KEY, JOIN_KEY, empty_variables, key_lines, take_variable
 from baton.core.config import Config, TierConfig, Topology, load
+from baton.core.engine_config import engine_of
 from baton.core.errors import ConfigError
 from baton.core.files import in_file
 from baton.core.keys import read_keys
@@ -49,6 +50,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
         metavar="N",
         help="wait for N hosts to join; without a role, this machine then has no workers",
     )
+    parser.add_argument(
+        "--engine-url", action="append", metavar="[ROLE=]URL", help="a vLLM server as a worker (repeatable)"
+    )
+    parser.add_argument("--engine-key-file", type=Path, metavar="FILE", help=f"their key (default: {ENGINE_KEY})")
     parser.add_argument("--host", metavar="H", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, metavar="P", help="port to listen on; 0 takes a free one (default: 8000)")
     parser.add_argument("--device", metavar="D", help="auto, cpu, cuda or cuda:N (default: a GPU if there is one)")
@@ -124,7 +129,11 @@ def run(args: argparse.Namespace) -> int:
     from baton.serve.service import serve
 
     parts = assemble(config, resolve_model(config.model, config.load_format))
-    return event_loop()(serve(parts, tell=tell))
+    if not config.engines.servers:
+        return event_loop()(serve(parts, tell=tell))
+    from baton.integrations.vllm.fleet import EngineFleet  # imported where the configuration asks for it
+
+    return event_loop()(serve(parts, tell=tell, engines=EngineFleet(parts, tell)))
 
 
 def configuration(args: argparse.Namespace) -> Config:
@@ -159,6 +168,7 @@ def configuration(args: argparse.Namespace) -> Config:
             **top,
             "topology": topology,
             "hosts": hosts,
+            "engines": _with(config.engines, _engines(args)),
             "parallel": _with(config.parallel, {"tensor": args.tp, "pipeline": args.pp}),
             "kv": _with(config.kv, kv),
             "tiers": tuple(TierConfig(url=url) for url in args.tier) if args.tier else None,
@@ -201,6 +211,13 @@ def _http(args: argparse.Namespace) -> dict[str, Any]:
         "insecure": args.insecure,
         **{name: tuple(values) if values else None for name, values in repeated.items()},
     }
+
+
+def _engines(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of engines from flags, the key file and the environment. None: not given."""
+    key = key_lines(args.engine_key_file)[0] if args.engine_key_file is not None else take_variable(ENGINE_KEY)
+    servers = tuple(engine_of(text) for text in args.engine_url) if args.engine_url else None
+    return {"servers": servers, "key": key or None}
 
 
 def _with(struct: Section, given: Mapping[str, Any]) -> Section:

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from baton.core.class_config import ClassConfig, RouteConfig, class_problems, late_targets
+from baton.core.engine_config import EnginesConfig
 from baton.core.errors import ConfigError
 from baton.core.http_config import HttpConfig, Port
 from baton.core.limits import LimitsConfig
@@ -35,7 +36,7 @@ class BatchLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     requests_max: Annotated[int, Range(least=1, most=2**16)] = 64
     """Maximum number of requests that a worker runs at once."""
     growth_tokens: Annotated[int, Range(least=1, most=2**20)] = 64
-    """KV tokens that a decoding request reserves at a time. More asks less often; less leaves more blocks to others."""
+    """KV tokens that a decoding request reserves at a time."""
 
 
 class SpeculationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,9 +47,9 @@ class SpeculationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ngram_min: Annotated[int, Range(least=1, most=16)] = 2
     """Shortest run of newest tokens that is looked up earlier in the text."""
     ngram_max: Annotated[int, Range(least=1, most=16)] = 4
-    """Longest run of newest tokens that is looked up; it is tried first, then shorter runs down to `ngram_min`."""
+    """Longest such run; it is tried first."""
     requests_max: Annotated[int, Range(least=1, most=2**16)] = 4
-    """No drafts in steps with more decoding requests than this: such steps keep the cores busy without drafts."""
+    """No drafts in steps with more decoding requests than this."""
 
 
 class Topology(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -86,7 +87,7 @@ class KVConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     longest possible output at the start: no preemption, but fewer requests at once."""
     preemption: Preemption = "cheaper"
     """How a preempted request restores its KV: `recompute` computes it again, `swap` reads it from the tiers, `cheaper`
-    chooses the option that costs less time over all requests in the batch."""
+    takes less time."""
     dtype: KVDtypeChoice = "auto"
     """Precision of KV. `auto`: the precision that the model computes in. `int8` and `fp8` (e4m3) store one scale per
     token and head, and need the native engine."""
@@ -142,8 +143,7 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class PolicyChoice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The policies that a user configures, by family: a built-in policy or `module:Class`.
 
-    Other families come from the set `name`, or from the defaults (docs/policies.md). If several families name one class
-    with the same options, they share one object.
+    Other families come from the set `name`, or from the defaults (docs/policies.md).
     """
 
     name: str = ""
@@ -218,7 +218,7 @@ class HostsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     expected: Annotated[int, Range(least=0, most=4096)] = 0
     """Number of hosts that must join before the server is ready. Above 0, `topology` may be empty: no local worker."""
     port: Port = 0
-    """Port for joining hosts, at the address of HTTP. 0: any free port. It opens when the first host asks to join."""
+    """Port for joining hosts, at the address of HTTP. 0: any free port."""
     listen: str = ""
     """Address at which this server's own host offers KV blocks to others. Empty: the address of HTTP."""
     transports: tuple[Literal["shm", "tcp", "nixl"], ...] = ("shm", "tcp")
@@ -292,6 +292,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     survival: SurvivalConfig = SurvivalConfig()
     sandbox: SandboxConfig = SandboxConfig()
     hosts: HostsConfig = HostsConfig()
+    engines: EnginesConfig = EnginesConfig()
 
     def problems(self) -> list[str]:
         """Return every problem of the configuration. Empty: the server can start."""
@@ -328,12 +329,15 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
         if not self.hosts.transports:
             found.append("hosts.transports is empty, so hosts cannot exchange KV: name shm, tcp or both")
-        found += self.http.problems()
+        found += self.http.problems() + self.engines.problems()
         found += class_problems(self.classes, self.routes, self.default_class)
         return found
 
     def lacks(self) -> list[str]:
         """Return settings whose requirements are missing. Call it after flags are merged into the file's settings."""
+        own = [self.topology != Topology(), self.hosts.expected > 0, bool(self.tiers)]
+        if self.engines.servers and any(own):
+            return ["engines.servers are all the workers: leave out --prefill, --decode, --mixed, --hosts and --tier"]
         if self.kv.preemption == "swap" and not self.tiers and not self.hosts.expected:  # joining hosts may bring tiers
             return ["kv.preemption is 'swap', but there are 0 tiers to read from: add --tier URL, or take 'recompute'"]
         return [*self.http.missing_keys(), *late_targets(self.classes, self.slo.ttft_s, self.limits.queue_s)]

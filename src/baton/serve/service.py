@@ -23,6 +23,7 @@ from baton.serve.host.arena_bytes import bytes_of, transferable
 from baton.serve.host.sizing import raise_files_max
 from baton.serve.host.supervisor import Notices, Supervisor
 from baton.serve.host.tasks import prefault, spawn
+from baton.serve.host.worker_link import EngineHosts
 from baton.serve.http.app import build_app
 from baton.serve.http.connections import Connections
 from baton.serve.http.grammar_checks import GrammarChecker
@@ -46,21 +47,32 @@ _FILES_ENOUGH = 1024
 Tell = Callable[[str], None]
 
 
-async def serve(parts: Parts, *, tell: Tell) -> int:
-    """Serve until a signal arrives. Return the exit code. Raises ConfigError if the port cannot be used."""
+async def serve(parts: Parts, *, tell: Tell, engines: EngineHosts | None = None) -> int:
+    """Serve until a signal arrives. Return the exit code. Raises ConfigError if the port cannot be used.
+
+    `engines`: the workers, if they are servers of another engine.
+    """
     connections_max = _connections_max(tell)
     http = parts.config.http
     with contextlib.ExitStack() as opened:
         listeners = [opened.enter_context(_listen(http.host, http.port))]
         if http.admin_port:
             listeners.append(opened.enter_context(_listen(http.admin_host, http.admin_port)))
-        return await Service(parts, listeners, connections_max=connections_max, tell=tell).run()
+        return await Service(parts, listeners, engines, connections_max=connections_max, tell=tell).run()
 
 
 class Service:
     """Runs the parts of a server until a signal arrives or no worker can be kept alive."""
 
-    def __init__(self, parts: Parts, listeners: list[socket.socket], *, connections_max: int, tell: Tell) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        listeners: list[socket.socket],
+        engines: EngineHosts | None,
+        *,
+        connections_max: int,
+        tell: Tell,
+    ) -> None:
         """`listeners`: the socket for clients, then that of the admin port if one is configured.
 
         `connections_max`: maximum HTTP connections that the system's limit of open files allows.
@@ -88,6 +100,7 @@ class Service:
         self._services: Services | None = None
         self._own: Supervisor | None = None
         self._is_own_ready = parts.own is None
+        self._engines = engines
 
     async def run(self) -> int:
         """Serve. Return the exit code: 0 after a signal, 1 if the workers cannot be kept alive."""
@@ -109,6 +122,8 @@ class Service:
     async def _serve(self) -> None:
         """Serve until the stop event. Raises ModelError if the tokenizer cannot be read."""
         await self._start_tiers()
+        if self._engines is not None:
+            await self._engines.start(self._on_hosts)
         self._start_workers()
         # The tokenizer is read meanwhile: that takes as long as the imports of a worker.
         http = HttpServer(await asyncio.to_thread(self._http_config))
@@ -126,6 +141,8 @@ class Service:
         if self._services is not None:
             self._services.close()
         await self._hosts.stop()
+        if self._engines is not None:
+            await self._engines.stop()
         if self._own is not None:
             await self._own.stop()
         for task in self._tasks:
@@ -146,6 +163,8 @@ class Service:
     def _start_workers(self) -> None:
         """Start the workers of this host, if it has any."""
         parts = self._parts
+        if self._engines is not None:
+            return
         if parts.own is None:
             self._tell(f"waiting for {parts.config.hosts.expected} hosts: baton host --join {self._url}")
             return
@@ -186,6 +205,7 @@ class Service:
                 choices_max=http.choices_max,
                 limits=parts.config.limits,
                 classes=ClassTable.of(parts.config),
+                engine="vLLM" if parts.config.engines.servers else "",
                 seed=parts.config.seed,
             ),
             keyring=self._keyring,
@@ -231,15 +251,16 @@ class Service:
 
     def _on_hosts(self) -> None:
         """Reject requests while no host can compute them, and accept them again once one can."""
-        gateway = self._parts.gateway
-        if gateway.state == "ready" and self._own is None and not self._hosts.joined:
+        gateway, engines = self._parts.gateway, self._engines
+        joined, can_serve = self._hosts.joined, self._hosts.ready > 0
+        hint = f": baton host --join {self._url}"
+        if engines is not None:
+            joined, can_serve, hint = engines.joined, engines.can_serve, ""
+        if gateway.state == "ready" and self._own is None and not joined:
             gateway.state = "deserted"
             waiting, wait_s = len(self._parts.driver.live), self._parts.config.survival.wait_s
-            self._tell(
-                f"all hosts are gone; {waiting} requests wait for one, up to {wait_s:g} s: "
-                f"baton host --join {self._url}"
-            )
-        elif gateway.state == "deserted" and self._hosts.ready:
+            self._tell(f"all hosts are gone; {waiting} requests wait for one, up to {wait_s:g} s{hint}")
+        elif gateway.state == "deserted" and can_serve:
             gateway.state = "ready"
             self._tell("a host has joined: serving again")
         self._on_ready()
@@ -248,6 +269,7 @@ class Service:
         """Accept requests once the tokenizer is loaded and every expected host and worker is ready."""
         services = self._services
         is_waiting = not self._is_own_ready or self._hosts.ready < self._parts.config.hosts.expected
+        is_waiting = is_waiting or (self._engines is not None and not self._engines.can_serve)
         if self._parts.gateway.state != "loading" or is_waiting or services is None:
             return
         self._parts.gateway.state = "ready"

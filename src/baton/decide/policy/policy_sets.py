@@ -100,7 +100,34 @@ def policy_of(config: Config, *, tenants: int) -> PolicyConfig:
     resolved = resolve(choice)
     if tenants > 1 and not is_chosen:
         resolved = replace(resolved, fairness=VTC)
+    if config.engines.servers:
+        resolved = for_engines(choice, resolved)
     return share_by_class(resolved) if config.classes else resolved
+
+
+def for_engines(choice: PolicyChoice, resolved: PolicyConfig) -> PolicyConfig:
+    """Return the policies of a fleet of other engines. Raise ConfigError for a choice that they cannot follow.
+
+    Their servers give KV to another server once, after the whole prompt, and have the role that they were started for.
+    """
+    given = choice.first_token
+    if given is not None and given.use == "first-token-by-prefill":
+        raise ConfigError(
+            "policy.first_token is 'first-token-by-prefill', but servers in engines.servers cannot continue after it:"
+            " take 'first-token-by-decode'"
+        )
+    stays = {
+        family: Plugin(use=use.use, options={"fetches": False, **use.options})
+        for family, use in asdict(resolved).items()
+        if isinstance(use, Plugin) and use.use == "slo-headroom"
+    }
+    return replace(
+        resolved,
+        **stays,
+        first_token=given or Plugin(use="first-token-by-decode"),
+        roles=choice.roles or Plugin(use="static-roles"),
+        streaming=Plugin(use="when-done"),
+    )
 
 
 def share_by_class(policy: PolicyConfig) -> PolicyConfig:

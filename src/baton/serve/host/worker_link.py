@@ -5,6 +5,7 @@ The server implements them for its own host; an agent forwards both over its con
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from baton.core.messages import WorkerCommand, WorkerFailed, WorkerProgress, WorkerReady
@@ -48,4 +49,26 @@ class WorkerListener(Protocol):
 
     def receive(self, worker: WorkerId, payload: bytes) -> WorkerMessage | None:
         """Handle an encoded message of a worker. Return it if it concerns the supervisor."""
+        ...
+
+
+class EngineHosts(Protocol):
+    """Servers of another inference engine as hosts, each with one worker."""
+
+    @property
+    def joined(self) -> int:
+        """Number of servers that take requests."""
+        ...
+
+    @property
+    def can_serve(self) -> bool:
+        """Return whether the servers that take requests have every role that a request needs."""
+        ...
+
+    async def start(self, changed: Callable[[], None]) -> None:
+        """Begin to check the servers. `changed` is called after each one that was found or lost."""
+        ...
+
+    async def stop(self) -> None:
+        """End all requests to the servers."""
         ...

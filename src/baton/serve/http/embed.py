@@ -59,6 +59,7 @@ class Embed:
         card = services.gateway.card
         services.check_model(body.model)
         services.check_ready()
+        services.check_engine(SAMPLING)
         _check(body, card)
         add_special = body.add_special_tokens is not False
         reader = PromptReader(texts=services.texts, card=card, param="input", add_special=add_special)

@@ -125,6 +125,7 @@ class Generate:
             drawn_seed=services.seeds.getrandbits(SEED_BITS),
             grammar=None if constraint is None else constraint.grammar,
         )
+        services.check_engine(sampling)
         asked_tokens = request.output_tokens_max()
         shown_tokens = frozenset[int]() if request.tools is None else request.tools.shown_tokens(services.tokenizer)
         choices: list[ChoiceText] = []

@@ -14,6 +14,7 @@ from baton.compute.models.tokenizer import Tokenizer
 from baton.compute.sandbox.template import SandboxedTemplate
 from baton.core.errors import RequestError
 from baton.core.limits import LimitsConfig
+from baton.core.types import Sampling
 from baton.decide.policy.classes import ClassTable
 from baton.move.clock import unix_s
 from baton.serve.http.grammar_checks import GrammarChecker
@@ -54,6 +55,8 @@ class HttpSettings:
     """Limits of clients."""
     classes: ClassTable = field(default_factory=ClassTable)
     """Service classes, and the routes of requests to them."""
+    engine: str = ""
+    """Name of the engine of all workers, if it is not Baton's own."""
     seed: int | None = None
     """Seed for the seeds of requests that have none. None: from the operating system."""
 
@@ -109,6 +112,20 @@ class Services:
         if self.gateway.state != "ready":
             message = f"{self.not_ready()}; wait for /health to answer 200"
             raise ClusterError(message, status=503, code="not_ready", retry_after_s=RETRY_AFTER_S)
+
+    def check_engine(self, sampling: Sampling) -> None:
+        """Raise RequestError (400) for a request that Baton's own workers can compute, but another engine does not."""
+        if not self.settings.engine:
+            return
+        wanted = {
+            "logprobs": sampling.top_logprobs is not None or sampling.prompt_logprobs,
+            "response_format": sampling.grammar is not None,
+            "input": sampling.embedding,
+        }
+        names = {"logprobs": "log probabilities", "response_format": "structured output", "input": "embeddings"}
+        for param in [param for param, is_wanted in wanted.items() if is_wanted]:
+            message = f"{names[param]} are not available here: the workers are {self.settings.engine} servers"
+            raise RequestError(message, param=param, code="unsupported_parameter")
 
     def not_ready(self) -> str:
         """Return an error message with the server's state and the missing workers or hosts."""

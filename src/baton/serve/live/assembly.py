@@ -65,7 +65,7 @@ class Parts:
     hooks: Hooks
     computing: Computing
     own: HostParts | None
-    """The server's own host. None: all workers are on hosts that join."""
+    """The server's own host. None: all workers are on hosts that join, or are servers of another engine."""
     given_cost: dict[str, Any]
     """The section `cost` as configured, without estimated prices: joining hosts estimate their own."""
     own_tiers: OwnTiers | None = None
@@ -81,7 +81,7 @@ def assemble(config: Config, card: ModelCard) -> Parts:
     config = priced(msgspec.structs.replace(config, cost=given_cost), card, computing)
     layout = computing.layout
     card = limit_context(config, card)
-    is_alone = config.topology == Topology() and config.hosts.expected > 0
+    is_alone = bool(config.engines.servers) or (config.topology == Topology() and config.hosts.expected > 0)
     if config.step_log and not is_alone:
         prepare_step_log(Path(config.step_log))
     own = None if is_alone else build_host(config, card, computing, HOST)

@@ -100,6 +100,9 @@ class Hosts:
 
     async def terms(self) -> HostTerms:
         """Return the port, token and configuration for a host to join. Raises RequestError if no host can join."""
+        if self._parts.config.engines.servers:
+            message = "this server's workers are servers of another engine, which exchange no KV with hosts"
+            raise RequestError(f"{message}; start another server for hosts", status=409, code="no_hosts")
         async with self._opening:  # hosts may ask at the same time: one port for all of them
             if self._form is None:
                 identity = await asyncio.to_thread(kv_identity, self._parts.card)

@@ -296,5 +296,9 @@ UNSUPPORTED = {
     "chat_template": "the model's own chat template is used",
     "documents": "put the documents into the messages",
     "mm_processor_kwargs": "Baton takes text only",
+    "kv_transfer_params": "Baton decides where KV goes",
+    "bootstrap_host": "Baton decides where KV goes",
+    "bootstrap_port": "Baton decides where KV goes",
+    "bootstrap_room": "Baton decides where KV goes",
 }
 """Fields of other servers' APIs that Baton rejects because ignoring them would change the response, and the hint."""

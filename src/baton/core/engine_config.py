@@ -1,0 +1,72 @@
+"""The section `engines` of the configuration: servers of another inference engine as workers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from baton.core.types import Role
+from baton.core.validation import Range
+
+_SERVERS_MAX = 256
+
+
+class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A vLLM server."""
+
+    url: str
+    role: Role = "mixed"
+
+
+class EnginesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """vLLM servers as workers ([integrations/vllm.md](integrations/vllm.md))."""
+
+    servers: tuple[EngineConfig, ...] = ()
+    key: str = ""
+    """Their bearer key. Prefer BATON_ENGINE_KEY."""
+    silent_s: Annotated[float, Range(least=0.1, most=3600)] = 10.0
+    """A server without an answer for this long is lost."""
+    check_s: Annotated[float, Range(least=0.01, most=60)] = 1.0
+    """Interval of health checks."""
+
+    def problems(self) -> list[str]:
+        """Return every problem of the section, for `Config.problems`."""
+        found = [
+            f"engines.servers: {server.url!r} is no URL of a server: write http://HOST:PORT"
+            for server in self.servers
+            if not _is_url(server.url)
+        ]
+        counts = Counter(server.url.rstrip("/") for server in self.servers)
+        found += [f"engines.servers has {url} {count} times" for url, count in counts.items() if count > 1]
+        if len(self.servers) > _SERVERS_MAX:
+            found.append(f"engines.servers has {len(self.servers)} servers, but may have {_SERVERS_MAX}")
+        roles = [server.role for server in self.servers]
+        if "prefill" in roles and not {"decode", "mixed"} & {*roles}:
+            found.append("engines.servers has prefill servers, but none that can decode: add --engine-url decode=URL")
+        if "decode" in roles and not {"prefill", "mixed"} & {*roles}:
+            found.append("engines.servers has decode servers, but none that can prefill: add --engine-url prefill=URL")
+        return found
+
+
+def _is_url(url: str) -> bool:
+    """Return whether a URL names a server and nothing below it."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return False
+    is_plain = parts.path in ("", "/") and not (parts.query or parts.fragment or parts.username)
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0 and is_plain
+
+
+def engine_of(text: str) -> EngineConfig:
+    """Return the server that `--engine-url [ROLE=]URL` names. The URL is checked with the whole configuration."""
+    role, mark, url = text.partition("=")
+    if mark and role == "prefill":
+        return EngineConfig(url=url, role="prefill")
+    if mark and role == "decode":
+        return EngineConfig(url=url, role="decode")
+    return EngineConfig(url=url if mark and role == "mixed" else text)

@@ -1,0 +1,238 @@
+"""The vLLM servers of a configuration: find them, check them, and tell the driver when one joins or is lost.
+
+Each server is a host of the cluster with one worker. The pool of that host mirrors the server's KV cache, so that
+routing knows which prefixes the server has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from baton.compute.models.tokenizer import Tokenizer, load_tokenizer
+from baton.core.engine_config import EngineConfig
+from baton.core.messages import StepReport
+from baton.core.plugin import load_plugin
+from baton.core.types import HostId, WorkerId, WorkerView
+from baton.decide.control.batcher import Batcher
+from baton.decide.control.cluster_messages import HostAdded
+from baton.decide.cost.load import load_cost
+from baton.decide.policy.batching import BatcherPolicies
+from baton.decide.policy.fairness import FairnessPolicy
+from baton.decide.policy.policy_sets import policy_of
+from baton.integrations.vllm.client import (
+    EngineBrokenError,
+    EngineFacts,
+    EngineGoneError,
+    EngineRefusedError,
+    VllmServer,
+)
+from baton.integrations.vllm.handoffs import EngineMover, Handoffs
+from baton.integrations.vllm.worker import EngineWorker, WholeRequests
+from baton.move.clock import now_s
+from baton.serve.host.build import batch_limits
+from baton.serve.host.tasks import spawn
+from baton.serve.live.assembly import Parts
+
+_PROBE = 'Hello, wörld! 12345 == "tokens"\n\tdef f(x): return x ** 2'
+"""Text that a server with another tokenizer splits into other tokens."""
+
+
+@dataclass(slots=True)
+class _Member:
+    """A configured server."""
+
+    config: EngineConfig
+    worker: WorkerId
+    host: HostId
+    server: VllmServer
+    link: EngineWorker | None = None
+    """None: it takes no requests."""
+    generation: int = 0
+    """Number of times that it joined."""
+    said: str = ""
+    """The last problem that was told."""
+    suspected: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set if it is to be checked at once."""
+
+
+class EngineFleet:
+    """Serves with vLLM servers as workers. Implements `EngineHosts`, and `EngineListener` of its workers."""
+
+    def __init__(self, parts: Parts, tell: Callable[[str], None]) -> None:
+        self._parts = parts
+        self._config = parts.config.engines
+        self._tell = tell
+        self._handoffs = Handoffs()
+        self._members: dict[WorkerId, _Member] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._tokenizer: Tokenizer | None = None
+        self._changed: Callable[[], None] = lambda: None
+
+    @property
+    def joined(self) -> int:
+        """Number of servers that take requests."""
+        return sum(member.link is not None for member in self._members.values())
+
+    @property
+    def can_serve(self) -> bool:
+        """Return whether the joined servers can compute prompts and decode."""
+        roles = {member.link.view.role for member in self._members.values() if member.link is not None}
+        return "mixed" in roles or {"prefill", "decode"} <= roles
+
+    async def start(self, changed: Callable[[], None]) -> None:
+        """Begin to check the servers."""
+        self._changed = changed
+        self._tokenizer = await asyncio.to_thread(load_tokenizer, self._parts.card)
+        for number, config in enumerate(self._config.servers):
+            worker, host = WorkerId(f"vllm-{number}"), HostId(f"engine-{number}")
+            server = VllmServer(config.url, self._config.key, answer_s=self._config.silent_s / 2)
+            self._members[worker] = _Member(config, worker, host, server)
+        self._tell(f"waiting for vLLM at {', '.join(config.url for config in self._config.servers)}")
+        self._tasks = [spawn(self._watch(member), self._tell) for member in self._members.values()]
+
+    async def stop(self) -> None:
+        """End all requests to the servers. The servers themselves go on."""
+        for task in self._tasks:
+            task.cancel()
+        for member in self._members.values():
+            if member.link is not None:
+                member.link.stop()
+            await member.server.close()
+
+    # ---- reports of workers
+
+    def report(self, report: StepReport) -> None:
+        """Pass a worker's report to the driver."""
+        self._parts.driver.apply_report(report)
+
+    def suspect(self, worker: WorkerId, error: EngineBrokenError) -> None:
+        """Check a server at once, because a request to it has failed."""
+        self._members[worker].suspected.set()
+
+    # ---- one server
+
+    async def _watch(self, member: _Member) -> None:
+        """Let a server join whenever it can be reached, until Baton ends."""
+        while True:
+            try:
+                facts = await member.server.facts()
+                problem = await self._problem(member, facts)
+            except (EngineBrokenError, EngineRefusedError) as error:
+                problem, facts = str(error), None
+            if facts is not None and not problem:
+                self._join(member, facts)
+                self._lose(member, await self._lost(member, facts.load.started_unix_s))
+            elif problem != member.said:
+                self._tell(f"{member.config.url} takes no requests: {problem}")
+                member.said = problem
+            await asyncio.sleep(self._config.check_s)
+
+    async def _problem(self, member: _Member, facts: EngineFacts) -> str:
+        """Return why a server cannot join, or an empty string."""
+        gateway, driver = self._parts.gateway, self._parts.driver
+        if not facts.load.kv_tokens:
+            return "its metrics have no vllm:cache_config_info with num_gpu_blocks and block_size"
+        if driver.copying.concerns(member.host):
+            return "a handoff of its last process has not ended yet"
+        room_tokens = min(facts.context_tokens or facts.load.kv_tokens, facts.load.kv_tokens)
+        if gateway.state != "loading" and room_tokens < gateway.request_tokens_max:
+            most = gateway.request_tokens_max
+            return f"it takes {room_tokens} tokens, but requests may have {most}; raise its --max-model-len"
+        assert self._tokenizer is not None, "the tokenizer is loaded before the servers are checked"
+        ours, theirs = self._tokenizer.encode(_PROBE, add_special=False), await member.server.tokenize(_PROBE)
+        if theirs is not None and theirs != ours:
+            model = self._parts.config.model
+            return f"its tokenizer is not that of {model}: start both with the same model"
+        return ""
+
+    def _join(self, member: _Member, facts: EngineFacts) -> None:
+        """Add the server as a host with one worker."""
+        parts, driver = self._parts, self._parts.driver
+        gateway, layout = parts.gateway, driver.layout
+        blocks = facts.load.kv_tokens // layout.block_tokens
+        member.generation += 1
+        driver.add_host(HostAdded(member.host, blocks, layout, (), 1))
+        gateway.limit_requests()
+        if gateway.state == "loading" and facts.context_tokens:
+            gateway.request_tokens_max = min(gateway.request_tokens_max, facts.context_tokens)
+        mover = EngineMover(member.host, self._handoffs, driver.copying)
+        driver.copying.add_host(member.host, mover, layout)
+        driver.copying.mover_ready(member.host, member.generation, mover.ready(member.config.url))
+        gateway.addresses[member.host] = member.config.url
+        limits = batch_limits(parts.config)
+        view = WorkerView(
+            id=member.worker,
+            host=member.host,
+            role=member.config.role,
+            observed_at_s=now_s(),
+            kv_tokens_max=facts.load.kv_tokens,
+            requests_max=limits.requests_max,
+        )
+        link = EngineWorker(view, self._batcher(view), member.server, self._handoffs, self)
+        member.link = driver.links[member.worker] = link
+        member.suspected.clear()
+        member.said = ""
+        driver.join(link)
+        way = "token ids" if facts.has_generate else "token ids by /v1/completions (start it with --enable-scale-out)"
+        self._tell(
+            f"{member.worker} has joined: {member.config.url}, vLLM {facts.version}, {member.config.role}, "
+            f"KV cache {facts.load.kv_tokens} tokens, {way}"
+        )
+        self._changed()
+
+    def _batcher(self, view: WorkerView) -> Batcher:
+        config = self._parts.config
+        fairness = policy_of(config, tenants=config.http.tenants()).fairness
+        return Batcher(
+            view,
+            block_tokens=self._parts.driver.layout.block_tokens,
+            limits=batch_limits(config),
+            policies=BatcherPolicies(
+                batching=WholeRequests(),
+                fairness=load_plugin(fairness.use, fairness.options, expects=FairnessPolicy),
+                cost=load_cost(config.cost, folder=Path()).cost,
+            ),
+        )
+
+    async def _lost(self, member: _Member, started_unix_s: float) -> str:
+        """Return once the server is lost, with the reason."""
+        answered_s = now_s()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(member.suspected.wait(), self._config.check_s)
+            member.suspected.clear()
+            try:
+                load = await member.server.load()
+            except EngineGoneError as error:
+                return f"no process listens there: {error}"
+            except (EngineBrokenError, EngineRefusedError) as error:
+                if now_s() - answered_s >= self._config.silent_s:
+                    return f"it has not answered for {self._config.silent_s:g} s: {error}"
+                continue
+            if load.started_unix_s != started_unix_s:
+                return "it was restarted, so its KV cache is empty"
+            answered_s = now_s()
+            if member.link is not None:
+                member.link.note_load(load)
+
+    def _lose(self, member: _Member, reason: str) -> None:
+        """Remove a lost server with its mirrored KV. Its requests continue on other servers."""
+        parts, driver = self._parts, self._parts.driver
+        if member.link is None:
+            return
+        member.link.stop()
+        lost, member.link = member.link, None
+        why = f"{member.worker} at {member.config.url} is lost: {reason}"
+        self._tell(why)
+        self._handoffs.lose_host(member.host)
+        driver.lose_host(member.host, why)
+        driver.links[member.worker] = lost
+        parts.gateway.addresses.pop(member.host, None)
+        parts.gateway.limit_requests()
+        driver.copying.lose_host(member.host, why)
+        parts.metrics.forget_host(member.host)
+        self._changed()

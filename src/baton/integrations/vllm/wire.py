@@ -1,0 +1,198 @@
+"""Bodies and answers of vLLM's HTTP interface, as in vLLM 0.32 (`vllm/entrypoints/scale_out/token_in_token_out`).
+
+`/inference/v1/generate` takes token ids and returns token ids. Servers without it take the same through
+`/v1/completions` with `return_token_ids`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from baton.core.types import Sampling
+
+GENERATE = "/inference/v1/generate"
+COMPLETIONS = "/v1/completions"
+ABORT = "/inference/v1/abort_requests"
+_SEED_MASK = 2**63 - 1
+_ASK_FOR_KV: dict[str, Any] = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+"""`kv_transfer_params` of a prompt whose KV another server will load."""
+_SAMPLE = re.compile(r"^(vllm:[a-z_]+|process_start_time_seconds)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One request to a vLLM server."""
+
+    id: str
+    """Unique per request that is sent."""
+    tokens: Sequence[int]
+    """Prompt and output so far. vLLM sees all of them as the prompt."""
+    output_tokens: int
+    """Output tokens at the end of `tokens`."""
+    tokens_max: int
+    """Maximum tokens to generate now."""
+    sampling: Sampling
+    cache_salt: str = ""
+    """Requests share vLLM's prefix cache only if their salts are equal."""
+    hands_off: bool = False
+    """Compute the prompt only, and keep its KV for another server."""
+    kv_transfer_params: dict[str, Any] | None = None
+    """Where the KV of the prompt is, as the server that computed it said. None: nowhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """The load of a server, from its metrics."""
+
+    running_requests: int
+    waiting_requests: int
+    kv_used_ratio: float
+    kv_tokens: int
+    """Size of its KV cache. 0: not known."""
+    started_unix_s: float
+    """Start of its process. 0: not known."""
+
+
+class Choice(Struct, frozen=True):
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+
+
+class ErrorInfo(Struct, frozen=True):
+    message: str = ""
+
+
+class Answer(Struct, frozen=True):
+    """A whole answer, or one event of a stream."""
+
+    choices: list[Choice] = []
+    kv_transfer_params: dict[str, Any] | None = None
+    error: ErrorInfo | None = None
+
+
+class ServedModel(Struct, frozen=True):
+    id: str
+    max_model_len: int | None = None
+    parent: str | None = None
+    """The base model of an adapter."""
+
+
+class ServedModels(Struct, frozen=True):
+    data: list[ServedModel] = []
+
+
+class Version(Struct, frozen=True):
+    version: str = ""
+
+
+class Tokens(Struct, frozen=True):
+    tokens: list[int] | None = None
+
+
+def generate_body(generation: Generation, model: str, *, stream: bool) -> dict[str, Any]:
+    """Return the body for `/inference/v1/generate`."""
+    return {
+        "request_id": generation.id,
+        "model": model,
+        "token_ids": list(generation.tokens),
+        "sampling_params": {**_sampling(generation), "detokenize": False},
+        "stream": stream,
+        **_extras(generation),
+    }
+
+
+def completions_body(generation: Generation, model: str, *, stream: bool) -> dict[str, Any]:
+    """Return the body for `/v1/completions` with the same meaning."""
+    return {
+        "request_id": generation.id,
+        "model": model,
+        "prompt": list(generation.tokens),
+        "add_special_tokens": False,
+        "return_token_ids": True,
+        "stream": stream,
+        **_sampling(generation),
+        **_extras(generation),
+    }
+
+
+def _sampling(generation: Generation) -> dict[str, Any]:
+    """Return every sampling parameter: a default of the server's model must not replace one that is left out."""
+    sampling, begun = generation.sampling, generation.output_tokens
+    is_prompt = generation.hands_off
+    return {
+        "n": 1,
+        "max_tokens": 1 if is_prompt else generation.tokens_max,
+        "min_tokens": 0 if is_prompt else min(generation.tokens_max, max(0, sampling.output_tokens_min - begun)),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+        "logit_bias": {str(token): bias for token, bias in sampling.logit_bias} or None,
+        # vLLM seeds a request, not a position: a continued answer must not draw its first numbers again.
+        "seed": None if sampling.temperature == 0 else (sampling.seed + begun) & _SEED_MASK,
+        "stop_token_ids": [] if is_prompt else list(sampling.stop_token_ids),
+        "ignore_eos": True,  # the stop tokens have those of the model, unless the client ignores them
+    }
+
+
+def _extras(generation: Generation) -> dict[str, Any]:
+    params = _ASK_FOR_KV if generation.hands_off else generation.kv_transfer_params
+    extras: dict[str, Any] = {} if params is None else {"kv_transfer_params": params}
+    return {**extras, "cache_salt": generation.cache_salt} if generation.cache_salt else extras
+
+
+def event_data(line: bytes) -> bytes | None:
+    """Return the data of a line of server-sent events. None: the line has none, or it marks the end."""
+    data = line[5:].strip() if line.startswith(b"data:") else b""
+    return data if data and data != b"[DONE]" else None
+
+
+def error_text(body: bytes) -> str:
+    """Return the message of an error's body, in one line of bounded length."""
+    try:
+        answer = msgspec.json.decode(body, type=Answer)
+        text = answer.error.message if answer.error is not None else ""
+    except msgspec.DecodeError:
+        text = ""
+    return " ".join((text or body.decode(errors="replace")).split())[:300] or "an empty body"
+
+
+def read_load(metrics: str) -> EngineLoad:
+    """Return the load of a server from the text of its metrics. Values of several engine cores are added up."""
+    totals: dict[str, float] = {}
+    kv_tokens = 0
+    for name, labels, value in _SAMPLE.findall(metrics):
+        if name == "vllm:cache_config_info":
+            kv_tokens += _cache_tokens(dict(_LABEL.findall(labels)))
+        else:
+            totals[name] = totals.get(name, 0.0) + float(value)
+    cores = max(1, metrics.count("\nvllm:kv_cache_usage_perc{"))
+    return EngineLoad(
+        running_requests=int(totals.get("vllm:num_requests_running", 0)),
+        waiting_requests=int(totals.get("vllm:num_requests_waiting", 0)),
+        kv_used_ratio=min(1.0, totals.get("vllm:kv_cache_usage_perc", 0.0) / cores),
+        kv_tokens=kv_tokens,
+        started_unix_s=totals.get("process_start_time_seconds", 0.0),
+    )
+
+
+def _cache_tokens(labels: Mapping[str, str]) -> int:
+    blocks, block_tokens = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
+    return int(blocks) * int(block_tokens) if blocks.isdigit() and block_tokens.isdigit() else 0

@@ -1,0 +1,310 @@
+"""One vLLM server as a worker: the batcher's requests run as requests to the server.
+
+The batcher is that of our own workers: it asks the host pool for blocks, orders waiting requests, and reports events.
+The server has a scheduler and a KV cache of its own; the pool of its host mirrors that cache. Each request that the
+batcher would compute is sent to the server with its tokens so far, and each token that arrives is committed as a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from baton.core.config import BatchLimits
+from baton.core.messages import (
+    BatcherEvent,
+    PrefillFinished,
+    RequestDropped,
+    RequestFailed,
+    RequestFinished,
+    StartRequest,
+    StepReport,
+    WorkerCommand,
+)
+from baton.core.ports import CostModel
+from baton.core.step import Slice, SliceResult, Step, StepResult
+from baton.core.types import RequestId, WorkerId, WorkerView
+from baton.decide.control.batcher import Batcher
+from baton.decide.policy.batching import Candidate
+from baton.integrations.vllm.client import EngineBrokenError, EngineRefusedError, VllmServer
+from baton.integrations.vllm.handoffs import ComputedPrompt, Handoffs
+from baton.integrations.vllm.wire import EngineLoad, Generation
+from baton.move.clock import now_s
+
+_TRIES_MAX = 3
+"""Times that a request is sent without a token, before it fails."""
+_RETRY_S = 0.2
+"""Pause before a request is sent again. It doubles with every further try."""
+_NO_LOAD = EngineLoad(running_requests=0, waiting_requests=0, kv_used_ratio=0.0, kv_tokens=0, started_unix_s=0.0)
+
+log = logging.getLogger("baton.server")
+
+
+class WholeRequests:
+    """A batching policy for engines with a scheduler of their own: every request with blocks is computed at once."""
+
+    def select(self, candidates: Sequence[Candidate], limits: BatchLimits, cost: CostModel) -> list[tuple[int, int]]:
+        return [
+            (index, each.remaining_tokens)
+            for index, each in enumerate(candidates)
+            if 0 < each.remaining_tokens <= each.room_tokens
+        ]
+
+
+class EngineListener(Protocol):
+    """Gets the reports of a worker."""
+
+    def report(self, report: StepReport) -> None: ...
+
+    def suspect(self, worker: WorkerId, error: EngineBrokenError) -> None:
+        """Check the server: a request to it has failed."""
+        ...
+
+
+@dataclass(slots=True)
+class _Run:
+    """A request that was sent to the server."""
+
+    start: StartRequest
+    generation: Generation
+    task: asyncio.Task[None] | None = None
+    arrived: deque[int] = field(default_factory=deque[int])
+    """Tokens that are not committed yet."""
+    is_prefilled: bool = False
+    """The server has computed the prompt and keeps its KV."""
+    is_over: bool = False
+    """The server has ended the answer."""
+    may_be_sent_again: bool = False
+    """It has failed, and the pause after that is over."""
+    failure: str = ""
+
+
+class EngineWorker:
+    """Runs the requests of one worker on a vLLM server. Implements `WorkerLink`."""
+
+    def __init__(
+        self, view: WorkerView, batcher: Batcher, server: VllmServer, handoffs: Handoffs, listener: EngineListener
+    ) -> None:
+        self.view = view
+        self.state = "ready"
+        self.pid = 0
+        self._batcher = batcher
+        self._server = server
+        self._handoffs = handoffs
+        self._listener = listener
+        self._inbox: list[WorkerCommand] = []
+        self._is_turn_due = False
+        self._starts: dict[RequestId, StartRequest] = {}
+        self._runs: dict[RequestId, _Run] = {}
+        self._failures: dict[RequestId, int] = {}
+        """Times that a request was sent since its last token."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._serials = itertools.count()
+        self._load = _NO_LOAD
+
+    def send(self, message: WorkerCommand) -> None:
+        """Take a command. It is applied in the next turn of the event loop, after the driver's present event."""
+        self._inbox.append(message)
+        self._take_turn_soon()
+
+    def stop(self) -> None:
+        """End all requests to the server. Nothing is reported from now on: the server is lost, or Baton ends."""
+        self.state = "lost"
+        for task in self._tasks:
+            task.cancel()
+        self._runs.clear()
+
+    def note_load(self, load: EngineLoad) -> None:
+        """Report the server's own load if it has changed: other clients may use it too."""
+        if load != self._load and self.state == "ready":
+            self._load = load
+            view = self._with_engine_load(self._batcher.view(now_s()))
+            self._listener.report(StepReport(self.view.id, (), (), view))
+
+    # ---- turns
+
+    def _take_turn_soon(self) -> None:
+        if not self._is_turn_due and self.state == "ready":
+            self._is_turn_due = True
+            asyncio.get_running_loop().call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        """Apply commands, commit the tokens that have arrived, send new requests, and report."""
+        self._is_turn_due = False
+        if self.state != "ready":
+            return
+        commands, self._inbox = self._inbox, []
+        for command in commands:
+            if isinstance(command, StartRequest):
+                self._note_start(command)
+        self._batcher.apply(commands)
+        step = self._batcher.plan()
+        while self._commit(step):
+            step = self._batcher.plan()
+        report = self._batcher.take_report(now_s=now_s())
+        for event in report.events if report is not None else ():
+            self._settle(event)
+        for part in step.slices:
+            run = self._runs.get(part.request_id)
+            if part.request_id in self._starts and (run is None or run.may_be_sent_again):
+                self._begin(part)
+        if report is not None:
+            self._listener.report(msgspec.structs.replace(report, view=self._with_engine_load(report.view)))
+
+    def _note_start(self, start: StartRequest) -> None:
+        """Note a new attempt. A request of an older one is aborted."""
+        known = self._starts.get(start.request.id)
+        if known is None or known.attempt < start.attempt:
+            self._abort(start.request.id)
+            self._starts[start.request.id] = start
+
+    def _commit(self, step: Step) -> bool:
+        """Commit one token, one prompt or one failure of each request that has any. Return whether there was one."""
+        parts: list[Slice] = []
+        results: list[SliceResult] = []
+        for part in step.slices:
+            run = self._runs.get(part.request_id)
+            result = _result(run, part) if run is not None else None
+            if result is not None:
+                parts.append(part)
+                results.append(result)
+        if parts:
+            self._batcher.commit(Step(tuple(parts)), StepResult(results))
+        return bool(parts)
+
+    def _settle(self, event: BatcherEvent) -> None:
+        """End the request to the server if the batcher no longer runs it."""
+        match event:
+            case RequestFinished() | PrefillFinished():
+                self._runs.pop(event.request_id, None)  # the server ends it by itself: it got the same limits
+                self._forget(event.request_id)
+            case RequestDropped(preempted=True):
+                self._abort(event.request_id)
+            case RequestDropped() | RequestFailed():
+                self._abort(event.request_id)
+                self._forget(event.request_id)
+            case _:
+                pass
+
+    def _forget(self, request_id: RequestId) -> None:
+        self._starts.pop(request_id, None)
+        self._failures.pop(request_id, None)
+
+    def _with_engine_load(self, view: WorkerView) -> WorkerView:
+        load = self._load
+        return msgspec.structs.replace(
+            view,
+            waiting_requests=view.waiting_requests + load.waiting_requests,
+            context_tokens=max(view.context_tokens, int(load.kv_used_ratio * load.kv_tokens)),
+        )
+
+    # ---- requests to the server
+
+    def _begin(self, part: Slice) -> None:
+        """Send a request with all of its tokens so far."""
+        start = self._starts[part.request_id]
+        request, begun = start.request, len(part.tokens) - part.prompt_tokens
+        hands_off = start.until != "end"
+        generation = Generation(
+            id=f"{request.id}-{start.attempt}-{next(self._serials)}",
+            tokens=tuple(part.tokens),
+            output_tokens=begun,
+            tokens_max=request.output_tokens_max - begun,
+            sampling=part.sampling,
+            cache_salt=request.cache_salt if request.shares_blocks else request.id,
+            hands_off=hands_off,
+            kv_transfer_params=None if hands_off else self._handoffs.take(request.id, len(part.tokens)),
+        )
+        run = self._runs[request.id] = _Run(start, generation)
+        run.task = self._spawn(self._run(run))
+
+    async def _run(self, run: _Run) -> None:
+        try:
+            if run.generation.hands_off:
+                await self._prefill(run)
+            else:
+                await self._stream(run)
+        except EngineRefusedError as error:
+            run.failure = str(error)
+        except EngineBrokenError as error:
+            await self._try_again(run, error)
+        self._take_turn_soon()
+
+    async def _prefill(self, run: _Run) -> None:
+        """Compute a prompt. The token that comes with it is used only if this worker samples the first token."""
+        answer = await self._server.prefill(run.generation)
+        tokens = [token for choice in answer.choices for token in choice.token_ids or ()]
+        if run.start.until == "first_token":
+            run.arrived.extend(tokens)
+        prompt = ComputedPrompt(self.view.host, len(run.generation.tokens), answer.kv_transfer_params)
+        if self._is_current(run):
+            self._handoffs.keep(run.start.request.id, prompt)
+        run.is_prefilled = True
+
+    async def _stream(self, run: _Run) -> None:
+        reason = None
+        async for choice in self._server.stream(run.generation):
+            reason = choice.finish_reason or reason
+            if choice.token_ids:
+                self._failures.pop(run.start.request.id, None)
+                run.arrived.extend(choice.token_ids)
+                self._take_turn_soon()
+        if reason not in ("stop", "length"):
+            raise EngineBrokenError(f"the stream ended with the finish reason {reason}")
+        run.is_over = True
+
+    async def _try_again(self, run: _Run, error: EngineBrokenError) -> None:
+        """Let the listener check the server. If it is well, send the request again with its tokens so far."""
+        self._listener.suspect(self.view.id, error)
+        request_id = run.start.request.id
+        tries = self._failures[request_id] = self._failures.get(request_id, 0) + 1
+        if tries >= _TRIES_MAX:
+            run.failure = f"the server {self._server.url} failed {tries} times on this request: {error}"
+            return
+        log.warning("%s: request %s is sent again: %s", self.view.id, request_id, error)
+        await asyncio.sleep(_RETRY_S * 2 ** (tries - 1))
+        run.may_be_sent_again = True
+
+    def _is_current(self, run: _Run) -> bool:
+        return self._runs.get(run.start.request.id) is run
+
+    def _abort(self, request_id: RequestId) -> None:
+        """End a request on the server as well: close its connection, and name it in case that is half open."""
+        run = self._runs.pop(request_id, None)
+        if run is None or run.task is None or run.task.done():
+            return
+        run.task.cancel()
+        self._spawn(self._tell_abort(run.generation.id))
+
+    async def _tell_abort(self, generation_id: str) -> None:
+        try:
+            await self._server.abort(generation_id)
+        except (EngineBrokenError, EngineRefusedError) as error:
+            log.info("%s: %s was not aborted by name: %s", self.view.id, generation_id, error)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _result(run: _Run, part: Slice) -> SliceResult | None:
+    """Return the result of a slice that has arrived from the server. None: none has."""
+    if part.sample and run.arrived:
+        return SliceResult(token=run.arrived.popleft())
+    if run.is_prefilled and not part.sample:
+        return SliceResult()
+    if run.failure:
+        return SliceResult(failure=run.failure)
+    if run.is_over or run.is_prefilled:
+        begun = len(part.tokens) - part.prompt_tokens
+        return SliceResult(failure=f"the server ended the answer after {begun} tokens, before its stop token or limit")
+    return None

@@ -1,0 +1,160 @@
+"""Servers that fail, hang, restart or refuse: no request is lost, and none is answered with wrong tokens."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.engines.fake_vllm import FakeVllm, answer_to, servers
+from tests.engines.fleets import baton_over, finished, tokens_of
+
+PROMPT = [100 + token % 90 for token in range(40)]
+
+
+def test_requests_of_a_killed_server_continue_on_another_one() -> None:
+    """The other one gets the prompt and the answer so far."""
+
+    async def run() -> None:
+        fakes = [FakeVllm(free_tokens=5), FakeVllm(free_tokens=5)]
+        async with servers(*fakes), baton_over(*(fake.url for fake in fakes)) as baton:
+            lives = [baton.submit([*PROMPT, number + 40], 40) for number in range(6)]
+            for live in lives:
+                await tokens_of(live, 5)
+            assert all(fake.bodies for fake in fakes), "one server has no request"
+            fakes[1].gate.set()
+            sent = len(fakes[1].bodies)
+            await fakes[0].stop()
+            ends = [await finished(live) for live in lives]
+            assert [end.outcome for end in ends] == ["finished"] * 6
+            answers = [live.tokens[len(PROMPT) + 1 :] for live in lives]
+            assert answers == [answer_to([*PROMPT, number + 40], 40) for number in range(6)]
+            assert {len(body["token_ids"]) for body in fakes[1].bodies[sent:]} == {len(PROMPT) + 1 + 5}
+            baton.check()
+
+    asyncio.run(run())
+
+
+def test_a_restarted_server_joins_again_with_an_empty_cache() -> None:
+    async def run() -> None:
+        fake = FakeVllm(free_tokens=5)
+        async with servers(fake), baton_over(fake.url) as baton:
+            live = baton.submit(PROMPT, 30)
+            await tokens_of(live, 5)
+            await fake.stop()
+            await baton.joined(0)
+            fake.free_tokens = 30
+            await fake.restart()
+            assert (await finished(live)).outcome == "finished"
+            assert live.tokens[len(PROMPT) :] == answer_to(PROMPT, 30)
+            baton.check()
+
+    asyncio.run(run())
+
+
+def test_a_restart_between_two_checks_is_noticed() -> None:
+    """Its pool must not count prefixes as cached that the new process does not have."""
+
+    async def run() -> None:
+        fake = FakeVllm()
+        async with servers(fake), baton_over(fake.url) as baton:
+            await baton.ask(PROMPT, 4)
+            fake.started_s += 0.5
+            await baton.said("restarted")
+            await baton.joined(1)
+            assert next(iter(baton.parts.driver.pools.values())).view().blocks_cached == 0
+
+    asyncio.run(run())
+
+
+def test_a_server_that_hangs_is_lost_after_silent_s_and_its_requests_continue() -> None:
+    """As with a half-open connection: nothing arrives, and nothing breaks."""
+
+    async def run() -> None:
+        fakes = [FakeVllm(free_tokens=5), FakeVllm(free_tokens=5)]
+        async with servers(*fakes), baton_over(*(fake.url for fake in fakes), silent_s=0.4) as baton:
+            lives = [baton.submit([*PROMPT, number + 40], 20) for number in range(4)]
+            for live in lives:
+                await tokens_of(live, 5)
+            fakes[0].is_silent = True
+            fakes[1].gate.set()
+            assert [(await finished(live)).outcome for live in lives] == ["finished"] * 4
+            assert [live.tokens[41:] for live in lives] == [answer_to([*PROMPT, n + 40], 20) for n in range(4)]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("fault", ["a 500", "a broken stream"])
+def test_a_request_that_fails_on_a_healthy_server_is_sent_again(fault: str) -> None:
+    async def run() -> None:
+        fake = FakeVllm(fail_posts=1) if fault == "a 500" else FakeVllm(break_after=3)
+        async with servers(fake), baton_over(fake.url) as baton:
+            live = baton.submit(PROMPT, 12)
+            await tokens_of(live, 3)
+            fake.break_after = None
+            assert (await finished(live)).outcome == "finished"
+            assert live.tokens[len(PROMPT) :] == answer_to(PROMPT, 12)
+            assert len(fake.bodies) >= 2
+            baton.check()
+
+    asyncio.run(run())
+
+
+def test_a_request_that_keeps_failing_fails_alone() -> None:
+    async def run() -> None:
+        fake = FakeVllm(fail_posts=3)
+        async with servers(fake), baton_over(fake.url) as baton:
+            finish = await finished(baton.submit(PROMPT, 12))
+            assert finish.outcome == "failed"
+            assert "failed 3 times" in finish.message
+            assert await baton.ask(PROMPT, 12) == answer_to(PROMPT, 12)
+            baton.check()
+
+    asyncio.run(run())
+
+
+def test_a_request_that_the_server_refuses_fails_with_its_reason() -> None:
+    async def run() -> None:
+        fake = FakeVllm()
+        async with servers(fake), baton_over(fake.url) as baton:
+            fake.context_tokens = 30
+            finish = await finished(baton.submit(PROMPT, 12))
+            assert finish.outcome == "failed"
+            assert "answered 400: at most 30 tokens" in finish.message
+            assert len(fake.bodies) == 1
+            baton.check()
+
+    asyncio.run(run())
+
+
+def test_a_server_that_ends_too_early_does_not_shorten_an_answer() -> None:
+    async def run() -> None:
+        fake = FakeVllm(context_tokens=2048)
+        async with servers(fake), baton_over(fake.url) as baton:
+            fake.ends_after = 4
+            finish = await finished(baton.submit(PROMPT, 12))
+            assert finish.outcome == "failed"
+            assert "ended the answer after 4 tokens" in finish.message
+
+    asyncio.run(run())
+
+
+def test_a_key_is_sent_and_its_lack_is_told() -> None:
+    async def run() -> None:
+        fake = FakeVllm(api_key="secret")
+        async with servers(fake):
+            async with baton_over(fake.url, key="secret") as baton:
+                assert await baton.ask(PROMPT, 5) == answer_to(PROMPT, 5)
+            async with baton_over(fake.url, joins=0) as baton:
+                await baton.said("answered 401: Unauthorized")
+
+    asyncio.run(run())
+
+
+def test_a_server_with_another_tokenizer_may_not_join() -> None:
+    async def run() -> None:
+        fake = FakeVllm(tokenizer=[1, 2, 3])
+        async with servers(fake), baton_over(fake.url, joins=0) as baton:
+            await baton.said("its tokenizer is not that of hash")
+
+    asyncio.run(run())

@@ -1,0 +1,127 @@
+"""1P1D over vLLM servers: the prompt is computed by one server, and its KV is loaded by the other."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from baton.cli.main import main
+from baton.core.config import Config, Plugin, PolicyChoice, Topology
+from baton.core.engine_config import EnginesConfig, engine_of
+from baton.core.errors import ConfigError
+from baton.decide.policy.policy_sets import policy_of
+from tests.engines.fake_vllm import FakeVllm, answer_to, servers
+from tests.engines.fleets import baton_over, finished, tokens_of
+
+PROMPT = [100 + token % 90 for token in range(70)]
+
+
+def urls(prefill: FakeVllm, decode: FakeVllm) -> tuple[str, str]:
+    return f"prefill={prefill.url}", f"decode={decode.url}"
+
+
+@pytest.mark.parametrize("length", [33, 48, 49, 64, 65, 70])
+def test_the_decode_server_loads_the_prompt_of_the_prefill_server(length: int) -> None:
+    """Lengths at and beside the edges of blocks."""
+
+    async def run() -> None:
+        prefill, decode = FakeVllm("p"), FakeVllm("d")
+        async with servers(prefill, decode), baton_over(*urls(prefill, decode)) as baton:
+            assert await baton.ask(PROMPT[:length], 20) == answer_to(PROMPT[:length], 20)
+            baton.check()
+        assert decode.loaded_tokens == length - 1
+        assert prefill.kept == {}
+        assert [body["sampling_params"]["max_tokens"] for body in prefill.bodies] == [1]
+        assert [body["sampling_params"]["max_tokens"] for body in decode.bodies] == [20]
+
+    asyncio.run(run())
+
+
+def test_a_handoff_is_logged_and_replayed(tmp_path: Path) -> None:
+    async def run() -> None:
+        prefill, decode = FakeVllm("p"), FakeVllm("d")
+        log = str(tmp_path / "log")
+        async with servers(prefill, decode), baton_over(*urls(prefill, decode), log=log) as baton:
+            asked = [baton.ask([*PROMPT, number + 40], 20) for number in range(6)]
+            assert await asyncio.gather(*asked) == [answer_to([*PROMPT, number + 40], 20) for number in range(6)]
+        assert decode.loaded_tokens == 6 * len(PROMPT)
+
+    asyncio.run(run())
+    assert main(["replay", str(tmp_path / "log")]) == 0
+
+
+def test_a_killed_decode_server_loses_no_request() -> None:
+    """The second decode server has no KV of it: it computes the prompt and the answer so far."""
+
+    async def run() -> None:
+        prefill, first, second = FakeVllm("p"), FakeVllm("d", free_tokens=4), FakeVllm("e", free_tokens=4)
+        async with servers(prefill, first, second), baton_over(*urls(prefill, first), f"decode={second.url}") as baton:
+            live = baton.submit(PROMPT, 30)
+            await tokens_of(live, 4)
+            used, other = (first, second) if first.bodies else (second, first)
+            other.gate.set()
+            await used.stop()
+            assert (await finished(live)).outcome == "finished"
+            assert live.tokens[len(PROMPT) :] == answer_to(PROMPT, 30)
+            baton.check()
+
+    asyncio.run(run())
+
+
+def test_a_killed_prefill_server_loses_no_request() -> None:
+    """Its prompts wait until a server can compute them."""
+
+    async def run() -> None:
+        prefill, decode = FakeVllm("p", free_tokens=0), FakeVllm("d")
+        async with servers(prefill, decode), baton_over(*urls(prefill, decode)) as baton:
+            live = baton.submit(PROMPT, 10)
+            await prefill.began.wait()
+            await prefill.stop()
+            await baton.joined(1)
+            prefill.gate.set()
+            await prefill.restart()
+            assert (await finished(live)).outcome == "finished"
+            assert live.tokens[len(PROMPT) :] == answer_to(PROMPT, 10)
+
+    asyncio.run(run())
+
+
+def test_parameters_that_a_server_refuses_are_not_used_twice() -> None:
+    """The KV is gone: the decode server computes the prompt."""
+
+    async def run() -> None:
+        prefill, decode = FakeVllm("p"), FakeVllm("d")
+        async with servers(prefill, decode), baton_over(*urls(prefill, decode)) as baton:
+            prefill.forgets = True
+            assert await baton.ask(PROMPT, 10) == answer_to(PROMPT, 10)
+            assert ["kv_transfer_params" in body for body in decode.bodies] == [True, False]
+            assert decode.loaded_tokens == 0
+
+    asyncio.run(run())
+
+
+def test_policies_that_servers_cannot_follow_are_refused() -> None:
+    engines = EnginesConfig(servers=(engine_of("prefill=http://a:1"), engine_of("decode=http://b:1")))
+    config = Config(engines=engines)
+    chosen = policy_of(config, tenants=1)
+    assert (chosen.first_token.use, chosen.streaming.use, chosen.roles.use) == (
+        "first-token-by-decode",
+        "when-done",
+        "static-roles",
+    )
+    wrong = Config(engines=engines, policy=PolicyChoice(first_token=Plugin(use="first-token-by-prefill")))
+    with pytest.raises(ConfigError, match="first-token-by-decode"):
+        policy_of(wrong, tenants=1)
+    assert "leave out" in Config(engines=engines, topology=Topology(mixed=1)).lacks()[0]
+
+
+def test_urls_of_servers_are_checked() -> None:
+    given = ("prefill=http://a:1", "prefill=ftp://b", "prefill=http://a:1")
+    problems = EnginesConfig(servers=tuple(map(engine_of, given))).problems()
+    assert problems == [
+        "engines.servers: 'ftp://b' is no URL of a server: write http://HOST:PORT",
+        "engines.servers has http://a:1 2 times",
+        "engines.servers has prefill servers, but none that can decode: add --engine-url decode=URL",
+    ]
