@@ -95,10 +95,10 @@ class Page:
         """Be a user of light or dark colors."""
         await self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
-    async def resize(self, width: int) -> None:
-        """Be a window or a phone of this width in pixels."""
+    async def resize(self, width: int, height: int = 800) -> None:
+        """Give the window this size in pixels."""
         await self._call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=False
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
         )
 
     async def picture(self) -> bytes:

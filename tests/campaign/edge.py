@@ -22,6 +22,7 @@ from baton.serve.http.app import build_app
 from baton.serve.http.grammar_checks import GrammarChecker
 from baton.serve.http.identity import Keyring, KeySources
 from baton.serve.http.services import HttpSettings, Services
+from baton.serve.live.history import History
 from baton.serve.live.hooks import Hooks
 from baton.serve.live.live_request import Finish, LiveRequest
 from baton.serve.live.metrics_registry import Metrics
@@ -130,7 +131,7 @@ class HttpEdge:
         self._clock = cluster.loop
         self._loop = ClientLoop(cluster.loop)
         self.gateway = SimGateway(cluster)
-        sandbox = SandboxConfig()
+        sandbox, recorder = SandboxConfig(), Recorder(Metrics())
         services = Services(
             gateway=self.gateway,
             hosts=self.gateway,
@@ -141,7 +142,8 @@ class HttpEdge:
             keyring=Keyring(KeySources()),
             hooks=Hooks(),
             render_metrics=lambda: b"",
-            recorder=Recorder(Metrics()),
+            recorder=recorder,
+            history=History(self.gateway, recorder),
         )
         self._app = build_app(services)
         self.clients = [HttpClient(each, cluster.loop) for each in planned]

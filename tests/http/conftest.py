@@ -27,6 +27,7 @@ from baton.serve.http.identity import Keyring, KeySources
 from baton.serve.http.protocol import HttpServerConfig
 from baton.serve.http.server import HttpServer
 from baton.serve.http.services import HttpSettings, Services
+from baton.serve.live.history import History
 from baton.serve.live.hooks import Hooks
 from baton.serve.live.metrics_registry import Metrics
 from baton.serve.live.recorder import Recorder
@@ -46,6 +47,18 @@ class House:
     recorder: Recorder
     metrics: Metrics
     grammars: GrammarChecker
+    history: History
+    loop: asyncio.AbstractEventLoop | None = None
+    """The event loop of its server. None: it is not served."""
+
+    def on_loop(self, call: Callable[[], None]) -> None:
+        """Run a call in the server's thread."""
+
+        async def run() -> None:
+            call()
+
+        assert self.loop is not None, "the house is not served"
+        asyncio.run_coroutine_threadsafe(run(), self.loop).result(30)
 
 
 def build_house(
@@ -64,6 +77,7 @@ def build_house(
     layout = card.layout(block_tokens=BLOCK_TOKENS, dtype="uint8")
     engine = load_engine(card, layout, memoryview(bytearray(blocks * layout.block_bytes)))
     gateway = InProcessGateway(card, engine, blocks=blocks, waiting_max=waiting_max)
+    history = History(gateway, recorder)
     services = Services(
         gateway=gateway,
         hosts=gateway,
@@ -74,9 +88,10 @@ def build_house(
         keyring=Keyring(keys or KeySources()),
         hooks=hooks or Hooks(),
         recorder=recorder,
+        history=history,
         render_metrics=lambda: b"# TYPE baton_up gauge\nbaton_up 1\n",
     )
-    return House(gateway, build_app(services), limits or LimitsConfig(), recorder, metrics, grammars)
+    return House(gateway, build_app(services), limits or LimitsConfig(), recorder, metrics, grammars, history)
 
 
 class Server:
@@ -106,6 +121,7 @@ class Server:
         uvloop.run(self._serve())
 
     async def _serve(self) -> None:
+        self.house.loop = asyncio.get_running_loop()
         steps = asyncio.create_task(self.house.gateway.run())
         await self._uvicorn.serve(sockets=[self._socket])
         steps.cancel()

@@ -92,19 +92,25 @@ def test_the_cluster_shows_its_workers_and_their_roles_can_be_changed(build, ser
     assert client.post("/cluster/workers/nobody/role", json={"role": "decode"}).status_code == 404
 
 
-def test_the_page_needs_nothing_from_elsewhere(client: httpx.Client) -> None:
-    """Nothing is loaded, and its policy would not allow it."""
-    response = client.get("/ui")
-    assert response.headers["content-type"] == "text/html; charset=utf-8"
-    assert "default-src 'none'" in response.headers["content-security-policy"]
-    assert not re.search(r"(src|href)\s*=|url\(|import\s", response.text)
-    for path in ("/v1/chat/completions", "/cluster", "/health"):
-        assert path in response.text
+@pytest.mark.parametrize("path", ["/", "/ui", "/chat"])
+def test_pages_load_only_files_of_this_server(client: httpx.Client, path: str) -> None:
+    page = client.get(path)
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    loaded = re.findall(r'<(?:script|link)[^>]*(?:src|href)="([^"]*)"', page.text)
+    assert loaded
+    while loaded:
+        name = loaded.pop()
+        assert name.startswith("/static/")
+        file = client.get(name)
+        assert file.status_code == 200
+        assert "http" not in re.findall(r"(?:src=|href=|url\(|import .* from )[\"']?(\w+)", file.text)
+        loaded += ["/static/" + other for other in re.findall(r'from "\./([^"]+)"', file.text)]
 
 
-def test_the_bare_address_leads_a_browser_to_the_page(client: httpx.Client) -> None:
-    response = client.get("/", follow_redirects=False)
-    assert (response.status_code, response.headers["location"]) == (307, "/ui")
+def test_other_names_below_static_are_no_files(client: httpx.Client) -> None:
+    for name in ("index.html", "none.js", "..%2fpages.py", "uplot.LICENSE.txt"):
+        assert client.get(f"/static/{name}").status_code == 404
     assert client.get("/favicon.ico").status_code == 204
 
 

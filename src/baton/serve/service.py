@@ -212,6 +212,7 @@ class Service:
             public_prefixes=PublicPrefixes(http.public_prefixes, tokenizer, template) if http.public_prefixes else None,
             hooks=parts.hooks,
             recorder=parts.driver.recorder,
+            history=parts.history,
             render_metrics=self._render_metrics,
         )
         most = min(parts.config.limits.connections_max, self._connections_max)
@@ -278,6 +279,7 @@ class Service:
         if self._parts.own is not None:
             self._run(prefault(self._parts.own.arena, self._on_failed))
         self._run(self._tick())
+        self._run(self._parts.history.run())
         self._run(self._resize_fleet())
         self._tell(self._greeting())
 
@@ -299,7 +301,8 @@ class Service:
         self._stop.set()
 
     async def _drain(self) -> None:
-        """Wait up to `drain_s` for the running requests, then cancel them."""
+        """Wait up to `drain_s` for the running requests, then cancel them. End the streams of dashboards at once."""
+        self._parts.history.close()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._parts.gateway.stop(), self._parts.config.survival.drain_s)
         self._parts.gateway.cancel_all()
@@ -332,18 +335,15 @@ class Service:
                 )
 
     def _greeting(self) -> str:
-        driver = self._parts.driver
+        driver, dtype = self._parts.driver, self._parts.computing.dtype
         roles = [link.view.role for link in driver.links.values()]
         topology = " + ".join(f"{roles.count(role)} {role}" for role in dict.fromkeys(roles))
-        name = self._parts.card.name
-        messages = [{"role": "user", "content": "Hello! Introduce yourself."}]
+        name, messages = self._parts.card.name, [{"role": "user", "content": "Hello! Introduce yourself."}]
         question = json.dumps({"model": name, "messages": messages, "temperature": 0})
-        dtype = self._parts.computing.dtype
-        blocks = sum(pool.view().blocks_total for pool in driver.pools.values())
-        kv_tokens = blocks * driver.layout.block_tokens
+        kv_tokens = sum(pool.view().blocks_total for pool in driver.pools.values()) * driver.layout.block_tokens
         key = ' -H "Authorization: Bearer $API_KEY"' if not self._keyring.is_open else ""
         return (
-            f"ready: {self._url}  model {name} ({dtype})  {topology}  KV cache {kv_tokens} tokens  page /ui\n"
+            f"ready: {self._url}  model {name} ({dtype})  {topology}  KV cache {kv_tokens} tokens  dashboard at /\n"
             f"try: curl {self._url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{question}'"
         )
 

@@ -152,6 +152,9 @@ READ_BACK_BLOCKS = Counter(
     "baton_read_back_blocks_total", "blocks",
     "Blocks of preempted requests that were read from a tier, and so not computed again.", labels=(HOST, TIER),
 )  # fmt: skip
+GENERATED_TOKENS = Counter(
+    "baton_generation_tokens_total", "tokens", "Output tokens whose text reached a client's socket."
+)
 PREFIX_QUERY_TOKENS = Counter(
     "baton_prefix_query_tokens_total", "tokens", "Prompt tokens of requests that were started."
 )
@@ -184,4 +187,5 @@ METRICS: tuple[Metric, ...] = (
     KV_BLOCKS, PREFIX_QUERY_TOKENS, PREFIX_HIT_TOKENS, PREEMPTIONS, FAILOVERS, ROLE_FLIPS, STEP,
     SPECULATION_DRAFTED_TOKENS, SPECULATION_ACCEPTED_TOKENS, TIER_BLOCKS, TIER_RESTS, HANDOFF_LAYER_BYTES,
     LIVE_MOVES, READ_BACK_BLOCKS, HTTP_REFUSALS, PREDICTION_ERROR, STEP_ERROR, CLASS_REQUESTS, CLASS_TTFT,
+    GENERATED_TOKENS,
 )  # fmt: skip

@@ -21,6 +21,7 @@ from baton.serve.http.embed import EMBEDDINGS_PATH, Embed
 from baton.serve.http.generate import Generate
 from baton.serve.http.pages import Pages
 from baton.serve.http.services import Services
+from baton.serve.http.site import Site
 from baton.serve.http.text_request import ChatText, CompletionText
 from baton.serve.http.wire.errors import error_body, error_headers
 from baton.serve.live.recorder import Recorder
@@ -31,7 +32,7 @@ def build_app(services: Services) -> ASGIApp:
     routes = [Route(kind.PATH, Generate(services, kind), methods=["POST"]) for kind in (CompletionText, ChatText)]
     embed = Route(EMBEDDINGS_PATH, Embed(services), methods=["POST"])
     app = Starlette(
-        routes=[*routes, embed, *Pages(services).routes()],
+        routes=[*routes, embed, *Pages(services).routes(), *Site().routes()],
         exception_handlers={
             RequestError: partial(_on_request_error, services.recorder),
             HTTPException: _on_wrong_route,

@@ -17,13 +17,14 @@ from baton.serve.http.browser import BrowserRules
 from baton.serve.http.budgets import Budgets, RequestBudget
 from baton.serve.http.connections import client_address
 from baton.serve.http.identity import Identity, Keyring, check_port, check_scope, needed_scope
+from baton.serve.http.site import STATIC
 from baton.serve.http.slo import header_slo
 from baton.serve.http.wire.errors import error_body, error_headers
 from baton.serve.http.wire.schemas import SloFields
 from baton.serve.live.recorder import Recorder
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/ui", "/", "/favicon.ico"})
-"""Paths that need no API key: the probes, and the dashboard, which asks the user for the key."""
+OPEN_PATHS = frozenset({"/health", "/ready", "/ui", "/", "/chat", "/favicon.ico"})
+"""Paths that need no API key: the probes, and the pages, which ask the user for the key. So do the pages' files."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _STATE_KEY = "baton.context"
 _CSP = b"content-security-policy"
@@ -111,7 +112,7 @@ class Edge:
 
     def _identify(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Identity:
         """Return the client's identity. Raises RequestError (401, 403) if it may not use the route."""
-        if scope["path"] in OPEN_PATHS:
+        if scope["path"] in OPEN_PATHS or scope["path"].startswith(STATIC):
             return Identity()
         if self._admin_port:
             check_port(scope["method"], scope["path"], scope["server"][1], self._admin_port)

@@ -1,18 +1,15 @@
-"""The routes that generate nothing: models, tokens, health, metrics, the cluster, the dashboard."""
+"""The routes that generate nothing: models, tokens, health, metrics, the cluster and its events."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import re
 from collections.abc import AsyncIterator
-from hashlib import sha256
-from importlib import metadata, resources
+from importlib import metadata
 from pathlib import Path
 
 from msgspec import Struct, json
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from baton.core.errors import RequestError
@@ -32,6 +29,9 @@ LOG_TYPE = "application/octet-stream"
 LOG_FULL_HEADER = "baton-log-full"
 """Header of the decision log: `yes` if the log is full, so that later decisions are missing."""
 CHUNK_BYTES = 1 << 18
+EVENTS_TYPE = "text/event-stream"
+READERS_MAX = 32
+"""Clients that may read /cluster/events at once. Each may have 15 minutes of samples in its socket's buffers."""
 
 
 class Pages:
@@ -43,8 +43,8 @@ class Pages:
         self._openapi = json.encode(
             openapi_document(services.gateway.card, self._version, choices_max=services.settings.choices_max)
         )
-        self._page = resources.files("baton.serve.http").joinpath("ui.html").read_bytes()
-        self._page_policy = page_policy(self._page)
+        self._readers = 0
+        """Clients that read /cluster/events."""
 
     def routes(self) -> list[Route]:
         return [
@@ -57,11 +57,9 @@ class Pages:
             Route("/metrics", self._metrics),
             Route("/cluster", self._cluster),
             Route("/cluster/log", self._log),
+            Route("/cluster/events", self._events),
             Route("/cluster/workers/{worker}/role", self._set_role, methods=["POST"]),
             Route("/cluster/hosts", self._host_terms, methods=["POST"]),
-            Route("/ui", self._ui),
-            Route("/", self._home),
-            Route("/favicon.ico", self._no_icon),
             Route("/openapi.json", self._document),
             Route("/version", self._show_version),
         ]
@@ -138,6 +136,21 @@ class Pages:
         headers = {"content-length": str(size_bytes), LOG_FULL_HEADER: "yes" if log.full else "no"}
         return StreamingResponse(file_chunks(log.path, size_bytes), media_type=LOG_TYPE, headers=headers)
 
+    async def _events(self, request: Request) -> Response:
+        """Send the figures of the last minutes, then new ones every second, as server-sent events."""
+        if self._readers >= READERS_MAX:
+            message = f"{READERS_MAX} clients read /cluster/events already; close a dashboard"
+            raise RequestError(message, status=503, code="too_many_readers")
+        return StreamingResponse(self._event_stream(), media_type=EVENTS_TYPE, headers={"cache-control": "no-store"})
+
+    async def _event_stream(self) -> AsyncIterator[bytes]:
+        self._readers += 1
+        try:
+            async for message in self._services.history.follow():
+                yield b"data: " + message + b"\n\n"
+        finally:
+            self._readers -= 1
+
     async def _set_role(self, request: Request) -> Response:
         body = convert(parse_object(await self._body(request)), RoleRequest)
         worker = request.path_params["worker"]
@@ -149,18 +162,6 @@ class Pages:
         check_content_type(dict(request.scope["headers"]))
         return _json(await self._services.hosts.terms())
 
-    async def _ui(self, request: Request) -> Response:
-        headers = {"content-security-policy": self._page_policy, "content-type": "text/html; charset=utf-8"}
-        return Response(self._page, headers=headers)
-
-    async def _home(self, request: Request) -> Response:
-        """Redirect the server's bare address to the dashboard."""
-        return RedirectResponse("/ui")
-
-    async def _no_icon(self, request: Request) -> Response:
-        """Answer without an icon: browsers ask for one, and show a 404 as an error in their console."""
-        return Response(status_code=204)
-
     async def _document(self, request: Request) -> Response:
         return Response(self._openapi, media_type="application/json")
 
@@ -170,22 +171,6 @@ class Pages:
 
 def _json(body: Struct, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(json.encode(body), status_code=status, headers=headers, media_type="application/json")
-
-
-def page_policy(page: bytes) -> str:
-    """Return the Content-Security-Policy of a page.
-
-    Only the scripts and styles inside it run, by their hashes; it loads no other file and connects only to this server.
-    """
-    inline = [f"{kind}-src {_hashes(page, kind)}" for kind in ("script", "style")]
-    rest = "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    return "; ".join(["default-src 'none'", *inline, rest])
-
-
-def _hashes(page: bytes, element: str) -> str:
-    """Return the sources of a policy that allow each inline element of one kind."""
-    parts = re.findall(rf"<{element}>(.*?)</{element}>".encode(), page, re.DOTALL)
-    return " ".join(f"'sha256-{base64.b64encode(sha256(part).digest()).decode()}'" for part in parts) or "'none'"
 
 
 async def file_chunks(path: Path, size_bytes: int) -> AsyncIterator[bytes]:

@@ -22,6 +22,7 @@ from baton.serve.http.identity import Identity, Keyring
 from baton.serve.http.prompts import Prompt, PromptLimits, PublicPrefixes, TextEncoder
 from baton.serve.http.wire.errors import RETRY_AFTER_S, ClusterError
 from baton.serve.live.gateway import LiveGateway
+from baton.serve.live.history import History
 from baton.serve.live.hooks import Hooks
 from baton.serve.live.hosts import Hosts
 from baton.serve.live.recorder import Recorder
@@ -76,6 +77,8 @@ class Services:
     """Prefixes whose cached blocks all tenants share. None: there are no such prefixes."""
     hooks: Hooks
     recorder: Recorder
+    history: History
+    """Figures of the last minutes, for the dashboard."""
     render_metrics: Callable[[], bytes]
     seeds: random.Random = field(init=False)
     """Draws the seeds of requests that have none."""

@@ -39,6 +39,7 @@ from baton.serve.host.build import (
 from baton.serve.host.tier_opening import check_tiers, fingerprint_of, open_tiers
 from baton.serve.live.driver import Driver
 from baton.serve.live.gateway import LiveGateway
+from baton.serve.live.history import History
 from baton.serve.live.hooks import Hooks, load_hooks
 from baton.serve.live.log_file import LogWriter
 from baton.serve.live.metrics_registry import Metrics
@@ -62,6 +63,7 @@ class Parts:
     driver: Driver
     gateway: LiveGateway
     metrics: Metrics
+    history: History
     hooks: Hooks
     computing: Computing
     own: HostParts | None
@@ -106,8 +108,8 @@ def assemble(config: Config, card: ModelCard) -> Parts:
         below = own_tiers.rules if own_tiers is not None else ()
         driver.add_host(HostAdded(own.id, own.blocks_total, layout, below, own.workers_max))
     gateway = LiveGateway(card, driver, policy_names=plugin_names(policy), slo=_promise(config))
-    hooks = load_hooks(config.hooks)
-    return Parts(config, card, driver, gateway, metrics, hooks, computing, own, given_cost, own_tiers)
+    history, hooks = History(gateway, driver.recorder), load_hooks(config.hooks)
+    return Parts(config, card, driver, gateway, metrics, history, hooks, computing, own, given_cost, own_tiers)
 
 
 def with_quotas(policy: PolicyConfig, key_file: str) -> PolicyConfig:

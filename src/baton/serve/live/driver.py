@@ -224,7 +224,7 @@ class Driver:
                 if request_id in self.live:
                     self.live[request_id].finish_reason = reason
             case RequestDropped(request_id=request_id, preempted=True):
-                self.recorder.preempted()
+                self.recorder.note("preemptions")
                 if request_id in self.live:
                     self.live[request_id].stamps.preemptions += 1
             case _:
@@ -294,9 +294,9 @@ class Driver:
         live = self.live[start.request.id]
         if start.attempt > live.attempt and self._has_moved(live):
             live.stamps.moves += 1
-            self.recorder.moved()
+            self.recorder.note("moves")
         elif start.attempt > live.attempt:
-            self.recorder.failed_over()
+            self.recorder.note("failovers")
         if isinstance(start, StartDecode) and not live.output_tokens:
             live.stamps.leave(live.worker, now_s())
         if isinstance(start, StartPrefill) and start.predicted is not None and start.attempt == 1:
@@ -324,7 +324,7 @@ class Driver:
     def _flip(self, link: WorkerLink, role: Role) -> None:
         """Record a worker's new role."""
         link.view = msgspec.structs.replace(link.view, role=role)
-        self.recorder.role_flipped()
+        self.recorder.note("role_flips")
 
     def _note_hit(self, request_id: RequestId, cached_tokens: int) -> None:
         """Record the cached tokens of a prompt when its first worker begins, copied ones included."""

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from baton.core.messages import StepReport
 from baton.core.types import Role
 from baton.decide.metrics import catalog
+from baton.move.clock import unix_s
 from baton.serve.live.live_request import Finish, LiveRequest
 from baton.serve.live.metrics_registry import Metrics
+from baton.serve.live.recent import Recent
+
+Event = Literal["preemptions", "failovers", "moves", "role_flips"]
+_EVENTS: dict[Event, catalog.Counter] = {
+    "preemptions": catalog.PREEMPTIONS,
+    "failovers": catalog.FAILOVERS,
+    "moves": catalog.LIVE_MOVES,
+    "role_flips": catalog.ROLE_FLIPS,
+}
 
 
 class Recorder:
-    """Records each metric at the moment when its value is final."""
+    """Records each value at the moment when it is final: for /metrics, and for the next sample of the history."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
+        self._recent = Recent()
+
+    def take_recent(self) -> Recent:
+        """Return what was recorded since the last call."""
+        recent, self._recent = self._recent, Recent()
+        return recent
 
     def step(self, report: StepReport, role: Role) -> None:
         if report.step_s:
             self._metrics.observe(catalog.STEP, report.step_s, role)
+            self._recent.step(report)
         if report.drafted_tokens:
             self._metrics.count(catalog.SPECULATION_DRAFTED_TOKENS, amount=report.drafted_tokens)
             self._metrics.count(catalog.SPECULATION_ACCEPTED_TOKENS, amount=report.accepted_tokens)
@@ -26,23 +45,19 @@ class Recorder:
         """Record that the first step with a part of the prompt has run."""
         self._metrics.count(catalog.PREFIX_QUERY_TOKENS, amount=live.request.prompt_tokens)
         self._metrics.count(catalog.PREFIX_HIT_TOKENS, amount=live.stamps.cached_tokens)
+        self._recent.counts["prompt_tokens"] += live.request.prompt_tokens
+        self._recent.counts["cached_tokens"] += live.stamps.cached_tokens
 
-    def preempted(self) -> None:
-        self._metrics.count(catalog.PREEMPTIONS)
+    def note(self, event: Event) -> None:
+        """Count an event of the cluster."""
+        self._metrics.count(_EVENTS[event])
+        self._recent.counts[event] += 1
 
     def copied(self, moved_bytes: int, layer_bytes: int) -> None:
         """Record a completed transfer of KV from another host. `layer_bytes`: the bytes sent by layer."""
         self._metrics.count(catalog.HANDOFF_BYTES, amount=moved_bytes)
         self._metrics.count(catalog.HANDOFF_LAYER_BYTES, amount=layer_bytes)
-
-    def failed_over(self) -> None:
-        self._metrics.count(catalog.FAILOVERS)
-
-    def moved(self) -> None:
-        self._metrics.count(catalog.LIVE_MOVES)
-
-    def role_flipped(self) -> None:
-        self._metrics.count(catalog.ROLE_FLIPS)
+        self._recent.counts["handoff_bytes"] += moved_bytes
 
     def sent(self, live: LiveRequest, tokens: int, now_s: float) -> None:
         """Record that the text of `tokens` more tokens reached the client's socket, for TTFT and ITL."""
@@ -50,21 +65,30 @@ class Recorder:
         if last_s is None:
             ttft_s = max(0.0, now_s - live.stamps.arrived_s)
             self._metrics.observe(catalog.TTFT, ttft_s)
+            self._recent.value("ttft", ttft_s)
             self._compare("ttft", ttft_s, live.predicted.ttft_s)
             if live.request.service is not None:
                 self._metrics.observe(catalog.CLASS_TTFT, ttft_s, live.request.service.name)
         else:
+            gap_s = max(0.0, now_s - last_s) / tokens
             for _ in range(tokens):
-                self._metrics.observe(catalog.ITL, max(0.0, now_s - last_s) / tokens)
+                self._metrics.observe(catalog.ITL, gap_s)
+                self._recent.value("itl", gap_s)
+        self._metrics.count(catalog.GENERATED_TOKENS, amount=tokens)
+        self._recent.tokens_sent(live, tokens)
         live.stamps.sent(tokens, now_s)
         if live.is_taken and live.finish is not None and live.finish.outcome == "finished":
             self._delivered(live)
+            self._recent.show(live, live.finish, unix_s())
 
     def closed(self, live: LiveRequest, finish: Finish) -> None:
         """Record the outcome of a request."""
         if live.request.service is not None:
             self._metrics.count(catalog.CLASS_REQUESTS, live.request.service.name, finish.outcome)
         self._metrics.count(catalog.REQUESTS, finish.outcome)
+        self._recent.closed(finish)
+        if finish.outcome != "finished":
+            self._recent.show(live, finish, unix_s())
         if finish.reject is not None:
             self._metrics.count(catalog.REJECTED, finish.reject)
 
@@ -76,23 +100,28 @@ class Recorder:
     def _compare(self, latency: str, actual_s: float, predicted_s: float) -> None:
         if predicted_s > 0:
             self._metrics.observe(catalog.PREDICTION_ERROR, actual_s / predicted_s, latency)
+            self._recent.value(f"{latency}_ratio", actual_s / predicted_s)
 
     def _delivered(self, live: LiveRequest) -> None:
         """Record the latencies of a finished request once its last text has been sent."""
         timings = live.timings()
-        for metric, value_s in (
-            (catalog.QUEUE, timings.queue_s),
-            (catalog.PREFILL, timings.prefill_s),
-            (catalog.HANDOFF, timings.handoff_s),
-            (catalog.E2E, timings.e2e_s),
-            (catalog.TPOT, timings.tpot_s),
+        for metric, name, value_s in (
+            (catalog.QUEUE, "queue", timings.queue_s),
+            (catalog.PREFILL, "prefill", timings.prefill_s),
+            (catalog.HANDOFF, "handoff", timings.handoff_s),
+            (catalog.E2E, "e2e", timings.e2e_s),
+            (catalog.TPOT, "tpot", timings.tpot_s),
         ):
             if value_s is not None:
                 self._metrics.observe(metric, value_s)
+                self._recent.value(name, value_s)
+        self._recent.handed_off(timings)
         if timings.tpot_s is not None:
             self._compare("tpot", timings.tpot_s, live.predicted.tpot_s)
         slo = live.request.slo
         if slo is None or timings.ttft_s is None:
             return
+        self._recent.counts["with_slo"] += 1
         if timings.ttft_s <= slo.ttft_s and (timings.tpot_s is None or timings.tpot_s <= slo.tpot_s):
             self._metrics.count(catalog.IN_SLO)
+            self._recent.counts["in_slo"] += 1

@@ -30,6 +30,7 @@ BESIDE = [
     "baton_step_error_ratio{worker,role}",
     "baton_class_requests_total{class,outcome}",
     "baton_class_time_to_first_token_seconds{class}",
+    "baton_generation_tokens_total",
 ]
 """What we tell beyond it. A name that is once told is kept."""
 

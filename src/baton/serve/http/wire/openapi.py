@@ -94,7 +94,11 @@ def _paths() -> Json:
             "post": _post("Change a worker's role", "RoleRequest", "RoleResponse")
             | {"parameters": _path_parameter("worker")}
         },
+        "/cluster/events": {
+            "get": _get_text("Follow the figures of the dashboard, one event a second", "text/event-stream", (503,))
+        },
         "/ui": {"get": _get_text("Open the dashboard", "text/html")},
+        "/chat": {"get": _get_text("Open the chat page", "text/html")},
         "/openapi.json": {"get": _get_any("Read this document")},
         "/version": {"get": _get("Tell the version", "Version")},
     }

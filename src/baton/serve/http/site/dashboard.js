@@ -1,0 +1,82 @@
+// The dashboard: reads /cluster/events, and shows each sample once it has arrived.
+import {$, amount, duration, events, headers, keepKey} from "./common.js";
+import {cache, flow, marks, requests, shares, tiles, workers} from "./panels.js";
+import {lanes, refreshPlots, setWindow, timePlot, view} from "./plots.js";
+import {Store} from "./store.js";
+
+const RETRY_MS = 2000;
+export const store = new Store();
+let reading = null;
+
+const latency = (name, part) => sample => sample.latencies[name]?.[part] ?? null;
+const rate = name => sample => (sample.counts[name] ?? 0) / sample.elapsed_s;
+const total = counts => Object.values(counts).reduce((sum, count) => sum + count, 0);
+const percentiles = name => [
+  {label: "p50", color: "--mixed", values: latency(name, "p50")},
+  {label: "p90", color: "--decode", values: latency(name, "p90")},
+  {label: "p99", color: "--prefill", values: latency(name, "p99"), width: 2},
+];
+
+function build() {
+  lanes($("lanes"), $("lane-value"), store);
+  timePlot($("ttft"), store, {format: duration, series: percentiles("ttft"), limits: () => store.slo ? [store.slo.ttft_s] : []});
+  timePlot($("itl"), store, {format: duration, series: percentiles("itl"), limits: () => store.slo ? [store.slo.tpot_s] : []});
+  timePlot($("tokens"), store, {format: value => amount(value) + "/s", series: [
+    {label: "output", color: "--decode", values: rate("output_tokens"), width: 2},
+    {label: "prompt", color: "--prefill", values: rate("prompt_tokens")},
+    {label: "cached", color: "--mixed", values: rate("cached_tokens"), dash: [6, 4]},
+  ]});
+  timePlot($("phases"), store, {format: duration, series: [
+    {label: "queue", color: "--other", values: latency("queue", "p50")},
+    {label: "prefill", color: "--prefill", values: latency("prefill", "p50"), width: 2},
+    {label: "handoff", color: "--decode", values: latency("handoff", "p50")},
+  ]});
+  timePlot($("outcomes"), store, {format: value => amount(value) + "/s", series: [
+    {label: "finished", color: "--mixed", values: rate("finished"), width: 2},
+    {label: "in SLO", color: "--decode", values: rate("in_slo"), dash: [6, 4]},
+    {label: "refused", color: "--prefill", values: sample => total(sample.rejected) / sample.elapsed_s},
+    {label: "failed", color: "--bad", values: rate("failed")},
+  ]});
+  timePlot($("predictions"), store, {format: value => value.toFixed(2), floor: 1.5, limits: () => [1], series: [
+    {label: "TTFT", color: "--prefill", values: latency("ttft_ratio", "p50"), width: 2},
+    {label: "TPOT", color: "--decode", values: latency("tpot_ratio", "p50")},
+  ]});
+}
+
+function show() {
+  const now = store.samples.at(-1);
+  if (!now || document.hidden) return;
+  view.now = now.unix_s; view.since = store.times[0];
+  $("state").textContent = now.state;
+  for (const draw of [tiles, workers, cache, flow, shares, marks, requests]) draw(store);
+  refreshPlots();
+}
+
+async function read() {
+  reading?.abort();
+  const current = reading = new AbortController();
+  try {
+    const response = await fetch("/cluster/events", {headers: headers(), signal: current.signal});
+    if (!response.ok) throw new Error((await response.json()).error.message);
+    let due = false;
+    for await (const message of events(response)) {
+      if (message.kept_samples) {
+        store.clear(); store.kept = message.kept_samples; store.slo = message.slo; $("model").textContent = message.model;
+        continue;
+      }
+      store.add(message);
+      if (!due) { due = true; setTimeout(() => { due = false; show(); }, 0); }  // the kept samples arrive at once: one drawing
+    }
+    $("state").textContent = "the server has ended the stream";
+  } catch (error) {
+    if (current.signal.aborted) return;
+    $("state").textContent = error instanceof TypeError ? "no answer from the server" : error.message;
+  }
+  if (reading === current) setTimeout(() => { if (reading === current) read(); }, RETRY_MS);
+}
+
+build();
+keepKey(read);
+$("window").addEventListener("change", () => setWindow(Number($("window").value)));
+document.addEventListener("visibilitychange", show);
+read();

@@ -1,0 +1,150 @@
+// The panels that are no plots over time: tiles, tables, KV bars, flow, shares, events and recent requests.
+import {$, amount, bytes, duration, headers, make, ratio, time} from "./common.js";
+
+const ROLES = ["prefill", "decode", "mixed"];
+const MINUTE = 60;
+
+export function tiles(store) {
+  const now = store.samples.at(-1), recent = store.last(10), seconds = recent.reduce((sum, sample) => sum + sample.elapsed_s, 0) || 1;
+  const rate = name => recent.reduce((sum, sample) => sum + (sample.counts[name] ?? 0), 0) / seconds;
+  const worst = (name, part) => store.last(MINUTE).reduce((most, sample) => Math.max(most, sample.latencies[name]?.[part] ?? 0), 0) || null;
+  const withSlo = store.sum("with_slo", MINUTE), asked = store.sum("prompt_tokens", MINUTE);
+  const sum = field => now.workers.reduce((total, worker) => total + worker[field], 0);
+  const shown = [
+    [amount(rate("output_tokens")), "output tokens/s"],
+    [amount(rate("prompt_tokens")), "prompt tokens/s"],
+    [sum("running"), "requests running"],
+    [sum("waiting"), "requests waiting"],
+    [duration(worst("ttft", "p99")), "highest TTFT p99, last minute"],
+    [duration(worst("itl", "p99")), "highest ITL p99, last minute"],
+    [withSlo ? ratio(store.sum("in_slo", MINUTE) / withSlo) : "-", "within the SLO, last minute"],
+    [asked ? ratio(store.sum("cached_tokens", MINUTE) / asked) : "-", "of prompts cached, last minute"],
+  ];
+  $("tiles").replaceChildren(...shown.map(([value, label]) => make("div", "tile", [make("b", "", String(value)), make("span", "", label)])));
+}
+
+async function setRole(worker, select) {
+  const response = await fetch(`/cluster/workers/${encodeURIComponent(worker)}/role`, {method: "POST", headers: headers(), body: JSON.stringify({role: select.value})});
+  if (!response.ok) $("state").textContent = (await response.json()).error.message;
+  select.blur();
+}
+
+export function workers(store) {
+  const now = store.samples.at(-1), table = $("workers");
+  if (table.contains(document.activeElement)) return;  // a role is being chosen
+  table.replaceChildren(...now.workers.map(worker => {
+    const select = make("select", "", ROLES.map(role => { const option = make("option", "", role); option.selected = role === worker.role; return option; }));
+    select.setAttribute("aria-label", `Role of ${worker.id}`);
+    select.addEventListener("change", () => setRole(worker.id, select));
+    const role = make("td", "", [make("span", `role ${worker.role}`), select]);
+    const numbers = [worker.running, worker.waiting, amount(worker.steps / now.elapsed_s), ratio(worker.busy_ratio)].map(value => make("td", "n", String(value)));
+    return make("tr", "", [make("td", "", worker.id), role, make("td", "", worker.state), ...numbers]);
+  }));
+}
+
+function part(className, share) { const piece = make("i", className); piece.style.width = `${100 * share}%`; return piece; }
+
+export function cache(store) {
+  $("cache").replaceChildren(...store.samples.at(-1).hosts.flatMap(host => {
+    const total = host.used + host.cached + host.free || 1;
+    const size = bytes(total * host.block_bytes);
+    const rows = [
+      make("div", "", `${host.id}, ${size}`),
+      make("div", "bar", [part("used", host.used / total), part("cached", host.cached / total)]),
+      make("div", "muted key", [make("i", "used"), `${host.used} used`, make("i", "cached"), `${host.cached} cached`, `, ${host.free} free`]),
+    ];
+    for (const tier of host.tiers) {
+      rows.push(make("div", "", `${host.id}, tier ${tier.name}${tier.state === "used" ? "" : ": " + tier.state}`));
+      rows.push(make("div", "bar", [part("cached", tier.kv_blocks_cached / (tier.kv_blocks_total || 1))]));
+      rows.push(make("div", "muted", `${tier.kv_blocks_cached} of ${tier.kv_blocks_total} blocks, ${tier.loaded_blocks} read, ${tier.missed_blocks} missed`));
+    }
+    return rows;
+  }));
+}
+
+function drawn(name, attributes, text = "") {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  element.textContent = text;
+  return element;
+}
+
+// Workers of prefill on the left, of decode on the right, and a line as wide as the number of handoffs between them.
+export function flow(store) {
+  const ways = new Map();
+  for (const sample of store.last(MINUTE)) for (const {source, target, requests} of sample.handoffs) {
+    const key = JSON.stringify([source, target]); ways.set(key, (ways.get(key) ?? 0) + requests);
+  }
+  if (!ways.size) { $("flow").replaceChildren(make("p", "muted", "No request was handed from one worker to another.")); return; }
+  const links = [...ways].map(([key, requests]) => [...JSON.parse(key), requests]).sort();
+  const sides = [0, 1].map(side => [...new Set(links.map(link => link[side]))].sort());
+  const height = 34 * Math.max(sides[0].length, sides[1].length) + 10, most = Math.max(...links.map(link => link[2]));
+  const svg = drawn("svg", {class: "flow", viewBox: `0 0 420 ${height}`, role: "img", "aria-label": links.map(([a, b, count]) => `${a} to ${b}: ${count} requests`).join(", ")});
+  const y = (side, name) => 34 * sides[side].indexOf(name) + 22;
+  for (const [source, target, requests] of links) {
+    const [from, to] = [y(0, source), y(1, target)];
+    const line = drawn("path", {d: `M110 ${from} C200 ${from} 220 ${to} 310 ${to}`, fill: "none", stroke: "currentColor", "stroke-opacity": "0.35", "stroke-width": 1.5 + 12 * requests / most});
+    line.append(drawn("title", {}, `${source} to ${target}: ${requests} requests`));
+    svg.append(line, drawn("text", {x: 210, y: (from + to) / 2 + 4, "text-anchor": "middle"}, `${(requests / MINUTE).toFixed(2)}/s`));
+  }
+  sides[0].forEach(name => svg.append(drawn("text", {x: 104, y: y(0, name) + 4, "text-anchor": "end"}, name)));
+  sides[1].forEach(name => svg.append(drawn("text", {x: 316, y: y(1, name) + 4}, name)));
+  const copied = store.sum("handoff_bytes", MINUTE);
+  $("flow").replaceChildren(svg, make("p", "muted", copied ? `${bytes(copied)} were copied between hosts.` : "No bytes were copied: the workers share their host's memory."));
+}
+
+export function shares(store) {
+  const sums = new Map();
+  for (const sample of store.last(MINUTE)) for (const [name, tokens] of Object.entries(sample.shares)) sums.set(name, (sums.get(name) ?? 0) + tokens);
+  const total = [...sums.values()].reduce((sum, tokens) => sum + tokens, 0);
+  if (!total) { $("shares").replaceChildren(make("p", "muted", "No output in the last minute.")); return; }
+  $("shares").replaceChildren(...[...sums].sort((a, b) => b[1] - a[1]).flatMap(([name, tokens]) => [
+    make("div", "", `${name || "without a class or tenant"}: ${amount(tokens)} tokens, ${ratio(tokens / total)}`),
+    make("div", "bar", [part("used", tokens / total)]),
+  ]));
+}
+
+export function marks(store) {
+  const rows = store.marks.slice(-50).reverse().map(mark => make("li", "", `${time(mark.at)}  ${mark.text}`));
+  $("marks").replaceChildren(...(rows.length ? rows : [make("li", "muted", "No worker or host changed.")]));
+}
+
+const rowOf = new Map();
+// Rows are kept as they are, so that an open one stays open.
+export function requests(store) {
+  const longest = Math.max(1e-3, ...store.requests.map(request => request.timings.e2e_s ?? 0));
+  for (const id of rowOf.keys()) if (!store.requests.some(request => request.id === id)) rowOf.delete(id);
+  $("requests").replaceChildren(...[...store.requests].reverse().map(request => {
+    if (!rowOf.has(request.id)) rowOf.set(request.id, requestRow(request));
+    const row = rowOf.get(request.id);
+    row.querySelector(".bar").style.width = `${100 * Math.max(0.01, (request.timings.e2e_s ?? 0) / longest)}%`;
+    return row;
+  }));
+  if (!store.requests.length) $("requests").replaceChildren(make("p", "muted", "No request has ended yet. Ask something on the chat page."));
+}
+
+function requestRow(request) {
+  const times = request.timings, whole = times.e2e_s || 1;
+  const queue = times.queue_s ?? 0, prefill = times.prefill_s ?? 0, handoff = times.handoff_s ?? 0;
+  const pieces = [["queue", queue], ["prefill-time", prefill], ["handoff", handoff], ["decode-time", Math.max(0, whole - queue - prefill - handoff)]];
+  const bar = make("div", "bar", times.e2e_s ? pieces.map(([name, spent]) => part(name, Math.min(1, spent / whole))) : []);
+  const row = make("details", "", [
+    make("summary", "", [make("span", "", time(request.unix_s)), make("div", "", [bar]), make("span", request.outcome === "finished" ? "" : "error", request.outcome === "finished" ? duration(times.e2e_s) : request.outcome)]),
+    details(request),
+  ]);
+  row.dataset.id = request.id;
+  return row;
+}
+
+function details(request) {
+  const times = request.timings, shown = [
+    ["request", request.id], ["outcome", request.message ? `${request.outcome}: ${request.message}` : request.outcome],
+    ["class, tenant", [request.service, request.tenant].filter(Boolean).join(", ") || "-"],
+    ["tokens", `${request.prompt_tokens} in (${times.cached_tokens} cached), ${request.output_tokens} out`],
+    ["queue, prefill, handoff", [times.queue_s, times.prefill_s, times.handoff_s].map(duration).join(", ")],
+    ["TTFT", duration(times.ttft_s) + (request.predicted_ttft_s ? ` (predicted ${duration(request.predicted_ttft_s)})` : "")],
+    ["TPOT", duration(times.tpot_s)], ["workers", [times.prefill_worker, times.decode_worker].filter(Boolean).join(" → ") || "-"],
+    ["attempts", String(times.attempts)], ["why these workers", `baton explain ${request.id} --url ${location.origin}`],
+  ];
+  return make("dl", "", shown.flatMap(([name, value]) => [make("dt", "", name), make("dd", "", value)]));
+}

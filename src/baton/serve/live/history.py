@@ -1,0 +1,229 @@
+"""Keep the last minutes of the cluster's figures, one sample a second, for the dashboard."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+
+from msgspec import Struct, json
+
+from baton.core.types import Slo
+from baton.move.clock import now_s, unix_s
+from baton.serve.live.gateway import LiveGateway
+from baton.serve.live.recent import EndedRequest, Recent, Spread, WorkerSteps
+from baton.serve.live.recorder import Recorder
+from baton.serve.live.status import ClusterStatus, HostStatus, TierStatus, WorkerStatus
+
+SAMPLE_S = 1.0
+KEPT_SAMPLES = 900
+"""Samples of 15 minutes. The older ones are dropped."""
+MARKS_MAX = 8
+"""Events that one sample names."""
+
+
+class WorkerSample(Struct, frozen=True, kw_only=True):
+    """The load of one worker."""
+
+    id: str
+    host: str
+    role: str
+    state: str
+    running: int
+    waiting: int
+    steps: int
+    busy_ratio: float
+    """Part of the time that its steps took."""
+
+
+class HostSample(Struct, frozen=True, kw_only=True):
+    """The KV blocks of one host."""
+
+    id: str
+    used: int
+    cached: int
+    free: int
+    block_bytes: int
+    tiers: tuple[TierStatus, ...] = ()
+
+
+class Link(Struct, frozen=True):
+    """Requests that were handed from one worker to another."""
+
+    source: str
+    target: str
+    requests: int
+
+
+class Sample(Struct, frozen=True, kw_only=True):
+    """What happened since the last sample, and the loads at its end."""
+
+    unix_s: float
+    elapsed_s: float
+    """Time since the last sample."""
+    state: str
+    """State of the server, as /health has it."""
+    latencies: dict[str, Spread]
+    """Seconds: `ttft`, `itl`, `tpot`, `queue`, `prefill`, `handoff`. Actual over predicted: `ttft_ratio`, `tpot_ratio`.
+
+    A latency without a value is left out.
+    """
+    counts: dict[str, int]
+    """Tokens: `prompt_tokens`, `cached_tokens`, `output_tokens`. Bytes: `handoff_bytes`. Requests: `with_slo` and
+    `in_slo` of the delivered ones, and the closed ones by outcome. Events: `failovers`, `preemptions`, `moves`."""
+    rejected: dict[str, int]
+    """Refused requests by reason."""
+    shares: dict[str, int]
+    """Output tokens by service class, or by tenant if a request has no class."""
+    handoffs: tuple[Link, ...]
+    workers: tuple[WorkerSample, ...]
+    hosts: tuple[HostSample, ...]
+    ended: tuple[EndedRequest, ...]
+    marks: tuple[str, ...]
+    """Changes of the fleet in words: workers and hosts that came or went, and role changes."""
+
+
+class Opening(Struct, frozen=True, kw_only=True):
+    """The first message of the stream."""
+
+    model: str
+    slo: Slo | None
+    policy: dict[str, str]
+    """Policy family to the policy's short name or `module:Class`."""
+    sample_s: float
+    kept_samples: int
+
+
+class History:
+    """Takes samples, keeps the latest ones encoded, and sends them to any number of readers."""
+
+    def __init__(self, gateway: LiveGateway, recorder: Recorder) -> None:
+        self._gateway = gateway
+        self._recorder = recorder
+        self._samples: deque[bytes] = deque(maxlen=KEPT_SAMPLES)
+        self._taken = 0
+        """Number of samples taken so far."""
+        self._sampled_at_s = now_s()
+        self._last: ClusterStatus | None = None
+        self._changed = asyncio.Event()
+        self._is_closed = False
+
+    async def run(self) -> None:
+        """Take a sample every second, until `close`."""
+        while not self._is_closed:
+            await asyncio.sleep(SAMPLE_S)
+            self.take()
+
+    def take(self) -> None:
+        """Take a sample now, and wake the readers."""
+        moment_s, cluster = now_s(), self._gateway.cluster()
+        elapsed_s, self._sampled_at_s = max(1e-3, moment_s - self._sampled_at_s), moment_s
+        recent = self._recorder.take_recent()
+        marks = _marks(self._last, cluster) if self._last is not None else ()
+        self._samples.append(json.encode(_sample(recent, cluster, marks, elapsed_s, self._gateway.state)))
+        self._last = cluster
+        self._taken += 1
+        self._wake()
+
+    def close(self) -> None:
+        """End every reader's stream."""
+        self._is_closed = True
+        self._wake()
+
+    async def follow(self) -> AsyncIterator[bytes]:
+        """Yield the opening, the kept samples, and then each new one, as JSON.
+
+        A reader that is more than the kept samples behind misses the dropped ones.
+        """
+        gateway = self._gateway
+        yield json.encode(
+            Opening(
+                model=gateway.card.name,
+                slo=gateway.slo,
+                policy=gateway.cluster().policy,
+                sample_s=SAMPLE_S,
+                kept_samples=KEPT_SAMPLES,
+            )
+        )
+        sent = 0
+        while not self._is_closed:
+            sent = max(sent, self._taken - len(self._samples))
+            if sent == self._taken:
+                await self._changed.wait()
+                continue
+            sample = self._samples[sent - self._taken]
+            sent += 1
+            yield sample
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+        if self._is_closed:
+            self._changed.set()
+
+
+def _sample(recent: Recent, cluster: ClusterStatus, marks: tuple[str, ...], elapsed_s: float, state: str) -> Sample:
+    spreads = {name: recent.spread(name) for name in recent.latencies}
+    return Sample(
+        unix_s=unix_s(),
+        elapsed_s=elapsed_s,
+        state=state,
+        latencies={name: spread for name, spread in spreads.items() if spread is not None},
+        counts=dict(recent.counts),
+        rejected=dict(recent.rejected),
+        shares=dict(recent.shares),
+        handoffs=tuple(Link(*way, requests) for way, requests in recent.handoffs.items()),
+        workers=tuple(
+            _worker_sample(worker, recent.steps.get(worker.id, WorkerSteps()), elapsed_s) for worker in cluster.workers
+        ),
+        hosts=tuple(_host_sample(host) for host in cluster.hosts),
+        ended=tuple(recent.ended),
+        marks=marks,
+    )
+
+
+def _worker_sample(worker: WorkerStatus, steps: WorkerSteps, elapsed_s: float) -> WorkerSample:
+    return WorkerSample(
+        id=worker.id,
+        host=worker.host,
+        role=worker.role,
+        state=worker.state,
+        running=worker.running,
+        waiting=worker.waiting,
+        steps=steps.steps,
+        busy_ratio=round(min(1.0, steps.busy_s / elapsed_s), 3),
+    )
+
+
+def _host_sample(host: HostStatus) -> HostSample:
+    return HostSample(
+        id=host.id,
+        used=host.kv_blocks_used,
+        cached=host.kv_blocks_cached,
+        free=host.kv_blocks_free,
+        block_bytes=host.kv_block_bytes,
+        tiers=host.tiers,
+    )
+
+
+def _marks(before: ClusterStatus, now: ClusterStatus) -> tuple[str, ...]:
+    """Return the differences of the fleet between two samples, in words."""
+    marks: list[str] = []
+    old = {worker.id: worker for worker in before.workers}
+    new = {worker.id: worker for worker in now.workers}
+    for name, worker in new.items():
+        known = old.get(name)
+        if known is None:
+            marks.append(f"{name} was added as {worker.role}")
+            continue
+        if known.role != worker.role:
+            marks.append(f"{name}: {known.role} to {worker.role}")
+        if known.state == "ready" and worker.state != "ready":
+            marks.append(f"{name} is {worker.state}")
+        elif known.pid != worker.pid or (known.state != "ready" and worker.state == "ready"):
+            marks.append(f"{name} is {worker.state} (new process)" if known.pid != worker.pid else f"{name} is ready")
+    marks += [f"{name} has left" for name in old if name not in new]
+    hosts = {host.id for host in before.hosts}, {host.id for host in now.hosts}
+    marks += [f"host {name} was lost" for name in sorted(hosts[0] - hosts[1])]
+    marks += [f"host {name} has joined" for name in sorted(hosts[1] - hosts[0])]
+    return tuple(marks[:MARKS_MAX])
