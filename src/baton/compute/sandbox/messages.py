@@ -61,7 +61,7 @@ class GrammarProblem(Struct, frozen=True):
 
 
 class MaskJob(Struct, frozen=True, kw_only=True, array_like=True):
-    """The masks of one request for its next token and after each draft."""
+    """Asks for the token masks of one request: for its next token, and for the token after each draft token."""
 
     request_id: RequestId
     grammar: Grammar

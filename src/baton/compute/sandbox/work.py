@@ -64,7 +64,11 @@ class _Masks:
 
 
 class _Rendering:
-    """The template is compiled by the first job, inside of the sandbox, because compiling also computes constants."""
+    """Renders conversations with one chat template.
+
+    The first job compiles the template: compiling evaluates constant expressions of the template, so it has to happen
+    inside the sandbox, under the limits of a job.
+    """
 
     def __init__(self, task: TemplateRendering) -> None:
         self._task = task

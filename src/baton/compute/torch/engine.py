@@ -38,9 +38,9 @@ class TorchEngine:
         layout: KVLayout | None = None,
         queue: KernelQueue | None = None,
     ) -> None:
-        """layout: of the whole arena, if `kv` is one rank's part of it. None: the layout of `kv`.
+        """layout: the layout of the whole arena. None: the layout of `kv`; one rank holds only a part of the arena.
 
-        queue: the kernels of `device`. None: the device's own queue; tests give one that computes late.
+        queue: runs the kernels of `device`. None: the queue of the device. Tests pass a queue that delays kernels.
         """
         self.layout: KVLayout = layout or kv.layout
         self.progress = model.progress

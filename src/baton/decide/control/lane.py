@@ -67,7 +67,7 @@ class Lane:
 
     @property
     def is_left(self) -> bool:
-        """True if this worker has computed its part and the decode worker samples the first token."""
+        """True if this worker has computed all that it was asked for, and the decode worker samples the first token."""
         return self.until == "prompt" and self.remaining_tokens == 0
 
     @property
@@ -80,7 +80,7 @@ class Lane:
 
     @property
     def step_ratio(self) -> float:
-        """Part of a step that its prompt may fill; see `ServiceClass.step_ratio`."""
+        """The share of a step's tokens, 0..1, that the prompt may take; the class of the request sets it."""
         return 1.0 if self.request.service is None else self.request.service.step_ratio
 
     @property
@@ -130,7 +130,10 @@ class Lane:
         return first, hashes[first:]
 
     def decode_on(self, steps: int, last: int | None) -> None:
-        """Append the tokens of `steps` decode steps. `last`: replaces the last one."""
+        """Append the tokens of `steps` decode steps, one of `repeated_token` each.
+
+        `last`: the token of the last step, if that step sampled another one.
+        """
         assert self.repeated_token is not None, f"the simulator has not set the tokens of {self.request.id}"
         self.computed_tokens += steps
         self.tokens.extend(self.repeated_token * steps)

@@ -22,7 +22,10 @@ class TierReads:
     cost: CostModel
 
     def hits(self, request: Request) -> dict[HostId, tuple[TierHit, ...]]:
-        """Return, by host, the longer prefixes of a prompt that reads from its tiers can provide."""
+        """Return, by host, the prefixes of a prompt that reads from tiers would make available, the shortest first.
+
+        Empty for a request for prompt log probabilities: every prompt token has to be computed for them.
+        """
         hosts = [host for host, pool in self.hosts.pools.items() if pool.tiers is not None]
         if request.sampling.prompt_logprobs:
             return {}

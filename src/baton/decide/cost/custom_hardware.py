@@ -55,7 +55,7 @@ class CustomHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def given(self) -> dict[str, Any]:
-        """The values that are set."""
+        """The figures that the description states itself, by key. Figures taken from `like` are not among them."""
         values = structs.asdict(self)
         return {key: values[key] for key in _RANGES if values[key] is not None}
 

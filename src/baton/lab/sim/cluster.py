@@ -314,7 +314,7 @@ class SimCluster:
             self.loop.after(self.spec.tick_s, self._tick)
 
     def note_queues(self) -> None:
-        """Bring `inbound_max` up to date."""
+        """Raise `inbound_max` to the longest queue that any worker's inbox or link has had so far, in messages."""
         for process in self.processes.values():
             self._note_queue(process)
 

@@ -208,6 +208,9 @@ def find_format(columns: frozenset[str]) -> TraceFormat | None:
 
 
 def nearest_format(columns: frozenset[str]) -> TraceFormat | None:
-    """Return the format with the largest share of its columns there, if at least half of them are: for error texts."""
+    """Return the format that a file with these columns most likely has, to name it in an error text.
+
+    That is the format with the largest share of its columns present. None: no format has half of its columns present.
+    """
     best = max(FORMATS, key=lambda known: len(known.columns.keys() & columns) / len(known.columns))
     return best if 2 * len(best.columns.keys() & columns) >= len(best.columns) else None

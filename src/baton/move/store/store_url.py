@@ -77,7 +77,7 @@ class _Options:
         return value or None
 
     def number(self, name: str, *, least: int, most: int) -> int | None:
-        """Read a whole number; 100e9 is one."""
+        """Return a whole number from the URL, or None where it is missing. Exponents are accepted: `bytes=100e9`."""
         value = self.text(name)
         if value is None:
             return None

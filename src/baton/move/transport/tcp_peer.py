@@ -61,7 +61,7 @@ class TcpPeer:
     """Queue of pieces from one source, and its connections. They are made on demand and closed when idle."""
 
     def __init__(self, address: tuple[str, int], limits: TcpLimits, secret: bytes) -> None:
-        """`secret`: that of the cluster. Empty: sources ask for none."""
+        """`secret`: the key of the cluster, with which each connection proves its right to read. Empty: no proof."""
         self.address = address
         self.dialer = Dialer(*address)
         self.limits = limits

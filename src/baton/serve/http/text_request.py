@@ -45,7 +45,7 @@ class TextRequest(Protocol):
         ...
 
     def output_tokens_max(self) -> int | None:
-        """Return the client's limit of output tokens. None: as many as fit."""
+        """Return the client's limit of output tokens, or None: the context length is the only limit."""
         ...
 
     def constraint(self) -> Constraint | None:

@@ -52,7 +52,7 @@ _SCHEMAS = (
 
 
 def openapi_document(card: ModelCard, version: str, *, choices_max: int) -> Json:
-    """Return the document, with the ranges that the model and the server's settings give to the fields."""
+    """Return the OpenAPI document of the server. Limits of the model and the settings appear as ranges of fields."""
     _, components = msgspec.json.schema_components(_SCHEMAS, ref_template=_REF)
     _narrow_tokens(components, card.vocab_tokens)
     embedding = components["EmbeddingRequest"]["properties"]
