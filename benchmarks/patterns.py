@@ -1,7 +1,7 @@
 """Two ways of a request's KV from prefill to decode: directly, by a pool that both use, and as the policy chooses.
 
-    python benchmarks/patterns.py            # simulated, two minutes
-    python benchmarks/patterns.py --live     # real hosts on this machine, some four minutes; another result file
+    python benchmarks/patterns.py [--requests 60] [--prompts 512 7500 32000]    # simulated, two minutes
+    python benchmarks/patterns.py --live [--rounds 5]    # real hosts, some four minutes; another result file
 
 Simulated: Llama-3.1-8B's KV (131,072 bytes a token), two hosts that prefill and two that decode, 25 Gb/s between any
 two; the pool has 25 or 100 Gb/s in all, and every host 25 to it. Each client asks again when it has its answer; prompts
@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,6 @@ TOKEN_BYTES = 131_072
 WIRE_BYTES_PER_S = 25e9 / 8
 BLOCK_TOKENS = 64
 OUTPUT_TOKENS = 64
-REQUESTS = 60
 PREFILL_HOSTS = (HostId("p0"), HostId("p1"))
 DECODE_HOSTS = (HostId("d0"), HostId("d1"))
 WAYS = ("direct", "central", "baton")
@@ -184,11 +184,11 @@ def wires_break(cluster: SimCluster, clients: Clients) -> None:
 
 
 def play(
-    policy: PolicyConfig, pool_bytes_per_s: float, prompt_tokens: int, clients: int, trouble: Trouble = nothing
+    policy: PolicyConfig, pool_bytes_per_s: float, asking: Clients, clients: int, trouble: Trouble = nothing
 ) -> dict[str, Any]:
     """Let all requests be answered. Returns what their clients have felt, and what it took."""
     spec = cluster_spec(pool_bytes_per_s)
-    asking, computed = Clients(prompt_tokens=prompt_tokens, left=REQUESTS), [0]
+    computed = [0]
     clusters: list[SimCluster] = []
     cluster = build_cluster(
         spec,
@@ -213,7 +213,7 @@ def play(
         "first_gap_s": {"p50": statistics.median(first_gaps_s), "p99": sorted(first_gaps_s)[-len(first_gaps_s) // 100]},
         "e2e_s": statistics.mean(life.closes[0][0] - life.request.arrived_at_s for life in finished),
         "requests_per_s": len(finished) / ended_s,
-        "computed_ratio": computed[0] / (prompt_tokens * REQUESTS),
+        "computed_ratio": computed[0] / (asking.prompt_tokens * asking.left),
     }
 
 
@@ -224,23 +224,24 @@ def policies(way: str, *, streams: bool) -> PolicyConfig:
     return replace(policy, streaming=Plugin(use="when-done"))
 
 
-def simulated() -> Iterator[dict[str, Any]]:
+def simulated(requests: int, prompts: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Play every situation in every way."""
-    for pool, pool_bytes_per_s in POOLS.items():
-        for prompt_tokens in PROMPTS:
-            for clients in CLIENTS:
-                for streams in (False, True):
-                    for way in WAYS:
-                        made = play(policies(way, streams=streams), pool_bytes_per_s, prompt_tokens, clients)
-                        where = {"pool": pool, "prompt_tokens": prompt_tokens, "clients": clients}
-                        yield {**where, "while_computing": streams, "way": way, **made}
+    for (pool, pool_bytes_per_s), prompt_tokens, clients, streams in product(
+        POOLS.items(), prompts, CLIENTS, (False, True)
+    ):
+        for way in WAYS:
+            asking = Clients(prompt_tokens=prompt_tokens, left=requests)
+            made = play(policies(way, streams=streams), pool_bytes_per_s, asking, clients)
+            where = {"pool": pool, "prompt_tokens": prompt_tokens, "clients": clients}
+            yield {**where, "while_computing": streams, "way": way, **made}
 
 
-def troubled() -> Iterator[dict[str, Any]]:
-    """The same with what goes wrong."""
+def troubled(requests: int) -> Iterator[dict[str, Any]]:
+    """Play hosts that die and wires that break, in every way."""
     for trouble in (nothing, prefill_hosts_die, wires_break):
         for way in WAYS:
-            made = play(policies(way, streams=True), POOLS["100 Gb/s"], 7500, 8, trouble)
+            asking = Clients(prompt_tokens=7500, left=requests)
+            made = play(policies(way, streams=True), POOLS["100 Gb/s"], asking, 8, trouble)
             yield {"trouble": trouble.__name__, "way": way, **made}
 
 
@@ -248,7 +249,6 @@ WORDS = "Tell me everything that you know about the sea, the wind and the sails 
 """18 tokens."""
 LIVE_PROMPTS = {"short": 12, "long": 50}
 """How often the words are said."""
-LIVE_ROUNDS = 5
 
 
 @contextmanager
@@ -270,7 +270,7 @@ def ask_live(client: httpx.Client, name: str, repeats: int) -> dict[str, Any]:
     return {**answer["timings"], "prompt_tokens": answer["usage"]["prompt_tokens"]}
 
 
-def lived(way: str) -> Iterator[dict[str, Any]]:
+def lived(way: str, rounds: int) -> Iterator[dict[str, Any]]:
     """Ask a server of this policy, one request at a time."""
     hosts = {"a": ("--prefill", "1", "--threads", "1"), "b": ("--decode", "1", "--threads", "1")}
     with tempfile.TemporaryDirectory() as folder, pool_node() as url:
@@ -280,7 +280,7 @@ def lived(way: str) -> Iterator[dict[str, Any]]:
         with real_hosts("smollm2-135m", hosts, *given) as (server, _), server.client(timeout_s=600) as client:
             ask_live(client, "first", 2)  # the first request of a server is no measure
             for name, repeats in LIVE_PROMPTS.items():
-                made = [ask_live(client, f"{turn} {name}", repeats) for turn in range(LIVE_ROUNDS)]
+                made = [ask_live(client, f"{turn} {name}", repeats) for turn in range(rounds)]
                 yield {
                     "way": way,
                     "prompt": name,
@@ -293,10 +293,16 @@ def lived(way: str) -> Iterator[dict[str, Any]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--live", action="store_true", help="real hosts instead of the simulator")
-    if parser.parse_args().live:
-        record.write("patterns-live", {"rounds": LIVE_ROUNDS, "rows": [row for way in WAYS for row in lived(way)]})
+    parser.add_argument("--requests", type=int, default=60, help="of each simulated run")
+    parser.add_argument("--prompts", type=int, nargs="+", default=list(PROMPTS), help="tokens of simulated prompts")
+    parser.add_argument("--rounds", type=int, default=5, help="of each live prompt")
+    args = parser.parse_args()
+    if args.live:
+        rows = [row for way in WAYS for row in lived(way, args.rounds)]
+        record.write("patterns-live", {"rounds": args.rounds, "rows": rows})
         return 0
-    record.write("patterns", {"requests": REQUESTS, "ways": list(simulated()), "troubles": list(troubled())})
+    ways = list(simulated(args.requests, args.prompts))
+    record.write("patterns", {"requests": args.requests, "ways": ways, "troubles": list(troubled(args.requests))})
     return 0
 
 

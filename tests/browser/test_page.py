@@ -22,12 +22,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 WORKERS = "[...document.querySelectorAll('#workers tr')].map(row => [...row.cells].map(cell => cell.textContent))"
-WATCH = """document.querySelector('#temperature').value = '0';
-    window.lengths = new Set();
-    new MutationObserver(records => records.forEach(record => {
-        if (record.target.className === 'turn') lengths.add(record.addedNodes[0]?.data.length);
-    })).observe(document.querySelector('#log'), {subtree: true, childList: true})"""
-"""Answer greedily, and note every length that the answer had while it came in."""
+ANSWER = "(document.querySelector('.turn:not(.user)')?.textContent ?? '')"
 ANSWERED = "document.querySelector('.timings') && !document.querySelector('#send').disabled"
 
 
@@ -48,18 +43,31 @@ def drive(server: RunningServer, profile: Path, visit, path: str = "/") -> None:
 
 
 def test_a_conversation(hash_server: RunningServer, tmp_path: Path) -> None:
-    """Typed, sent with the button: the answer streams in, says where its time went, and turn two knows turn one."""
+    """Typed, sent with the button: the answer streams in, says where its time went, and turn two knows turn one.
+
+    The decode worker is stopped until the page shows the first token: an answer that came in one piece would not show.
+    """
+    decode = next(worker["pid"] for worker in hash_server.cluster()["workers"] if worker["role"] == "decode")
 
     async def visit(page: Page) -> None:
         await page.until("document.querySelector('#model').textContent === 'hash'")
-        await page.run(WATCH)
+        await page.run("document.querySelector('#temperature').value = '0'")
         await page.press("#text")
         await page.type("Count to a hundred")
-        await page.press("#send")
+        os.kill(decode, signal.SIGSTOP)
+        try:
+            await page.press("#send")
+            await page.until(f"{ANSWER}.length > 0")
+            first = await page.run(ANSWER)
+            assert await page.run("document.querySelector('#send').disabled"), "the answer came in one piece"
+        finally:
+            os.kill(decode, signal.SIGCONT)
         await page.until(ANSWERED)
         assert await page.run("document.querySelector('.turn.user').textContent") == "Count to a hundred"
         assert await page.run("document.querySelector('.error')") is None
-        assert await page.run("lengths.size") > 1, "the answer came in one piece"
+        whole = await page.run(ANSWER)
+        assert whole.startswith(first)
+        assert len(whole) > len(first) + 3
         assert "prefill-0 → decode-0" in await page.run("document.querySelector('.timings').textContent")
         await page.press("#text")
         await page.type("and again")

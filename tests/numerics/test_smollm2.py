@@ -67,10 +67,15 @@ def tokenizer() -> Tokenizer:
     return load_tokenizer(_card())
 
 
+@pytest.mark.deep
 def test_greedy_tokens_equal_those_of_transformers(
     engine: StepEngine, tokenizer: Tokenizer, reference: transformers.PreTrainedModel
 ) -> None:
-    """All prompts are decoded in one batch. transformers reads each text once, and must predict each token of it."""
+    """All prompts are decoded in one batch. transformers reads each text once, and must predict each token of it.
+
+    To load transformers' model takes longer than all other tests here. Its stored texts are compared in every run:
+    `test_through_http`.
+    """
     prompts = _tokens(tokenizer, COMPARED)
     texts = _generate(engine, prompts)
     for prompt, tokens, text in zip(COMPARED, prompts, texts, strict=True):

@@ -70,7 +70,7 @@ def test_those_that_find_the_workers_empty_are_not_judged() -> None:
     found = search(ROOMY)
     fleet = found.fleet("mixed")
     assert fleet is not None
-    late = FleetSimulator(search=found, requests=100, seed=0).play(fleet, load=2.0)
+    late = FleetSimulator(search=found, requests=100, seed=0).play(fleet, load=2.0, requests_max=2_000)
     assert late is not None
     assert late.results.requests == late.length.sequences * late.length.judged
     assert late.length.judged < late.length.requests

@@ -15,6 +15,7 @@ from baton.compute.torch.kernels.attention_backend import ReferenceBackend
 from baton.compute.torch.kernels.paged_decode import TorchDecodeKernel, decode_tables
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.decide.kv.layout import KVLayout
+from tests.seeds import Seeds
 
 ROOT = Path(__file__).resolve().parents[3]
 TOLERANCE = 3e-5
@@ -34,21 +35,19 @@ def _lines(tmp_path: Path, module: str, *arguments: str, **environment: str) -> 
 
 
 @needs_triton
-def test_the_kernels_equal_the_formula_in_the_interpreter(tmp_path: Path) -> None:
-    """Ragged requests, groups, windows, stored types, latents, a mixed step; the same bits alone and in a batch."""
-    lines = _lines(tmp_path, "triton_cases", TRITON_INTERPRET="1")
+def test_the_kernels_equal_the_formula_in_the_interpreter(tmp_path: Path, seeds: Seeds) -> None:
+    """Ragged requests, groups, windows, stored types, latents, a mixed step; the same bits alone and in a batch.
+
+    Then random batches: heads of 64 to 256 and latents of 512 + 64, blocks of 8 to 128 tokens, windows, empty
+    requests, far offsets.
+    """
+    examples = 60 if seeds.deep else 4
+    lines = _lines(tmp_path, "triton_cases", str(examples), TRITON_INTERPRET="1")
+    assert int(lines.pop("equal")) > examples // 2
     found = {name: float(worst) for name, worst in lines.items()}
     assert len(found) == 16
     assert found.pop("same bits alone and together") == 0
     assert {name: worst for name, worst in found.items() if not worst < TOLERANCE} == {}
-
-
-@needs_triton
-@pytest.mark.parametrize("examples", [4, pytest.param(60, marks=pytest.mark.deep)])
-def test_random_batches_equal_the_formula_in_the_interpreter(examples: int, tmp_path: Path) -> None:
-    """Heads of 64 to 256 and latents of 512 + 64, blocks of 8 to 128 tokens, windows, empty requests, far offsets."""
-    found = _lines(tmp_path, "triton_properties", str(examples), TRITON_INTERPRET="1")
-    assert int(found["equal"]) > examples // 2
 
 
 @needs_triton

@@ -1,11 +1,6 @@
-"""Run by test_triton_decode.py in a process of its own: random decode batches against the formula (hypothesis).
-
-Argument: the number of examples. Prints the number of batches that were equal.
-"""
+"""Random decode batches in Triton's interpreter against the formula (hypothesis), for `triton_cases`."""
 
 from __future__ import annotations
-
-import sys
 
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -57,11 +52,12 @@ def check(heads: tuple[int, int, int], block_tokens: int, lengths: list[int], wi
         torch.testing.assert_close(mine[row.first], wanted, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-def main() -> None:
+def run(examples: int) -> None:
+    """Compare this many batches, and one beyond 32-bit offsets. Print the number of batches that were equal."""
     done = 0
 
     @settings(
-        max_examples=int(sys.argv[1]), deadline=None, derandomize=True, database=None,
+        max_examples=examples, deadline=None, derandomize=True, database=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )  # fmt: skip
     @given(
@@ -81,7 +77,3 @@ def main() -> None:
     block_numbers = LAYERS * 2 * 128 * 2 * 64
     check((4, 2, 64), 128, [40, 0, 130], None, FAR_NUMBERS // block_numbers + 1)
     print(f"equal: {done + 1}")
-
-
-if __name__ == "__main__":
-    main()
