@@ -53,6 +53,8 @@ class FakeVllm:
     """Number of the next requests that get a 500."""
     break_after: int | None = None
     """Tokens after which each stream breaks off."""
+    more_tokens: int = 0
+    """Tokens that it generates beyond what was asked."""
     ends_after: int = 1 << 30
     """Tokens after which it ends an answer as too long, whatever was asked."""
     is_silent: bool = False
@@ -65,6 +67,8 @@ class FakeVllm:
     aborted: list[str] = field(default_factory=list)
     closed: int = 0
     """Streams that their client has closed before their end."""
+    hung_up: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once a client has closed a stream."""
     left: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once a request was both closed and aborted by its name."""
     polled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -196,7 +200,7 @@ class FakeVllm:
     async def _stream(self, request: web.Request, tokens: list[int], sampling: dict[str, Any]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
-        known, most = list(tokens), min(self.ends_after, sampling["max_tokens"])
+        known, most = list(tokens), min(self.ends_after, sampling["max_tokens"] + self.more_tokens)
         try:
             for number in range(1, most + 1):
                 if number > self.free_tokens:
@@ -216,6 +220,7 @@ class FakeVllm:
             await response.write(b"data: [DONE]\n\n")
         except (asyncio.CancelledError, ConnectionError):
             self.closed += 1
+            self.hung_up.set()
             self._note_left()
             raise
         return response

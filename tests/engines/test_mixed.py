@@ -91,6 +91,27 @@ def test_more_answers_than_the_cache_holds_are_preempted_and_lose_no_token() -> 
     asyncio.run(run())
 
 
+def test_requests_are_as_long_as_every_server_takes() -> None:
+    async def run() -> None:
+        fakes = [FakeVllm(context_tokens=tokens) for tokens in (900, 700, 800)]
+        async with servers(*fakes), baton_over(*(fake.url for fake in fakes)) as baton:
+            assert baton.parts.gateway.request_tokens_max == 700
+
+    asyncio.run(run())
+
+
+def test_a_server_that_does_not_end_an_answer_is_cut_off() -> None:
+    """As by other stop tokens: Baton closes the connection once it has what it asked for."""
+
+    async def run() -> None:
+        fake = FakeVllm(more_tokens=1 << 20)
+        async with servers(fake), baton_over(fake.url) as baton:
+            assert await baton.ask(PROMPT, 12) == answer_to(PROMPT, 12)
+            await fake.hung_up.wait()
+
+    asyncio.run(run())
+
+
 def test_the_servers_own_load_is_seen_by_routing() -> None:
     async def run() -> None:
         fake = FakeVllm()

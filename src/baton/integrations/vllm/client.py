@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -106,7 +106,7 @@ class VllmServer:
         except EngineRefusedError:
             return None
 
-    async def stream(self, generation: Generation) -> AsyncIterator[Choice]:
+    async def stream(self, generation: Generation) -> AsyncGenerator[Choice]:
         """Yield tokens as the server generates them; the last choice has a finish reason.
 
         Raises EngineBrokenError if the stream ends before that, EngineRefusedError if the server takes no such request.

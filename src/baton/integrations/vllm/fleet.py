@@ -51,6 +51,8 @@ class _Member:
     server: VllmServer
     link: EngineWorker | None = None
     """None: it takes no requests."""
+    context_tokens: int = 0
+    """Maximum tokens of a request, as it said when it joined. 0: not known."""
     generation: int = 0
     """Number of times that it joined."""
     said: str = ""
@@ -156,9 +158,7 @@ class EngineFleet:
         blocks = facts.load.kv_tokens // layout.block_tokens
         member.generation += 1
         driver.add_host(HostAdded(member.host, blocks, layout, (), 1))
-        gateway.limit_requests()
-        if gateway.state == "loading" and facts.context_tokens:
-            gateway.request_tokens_max = min(gateway.request_tokens_max, facts.context_tokens)
+        member.context_tokens = facts.context_tokens
         mover = EngineMover(member.host, self._handoffs, driver.copying)
         driver.copying.add_host(member.host, mover, layout)
         driver.copying.mover_ready(member.host, member.generation, mover.ready(member.config.url))
@@ -174,6 +174,7 @@ class EngineFleet:
         )
         link = EngineWorker(view, self._batcher(view), member.server, self._handoffs, self)
         member.link = driver.links[member.worker] = link
+        self._limit_requests()
         member.suspected.clear()
         member.said = ""
         driver.join(link)
@@ -183,6 +184,14 @@ class EngineFleet:
             f"KV cache {facts.load.kv_tokens} tokens, {way}"
         )
         self._changed()
+
+    def _limit_requests(self) -> None:
+        """Limit the length of requests to what every joined server takes, until clients have seen the limit."""
+        gateway = self._parts.gateway
+        gateway.limit_requests()
+        if gateway.state == "loading":
+            known = [member.context_tokens for member in self._members.values() if member.link is not None]
+            gateway.request_tokens_max = min([gateway.request_tokens_max, *filter(None, known)])
 
     def _batcher(self, view: WorkerView) -> Batcher:
         config = self._parts.config
@@ -232,7 +241,7 @@ class EngineFleet:
         driver.lose_host(member.host, why)
         driver.links[member.worker] = lost
         parts.gateway.addresses.pop(member.host, None)
-        parts.gateway.limit_requests()
+        self._limit_requests()
         driver.copying.lose_host(member.host, why)
         parts.metrics.forget_host(member.host)
         self._changed()

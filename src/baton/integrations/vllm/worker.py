@@ -12,7 +12,9 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Coroutine, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -37,6 +39,7 @@ from baton.integrations.vllm.client import EngineBrokenError, EngineRefusedError
 from baton.integrations.vllm.handoffs import ComputedPrompt, Handoffs
 from baton.integrations.vllm.wire import EngineLoad, Generation
 from baton.move.clock import now_s
+from baton.serve.host.tasks import spawn
 
 _TRIES_MAX = 3
 """Times that a request is sent without a token, before it fails."""
@@ -111,8 +114,9 @@ class EngineWorker:
 
     def send(self, message: WorkerCommand) -> None:
         """Take a command. It is applied in the next turn of the event loop, after the driver's present event."""
-        self._inbox.append(message)
-        self._take_turn_soon()
+        if self.state == "ready":
+            self._inbox.append(message)
+            self._take_turn_soon()
 
     def stop(self) -> None:
         """End all requests to the server. Nothing is reported from now on: the server is lost, or Baton ends."""
@@ -250,9 +254,13 @@ class EngineWorker:
 
     async def _stream(self, run: _Run) -> None:
         reason = None
-        async for choice in self._server.stream(run.generation):
-            reason = choice.finish_reason or reason
-            if choice.token_ids:
+        async with aclosing(self._server.stream(run.generation)) as choices:
+            async for choice in choices:
+                reason = choice.finish_reason or reason
+                if not choice.token_ids:
+                    continue
+                if not self._is_current(run):
+                    return  # the batcher has ended the answer: the server must not go on
                 self._failures.pop(run.start.request.id, None)
                 run.arrived.extend(choice.token_ids)
                 self._take_turn_soon()
@@ -263,6 +271,8 @@ class EngineWorker:
     async def _try_again(self, run: _Run, error: EngineBrokenError) -> None:
         """Let the listener check the server. If it is well, send the request again with its tokens so far."""
         self._listener.suspect(self.view.id, error)
+        if not self._is_current(run):
+            return
         request_id = run.start.request.id
         tries = self._failures[request_id] = self._failures.get(request_id, 0) + 1
         if tries >= _TRIES_MAX:
@@ -290,7 +300,7 @@ class EngineWorker:
             log.info("%s: %s was not aborted by name: %s", self.view.id, generation_id, error)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
+        task = spawn(work, partial(log.error, "%s"))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

@@ -1,0 +1,166 @@
+"""Two real vLLM servers (the CPU build, in an environment of its own) behind `baton serve`.
+
+They share KV through files (`ExampleConnector`), so each can compute prompts for the other one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.serving import NO_TLS, RunningServer, serving
+
+pytestmark = [pytest.mark.deep, pytest.mark.timeout(1800)]
+START_S = 1200.0
+PEERS = Path.home() / ".cache" / "baton" / "peers"
+WORDS = "The river ran past the old mill, and the miller counted his sacks before the rain came down again. "
+PROMPTS = [f"{number}. {WORDS * repeats}Then" for number, repeats in enumerate((1, 3, 7, 8, 11, 14))]
+"""About 25 to 330 tokens: vLLM's blocks have 128 on a CPU."""
+TOKENS = 24
+
+
+@dataclass(slots=True)
+class Vllm:
+    """A running `vllm serve`."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def wait_ready(self) -> None:
+        deadline_s = time.perf_counter() + START_S
+        while time.perf_counter() < deadline_s:
+            assert self.process.poll() is None, self.log.read_text()[-3000:]
+            try:
+                if httpx.get(f"{self.url}/health", verify=NO_TLS).status_code == 200:
+                    return
+            except httpx.TransportError:
+                threading.Event().wait(0.5)
+        raise AssertionError(f"not ready:\n{self.log.read_text()[-3000:]}")
+
+    def text(self, prompt: str) -> str:
+        """Return the server's own greedy answer."""
+        body = {"model": "m", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+        answer = httpx.post(f"{self.url}/v1/completions", json=body, timeout=300, verify=NO_TLS)
+        return answer.raise_for_status().json()["choices"][0]["text"]
+
+    def metric(self, name: str) -> float:
+        lines = httpx.get(f"{self.url}/metrics", verify=NO_TLS).text.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name}{{"))
+
+    def kill(self) -> None:
+        """Kill the server and its engine process, as the system does when memory runs out."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    """Install vLLM once, and write the model as a folder that both can read."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+        from peers import install, models
+
+        patch.setattr(install, "PEERS", tuple(kind for kind in install.PEERS if kind.name == "vllm"))
+        install.install(PEERS)
+        return models.write_folder(PEERS / "models" / "bfloat16")
+
+
+@pytest.fixture(scope="module")
+def engines(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Vllm]]:
+    folder = tmp_path_factory.mktemp("vllm")
+    running = [_start(model, folder, name) for name in ("a", "b")]
+    try:
+        for each in running:
+            each.wait_ready()
+        yield running
+    finally:
+        for each in running:
+            if each.process.poll() is None:
+                each.kill()
+
+
+def _start(model: Path, folder: Path, name: str) -> Vllm:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    connector = {
+        "kv_connector": "ExampleConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"shared_storage_path": str(folder / "kv")},
+    }
+    flags = ["--port", str(port), "--dtype", "float32", "--max-model-len", "2048", "--enforce-eager"]
+    flags += ["--enable-scale-out", "--served-model-name", "m", "--kv-transfer-config", json.dumps(connector)]
+    settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+    log = folder / f"{name}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [PEERS / "vllm" / "bin" / "python", "-m", "vllm.entrypoints.cli.main", "serve", str(model), *flags],
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **settings, "HF_HUB_OFFLINE": "1"},
+            start_new_session=True,
+        )
+    return Vllm(f"http://127.0.0.1:{port}", process, log)
+
+
+def text_through(server: RunningServer, prompt: str) -> str:
+    body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    with server.client(timeout_s=300) as client:
+        return client.post("/v1/completions", json=body).raise_for_status().json()["choices"][0]["text"]
+
+
+def test_greedy_texts_are_those_of_plain_vllm(engines: list[Vllm], model: Path) -> None:
+    with serving(str(model), *(f"--engine-url={each.url}" for each in engines)) as server:
+        assert [text_through(server, prompt) for prompt in PROMPTS] == [engines[0].text(prompt) for prompt in PROMPTS]
+
+
+def test_texts_of_prefill_and_decode_apart_are_those_of_plain_vllm(engines: list[Vllm], model: Path) -> None:
+    """The decode server loads KV that it did not compute."""
+    prefill, decode = engines
+    prompts = [f"Apart. {prompt}" for prompt in PROMPTS]
+    loaded = decode.metric("vllm:external_prefix_cache_hits_total")
+    with serving(str(model), f"--engine-url=prefill={prefill.url}", f"--engine-url=decode={decode.url}") as server:
+        texts = [text_through(server, prompt) for prompt in prompts]
+    assert decode.metric("vllm:external_prefix_cache_hits_total") > loaded
+    assert texts == [prefill.text(prompt) for prompt in prompts]
+
+
+def test_a_killed_server_loses_no_request(engines: list[Vllm], model: Path) -> None:
+    """kill -9 in mid-stream: its answers continue on the other server, with the text that they would have had."""
+    prompts = [f"Killed. {number} {WORDS}" for number in range(6)]
+    expected = [engines[0].text(prompt) for prompt in prompts]
+    streaming = [threading.Event() for _ in prompts]
+
+    def stream(number: int) -> str:
+        body = {"prompt": prompts[number], "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "stream": True}
+        parts: list[str] = []
+        with server.client(timeout_s=300) as client, client.stream("POST", "/v1/completions", json=body) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):
+                    parts.append(json.loads(line[6:])["choices"][0]["text"])
+                    if len(parts) == 3:
+                        streaming[number].set()
+        return "".join(parts)
+
+    with (
+        serving(str(model), *(f"--engine-url={each.url}" for each in engines)) as server,
+        ThreadPoolExecutor(len(prompts)) as pool,
+    ):
+        texts = [pool.submit(stream, number) for number in range(len(prompts))]
+        assert all(event.wait(300) for event in streaming)
+        engines[1].kill()
+        assert [text.result() for text in texts] == expected
+        assert server.metric("baton_failovers_total") > 0, "the killed server had no request"
