@@ -67,6 +67,7 @@ class FakeVllm:
     aborted: list[str] = field(default_factory=list)
     closed: int = 0
     """Streams that their client has closed before their end."""
+    open_streams: int = 0
     hung_up: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once a client has closed a stream."""
     left: asyncio.Event = field(default_factory=asyncio.Event)
@@ -201,6 +202,7 @@ class FakeVllm:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         known, most = list(tokens), min(self.ends_after, sampling["max_tokens"] + self.more_tokens)
+        self.open_streams += 1
         try:
             for number in range(1, most + 1):
                 if number > self.free_tokens:
@@ -223,6 +225,8 @@ class FakeVllm:
             self.hung_up.set()
             self._note_left()
             raise
+        finally:
+            self.open_streams -= 1
         return response
 
 

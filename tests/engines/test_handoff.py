@@ -39,17 +39,24 @@ def test_the_decode_server_loads_the_prompt_of_the_prefill_server(length: int) -
     asyncio.run(run())
 
 
-def test_a_handoff_is_logged_and_replayed(tmp_path: Path) -> None:
-    async def run() -> None:
+def test_a_handoff_is_logged_replayed_and_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def run() -> str:
         prefill, decode = FakeVllm("p"), FakeVllm("d")
         log = str(tmp_path / "log")
         async with servers(prefill, decode), baton_over(*urls(prefill, decode), log=log) as baton:
             asked = [baton.ask([*PROMPT, number + 40], 20) for number in range(6)]
             assert await asyncio.gather(*asked) == [answer_to([*PROMPT, number + 40], 20) for number in range(6)]
-        assert decode.loaded_tokens == 6 * len(PROMPT)
+            live = baton.submit(PROMPT, 5)
+            await finished(live)
+        assert decode.loaded_tokens == 7 * len(PROMPT) - 1
+        return live.request.id
 
-    asyncio.run(run())
+    request_id = asyncio.run(run())
     assert main(["replay", str(tmp_path / "log")]) == 0
+    assert main(["explain", request_id, "--log", str(tmp_path / "log")]) == 0
+    shown = capsys.readouterr().out
+    assert "vllm-0" in shown
+    assert "vllm-1" in shown
 
 
 def test_a_killed_decode_server_loses_no_request() -> None:
@@ -98,6 +105,31 @@ def test_parameters_that_a_server_refuses_are_not_used_twice() -> None:
             assert await baton.ask(PROMPT, 10) == answer_to(PROMPT, 10)
             assert ["kv_transfer_params" in body for body in decode.bodies] == [True, False]
             assert decode.loaded_tokens == 0
+
+    asyncio.run(run())
+
+
+def test_a_hundred_aborts_leave_no_block_and_no_stream() -> None:
+    """Cancelled in turn before the prompt, during it, after the handoff and in mid-answer."""
+
+    async def run() -> None:
+        prefill, decode = FakeVllm("p"), FakeVllm("d", free_tokens=3)
+        async with servers(prefill, decode), baton_over(*urls(prefill, decode)) as baton:
+            for number in range(25):
+                lives = [baton.submit([*PROMPT, number + 40, turn + 40], 20) for turn in range(4)]
+                baton.parts.gateway.cancel(lives[0])
+                await asyncio.sleep(0)
+                baton.parts.gateway.cancel(lives[1])
+                for tokens, live in ((1, lives[2]), (3, lives[3])):
+                    await tokens_of(live, tokens)
+                    baton.parts.gateway.cancel(live)
+                assert [(await finished(live)).outcome for live in lives] == ["cancelled"] * 4
+            decode.gate.set()
+            assert await baton.ask(PROMPT, 20) == answer_to(PROMPT, 20)
+            baton.check()
+            while decode.open_streams:
+                decode.hung_up.clear()
+                await decode.hung_up.wait()
 
     asyncio.run(run())
 
