@@ -17,7 +17,7 @@ _DOUBT = 4.0
 """Requests until which the mean and the deviation count less than half."""
 _ERROR_LOG_MAX = 1.5
 NO_ERRORS = PredictionErrors()
-MISSES_RATIO = 0.04
+MISSES_RATIO = 0.02
 """Share of the admitted requests that may miss an SLO. Above it the margin grows, below it the margin shrinks."""
 _MISS_LOG = 0.06
 """Growth of the margin by a request that misses its SLO."""

@@ -93,7 +93,7 @@ class SloHeadroom:
     """Expected answer length until some requests have finished."""
     requests_max: int = 1024
     """Maximum number of requests in the cluster (INV-9)."""
-    miss_ratio_max: float = 0.5
+    miss_ratio_max: float = 0.3
     """Admit while the probability to miss the SLO is at most this."""
     fetches: bool = True
     """Plan copies of cached prefixes between hosts. False: a prefix is used on its own host only."""
