@@ -1,0 +1,233 @@
+"""Scenes of benchmarks/live_control.py in which classes, tenants or kinds of load share a fleet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import aiohttp
+from _live_load import Answer, Load, Planned, configured, latencies, percentile
+
+from baton.core.types import Slo
+from baton.lab.report.service_gap import gap_bound, largest_gap
+from tests.serving import RunningServer
+
+TIERS = """
+idle_cores = "keep"
+[batch]
+requests_max = 16
+[[classes]]
+name = "premium"
+priority = -1
+prefill_ratio = 0.95
+decode_ratio = 0.25
+kv_ratio = 0.25
+[[classes]]
+name = "free"
+[[routes]]
+service_class = "premium"
+headers = { "x-tier" = "premium" }
+[[routes]]
+service_class = "free"
+headers = { "x-tier" = "free" }
+"""
+PREMIUM = Planned(input_tokens=256, output_tokens=8, headers={"x-tier": "premium"})
+FREE = Planned(input_tokens=200, output_tokens=64, headers={"x-tier": "free"})
+FREE_CLIENTS = 48
+PREMIUM_REQUESTS = 40
+GAP_RATIO = 2.5
+"""Mean time between premium requests, as a multiple of the time of one on an idle server."""
+TENANTS = """
+[http]
+api_keys = ["one", "other"]
+admin_key = "admin"
+[batch]
+requests_max = 8
+"""
+FCFS = '[policy.fairness]\nuse = "fcfs"\n'
+KV_BLOCKS = 48
+"""So that the bound is smaller than the service of a run: 48 blocks of 16 tokens."""
+PATIENT = ("--queue-s", "600")
+BACKLOG = 40
+ONE, OTHER = Planned(input_tokens=16, output_tokens=8, label="one"), Planned(input_tokens=64, output_tokens=32)
+FLIP_S = 1.5
+ROLES = """
+threads = 1
+idle_cores = "keep"
+[policy.roles]
+use = "{roles}"
+"""
+PROMPTS, ANSWERS = Planned(input_tokens=700, output_tokens=4), Planned(input_tokens=32, output_tokens=96)
+TURN_S = 30.0
+USE_RATIO = 0.7
+
+
+def classes() -> dict[str, Any]:
+    """A free class that saturates the server beside a premium one."""
+    found: dict[str, Any] = {}
+    for fleet in (("--prefill", "1", "--decode", "1"), ("--mixed", "1")):
+        with configured(TIERS, *fleet) as server:
+            found[" ".join(fleet)] = asyncio.run(_premium(server))
+    without = TIERS.split("[[classes]]")[0]
+    with configured(without, "--prefill", "1", "--decode", "1") as server:
+        found["without classes, --prefill 1 --decode 1"] = asyncio.run(_premium(server))
+    return found
+
+
+async def _premium(server: RunningServer) -> dict[str, Any]:
+    draw = Random(3)
+    async with Load(server, seed=3) as load:
+        idle = await load.one_by_one(PREMIUM, PREMIUM_REQUESTS // 2, pause_s=0.1)
+        ended = asyncio.Event()
+        crowd = asyncio.create_task(load.keep(FREE, clients=FREE_CLIENTS, until=ended))
+        await asyncio.sleep(4.0)
+        each_s = GAP_RATIO * percentile([answer.ended_s - answer.sent_s for answer in idle], 0.5)
+        gaps_s = [draw.uniform(0.5, 1.5) * each_s for _ in range(PREMIUM_REQUESTS)]
+        plan = [replace(PREMIUM, at_s=sum(gaps_s[: place + 1])) for place in range(PREMIUM_REQUESTS)]
+        busy = await load.play(plan)
+        ended.set()
+        free = await crowd
+    idle_ttft = latencies([answer.ttft_s for answer in idle])
+    busy_ttft = latencies([answer.ttft_s for answer in busy if answer.is_whole])
+    return {
+        "idle_ttft": idle_ttft,
+        "busy_ttft": busy_ttft,
+        "p99_over_idle": round(busy_ttft["p99_s"] / idle_ttft["p99_s"], 2) if busy_ttft["count"] else None,
+        "premium_failed": [answer.failure for answer in busy if not answer.is_whole][:3],
+        "idle_tpot_p50_s": round(percentile([answer.tpot_s for answer in idle], 0.5), 4),
+        "busy_tpot_p50_s": round(percentile([answer.tpot_s for answer in busy if answer.is_whole], 0.5), 4),
+        "free_finished": sum(answer.is_whole for answer in free),
+        "free_refused": sum(answer.is_refused for answer in free),
+    }
+
+
+def fairness() -> dict[str, Any]:
+    """Two tenants that both have waiting requests, and one request behind another tenant's sixty."""
+    found: dict[str, Any] = {}
+    cases = {
+        "1P1D": (("--prefill", "1", "--decode", "1"), "", False),
+        "1P1D, first come first served": (("--prefill", "1", "--decode", "1"), FCFS, False),
+        "2P2D": (("--prefill", "2", "--decode", "2"), "", False),
+        "2P2D, roles flip": (("--prefill", "2", "--decode", "2"), "", True),
+        "mixed": (("--mixed", "1"), "", False),
+    }
+    for name, (fleet, policy, flips) in cases.items():
+        with configured(policy + TENANTS, "--kv-blocks", str(KV_BLOCKS), *PATIENT, *fleet) as server:
+            gap, flipped = asyncio.run(_backlogged(server, flips=flips))
+        bound = gap_bound(OTHER.input_tokens, KV_BLOCKS * 16)
+        found[name] = {"gap": round(gap), "bound": round(bound), "flips": flipped}
+    for name, policy in (("fair", ""), ("first come first served", FCFS)):
+        with configured(policy + TENANTS, *PATIENT, "--prefill", "1", "--decode", "1") as server:
+            found[f"single request, {name}"] = asyncio.run(_single(server))
+    return found
+
+
+def _as(tenant: str, request: Planned) -> Planned:
+    return replace(request, label=tenant, headers={"Authorization": f"Bearer {tenant}"})
+
+
+async def _backlogged(server: RunningServer, *, flips: bool) -> tuple[float, int]:
+    plan = [_as(tenant, request) for _ in range(BACKLOG) for tenant, request in (("one", ONE), ("other", OTHER))]
+    async with Load(server, seed=4) as load:
+        flipping = asyncio.create_task(_flip(server)) if flips else None
+        answers = await load.play(plan)
+        if flipping is not None:
+            flipping.cancel()
+    assert all(answer.is_whole for answer in answers), {answer.failure for answer in answers}
+    flipped = 0 if flipping is None else await _flips(server)
+    return largest_gap([answer.record() for answer in answers], "one", "other"), flipped
+
+
+async def _flip(server: RunningServer) -> None:
+    """Turn a prefill worker and a decode worker round, again and again."""
+    roles = {"prefill-1": ("decode", "prefill"), "decode-1": ("prefill", "decode")}
+    async with aiohttp.ClientSession(headers={"Authorization": "Bearer admin"}) as http:
+        turn = 0
+        while True:
+            await asyncio.sleep(FLIP_S)
+            for worker, (first, second) in roles.items():
+                role = second if turn % 2 else first
+                async with http.post(f"{server.url}/cluster/workers/{worker}/role", json={"role": role}) as answer:
+                    answer.raise_for_status()
+            turn += 1
+
+
+async def _flips(server: RunningServer) -> int:
+    async with (
+        aiohttp.ClientSession(headers={"Authorization": "Bearer admin"}) as http,
+        http.get(f"{server.url}/metrics") as answer,
+    ):
+        lines = (await answer.text()).splitlines()
+    return round(sum(float(line.split()[-1]) for line in lines if line.startswith("baton_role_flips_total ")))
+
+
+async def _single(server: RunningServer) -> dict[str, Any]:
+    async with Load(server, seed=9) as load:
+        single = _as("other", Planned(input_tokens=64, output_tokens=8))
+        idle = await load.one_by_one(single, 5)
+        crowd = asyncio.create_task(load.play([_as("one", Planned(input_tokens=64, output_tokens=64))] * 60))
+        await asyncio.sleep(1.0)
+        answer = await load.send(single)
+        await crowd
+    return {
+        "idle_ttft_s": round(percentile([each.ttft_s for each in idle], 0.5), 3),
+        "ttft_s": round(answer.ttft_s, 3) if answer.is_whole else answer.failure,
+    }
+
+
+def roles() -> dict[str, Any]:
+    """Three workers of one core each, on a load that turns from prompts to answers."""
+    splits = {"1P2D": ("--prefill", "1", "--decode", "2"), "2P1D": ("--prefill", "2", "--decode", "1")}
+    with configured(ROLES.format(roles="static-roles"), *splits["2P1D"]) as server:
+        prompt_rps, prompts = asyncio.run(_capacity(server, PROMPTS, 6))
+    with configured(ROLES.format(roles="static-roles"), *splits["1P2D"]) as server:
+        answer_rps, answers = asyncio.run(_capacity(server, ANSWERS, 24))
+    targets = {
+        "prompts": Slo(ttft_s=6 * prompts.ttft_s, tpot_s=1.0),
+        "answers": Slo(ttft_s=6 * prompts.ttft_s, tpot_s=6 * answers.tpot_s),
+    }
+    rates = {"prompts": USE_RATIO * prompt_rps, "answers": USE_RATIO * answer_rps}
+    cases = {name: (fleet, "static-roles") for name, fleet in splits.items()}
+    cases["adaptive, from 1P2D"] = (splits["1P2D"], "demand-roles")
+    found: dict[str, Any] = {"rates_rps": {name: round(rate, 2) for name, rate in rates.items()}}
+    for name, (fleet, policy) in cases.items():
+        with configured(ROLES.format(roles=policy), *fleet) as server:
+            found[name] = asyncio.run(_turns(server, rates, targets))
+    best = max(found[name]["goodput_rps"] for name in splits)
+    found["over_best_static"] = round(found["adaptive, from 1P2D"]["goodput_rps"] / best, 3)
+    return found
+
+
+async def _capacity(server: RunningServer, request: Planned, clients: int) -> tuple[float, Answer]:
+    """Return the requests per second with this many clients, and the answer of an idle server."""
+    async with Load(server, seed=11) as load:
+        alone = sorted(await load.one_by_one(request, 3), key=lambda answer: answer.ttft_s)[1]
+        answers = await load.play([request] * (3 * clients))
+    span_s = max(answer.ended_s for answer in answers) - min(answer.sent_s for answer in answers)
+    return len(answers) / span_s, alone
+
+
+async def _turns(server: RunningServer, rates: dict[str, float], targets: dict[str, Slo]) -> dict[str, Any]:
+    draw, plan, at_s = Random(12), list[Planned](), 0.0
+    kinds = {"prompts": replace(PROMPTS, label="prompts"), "answers": replace(ANSWERS, label="answers")}
+    while at_s < 2 * TURN_S:
+        kind = "prompts" if at_s < TURN_S else "answers"
+        at_s += draw.expovariate(rates[kind])
+        plan.append(replace(kinds[kind], at_s=at_s))
+    async with Load(server, seed=13) as load:
+        answers = await load.play(plan)
+    met = {kind: _met(answers, kind, slo) for kind, slo in targets.items()}
+    return {
+        "requests": len(answers),
+        "refused": sum(answer.is_refused for answer in answers),
+        "in_slo": met,
+        "goodput_rps": round(sum(met.values()) / (2 * TURN_S), 3),
+        "flips": await _flips(server),
+    }
+
+
+def _met(answers: Sequence[Answer], kind: str, slo: Slo) -> int:
+    return sum(answer.meets(slo) for answer in answers if answer.planned.label == kind)
