@@ -1,9 +1,9 @@
 """Control of a live server with the real model: what admission, classes, fair queues and roles hold under attack.
 
-    python benchmarks/live_control.py [SCENE ...] [--short]
+    python benchmarks/live_control.py [SCENE ...]
 
-Scenes: overload, classes, fairness, aborts, deaths, prices, roles (all of them without an argument; minutes each are in
-`SECONDS`). Each load is scaled to the machine: the server is measured alone and with eight requests at a time first.
+Scenes: overload, classes, fairness, aborts, deaths, prices, roles. Without an argument: all of them, in about eight
+minutes. Each load is scaled to the speed of the machine, which is measured first.
 Writes benchmarks/results/live-control.json; a run of some scenes leaves the figures of the others.
 """
 
