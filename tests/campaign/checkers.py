@@ -192,7 +192,7 @@ def check_bounds(watch: Watch) -> None:
     ticks = sum(isinstance(decision.event, Tick) for decision in cluster.server.journal.decisions())
     losses = sum(isinstance(decision.event, HostLost) for decision in cluster.server.journal.decisions())
     # a tick moves a request once at most, and the loss of a host counts against no request
-    attempts_max = cluster.server.coordinator.attempts_max + ticks + losses
+    attempts_max = cluster.server.coordinator.retries.rules.attempts_max + ticks + losses
     require(attempts <= attempts_max, "INV-9", f"{attempts} attempts of one request, {attempts_max} are allowed")
     cluster.note_queues()
     bound = WORDS_PER_REQUEST_MAX * (1 + len(cluster.server.journal.lives))

@@ -9,7 +9,7 @@ from baton.core.types import Request, RequestId
 from baton.decide.kv.hashing import block_hashes
 from baton.lab.sim.cluster import SimCluster, build_cluster
 from baton.lab.sim.engines import ContentEngine
-from baton.lab.sim.faults import Hang, HostKill, Kill, MessageFault
+from baton.lab.sim.faults import Hang, HostKill, HostLeave, Kill, MessageFault
 from baton.lab.sim.journal import Journal, Life
 from tests.campaign.checkers import Watch, check_end, check_refusal, check_text
 from tests.campaign.client_checks import check_client
@@ -56,7 +56,7 @@ class Play:
 
     def _run(self) -> None:
         ended = self.cluster.loop.run(until_s=PLAY_S_MAX, events_max=EVENTS_MAX, after_each=self._after_each)
-        ends_workers = Kill | KillAtStep | Hang | HostKill | MessageFault
+        ends_workers = Kill | KillAtStep | Hang | HostKill | HostLeave | MessageFault
         deadly = any(isinstance(fault, ends_workers) for fault in self.scenario.faults)
         check_end(self.watch, ended=ended, failures_allowed=deadly)
         for life in self.cluster.server.journal.lives.values():

@@ -19,9 +19,11 @@ from baton.lab.sim.faults import (
     Flip,
     Hang,
     HostKill,
+    HostLeave,
     Kill,
     MessageFault,
     ReportsFate,
+    Restart,
     Slow,
     StartsFail,
     StoreFault,
@@ -274,12 +276,13 @@ def with_faults(scenario: Scenario) -> Scenario:
     if len(hosts) > 1:
         for _ in range(draw.choice((0, 1, 1, 2))):
             faults.append(_draw_host_kill(draw, hosts))
+        faults += _draw_leaves(scenario.seed, hosts)
         for _ in range(draw.choice((0, 1, 3))):
             one, other = draw.sample(hosts, k=2)
             faults.append(WireCut(one=one, other=other, at_s=draw.uniform(0.0, 0.8), for_s=draw.uniform(0.0, 0.2)))
     for _ in range(draw.choice((0, 0, 1, 3))):
         faults.append(Flip(worker=draw.choice(workers), at_s=draw.uniform(0, 0.8), role=draw.choice(_ROLES)))
-    faults += _draw_message_faults(scenario.seed, workers)
+    faults += [*_draw_message_faults(scenario.seed, workers), *_draw_restarts(scenario.seed)]
     return replace(scenario, faults=(*faults, *_draw_store_faults(scenario), *_draw_starts_fail(scenario)))
 
 
@@ -297,6 +300,19 @@ def _draw_message_faults(seed: int, workers: list[WorkerId]) -> list[MessageFaul
         )
         for _ in range(draw.choice((0, 0, 1, 2, 4)))
     ]
+
+
+def _draw_leaves(seed: int, hosts: list[HostId]) -> list[HostLeave]:
+    draw = Random(f"leaves {seed}")
+    return [
+        HostLeave(host=draw.choice(hosts), at_s=draw.uniform(0.0, 0.8), drain_s=draw.choice((0.0, 0.1, 1.0)))
+        for _ in range(draw.choice((0, 0, 1, 2)))
+    ]
+
+
+def _draw_restarts(seed: int) -> list[Restart]:
+    draw = Random(f"restarts {seed}")
+    return [Restart(at_s=draw.uniform(0.0, 0.8)) for _ in range(draw.choice((0, 0, 0, 1, 2)))]
 
 
 def _draw_starts_fail(scenario: Scenario) -> list[StartsFail]:

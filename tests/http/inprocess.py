@@ -127,6 +127,11 @@ class InProcessGateway:
             raise RequestError(f"there is no worker {worker!r}; see /cluster", param="worker", status=404)
         self.role = role
 
+    def restart(self, workers: Sequence[WorkerId]) -> tuple[WorkerId, ...]:
+        if unknown := [worker for worker in workers if worker != WORKER]:
+            raise RequestError(f"there is no worker {unknown[0]!r}; see /cluster", param="workers", status=404)
+        return ()
+
     @property
     def decision_log(self) -> None:
         return None

@@ -17,6 +17,7 @@ ROLE = "/cluster/workers/inprocess-0/role"
 POSTS = (
     ROLE,
     "/cluster/hosts",
+    "/cluster/restart",
     "/tokenize",
     "/detokenize",
     "/v1/completions",

@@ -164,6 +164,7 @@ class Faults:
             "connections cut": self.wire.cut,
             "connections delayed": lambda: self.wire.delay(self.draw.uniform(0.1, 1.0)),
             "disk slow": self._slow_disk,
+            "workers restarted": self._restart,
         }
         least = min(self.seen[kind] for kind in kinds)
         kind = self.draw.choice([kind for kind in kinds if self.seen[kind] == least])
@@ -207,6 +208,10 @@ class Faults:
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
             except ProcessLookupError:
                 continue
+
+    def _restart(self) -> None:
+        with self.server.client() as client:
+            client.post("/cluster/restart", json={}).raise_for_status()
 
     def _slow_disk(self) -> None:
         """Let reads and writes of tiers take longer, some beyond their deadline, until the next fault of this kind."""

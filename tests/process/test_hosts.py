@@ -289,11 +289,11 @@ def test_a_role_flip_on_another_host_and_workers_of_the_servers_own(mixed_text) 
 
 
 def test_a_prefix_comes_from_the_host_that_has_it(mixed_text) -> None:
-    """Who has computed the prompt computes no more prompts, so that another host has to: it fetches what is there."""
+    """A worker that computes no more prompts has the prefix: another host fetches it. A host that leaves sends it."""
     body = {**PROMPT, "prompt": "a long story. " * 200}
     follow_up = {**body, "prompt": body["prompt"] + "And then?"}
     mixed = ("--mixed", "1")
-    with cluster("hash", {"a": mixed, "b": mixed}) as (server, _), server.client() as client:
+    with cluster("hash", {"a": mixed, "b": mixed}) as (server, hosts), server.client() as client:
         first = ask(client, body)
         holder = first["timings"]["prefill_worker"]
         client.post(f"/cluster/workers/{holder}/role", json={"role": "decode"}).raise_for_status()
@@ -303,6 +303,14 @@ def test_a_prefix_comes_from_the_host_that_has_it(mixed_text) -> None:
         assert second["timings"]["cached_tokens"] > 2000
         assert server.metric("baton_handoff_bytes_total") > moved_bytes
         assert [text_of(first), text_of(second)] == [mixed_text(body), mixed_text(follow_up)]
+        server.wait_until(nothing_used, reason="no block is used")
+        tale = {**body, "prompt": "another tale. " * 200}
+        leaver = ask(client, tale)["timings"]["prefill_worker"].partition(".")[0]
+        assert hosts[leaver].process.poll() is None
+        hosts[leaver].process.send_signal(signal.SIGTERM)
+        assert hosts[leaver].process.wait(60) == 0
+        third = ask(client, {**tale, "prompt": tale["prompt"] + "And then?"})
+        assert third["timings"]["cached_tokens"] > 2000
         server.wait_until(nothing_used, reason="no block is used")
 
 

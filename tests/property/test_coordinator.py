@@ -41,6 +41,7 @@ from baton.core.types import (
 )
 from baton.decide.control.cluster_messages import CoordinatorDecision
 from baton.decide.control.coordinator import Coordinator, Policies
+from baton.decide.control.retries import Retries, RetryRules
 from baton.decide.cost.linear import LinearCost
 from baton.decide.policy.admission import BoundedQueue
 from baton.decide.policy.fairness import FirstComeFirstServed
@@ -102,7 +103,7 @@ def coordinator(routing: SometimesBrokenRouting) -> Coordinator:
         fairness=FirstComeFirstServed(),
         cost=LinearCost(),
     )
-    return Coordinator(policies, block_tokens=4, attempts_max=ATTEMPTS_MAX)
+    return Coordinator(policies, block_tokens=4, retries=Retries(RetryRules(attempts_max=ATTEMPTS_MAX)))
 
 
 @dataclass(slots=True)

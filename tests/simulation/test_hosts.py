@@ -359,6 +359,25 @@ def test_a_host_that_leaves_hands_its_decode_over_first() -> None:
     assert landings(cluster)[-1].computed_tokens >= moved_tokens - 2, "only the last token was not computed"
 
 
+@pytest.mark.parametrize("is_leaving", [True, False], ids=["leaves", "dies"])
+def test_a_host_that_leaves_hands_its_prefixes_over(is_leaving: bool) -> None:
+    """The conversation of the second request was on that host. A host that dies takes it along."""
+    leave: Fault = HostLeave(host=A, at_s=0.5)
+    made = two_hosts(
+        request("first", tokens=14, output=11),
+        request("other", tokens=14, output=11),
+        request("second", tokens=3, at_s=1.0, follows="first"),
+        faults=(leave if is_leaving else HostKill(host=A, at_s=0.5, notice_s=0.0, restart_s=9.0),),
+    )
+    workers = (SimWorkers(role="mixed", host=A), SimWorkers(role="mixed", host=B))
+    cluster = play(replace(made, cluster=replace(made.cluster, workers=workers, worker_start_s=9.0)))
+    lives = cluster.server.journal.lives
+    workers_after = [lives[RequestId(name)].worker for name in ("first", "other", "second")]
+    assert workers_after == [None, "mixed-1", "mixed-1"], "the first one was on the host that is gone"
+    assert lives[RequestId("second")].cached_tokens == (24 if is_leaving else 0)
+    assert cluster.wires.tokens == (24 if is_leaving else 0)
+
+
 def test_a_host_that_leaves_without_a_request_goes_at_once() -> None:
     cluster = play(two_hosts(request("r", at_s=1.0), faults=(HostLeave(host=B, at_s=0.1),)))
     assert outcome(cluster.server.journal.lives[RequestId("r")]) == "finished"

@@ -27,7 +27,7 @@ input_tokens = {kind = "uniform", low = 100, high = 3000}
 output_tokens = {kind = "uniform", low = 2, high = 60}
 """
 CLOSED = CloseRequest(RequestId("x"), "finished")
-HEADER = LogHeader(policy=POLICY, block_tokens=BLOCK_TOKENS, attempts_max=3, cost=COST)
+HEADER = LogHeader(policy=POLICY, block_tokens=BLOCK_TOKENS, cost=COST)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Read from a running server over HTTP."""
+"""Ask a running server over HTTP."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def check_url(url: str) -> None:
         raise ConfigError(f"--url {url} is not an HTTP address; give one such as http://127.0.0.1:8000")
 
 
-def ask(url: str, path: str, api_key: str | None) -> bytes:
-    """Return the body of a response. Raises BatonError if the server does not answer with 200."""
-    with _answer(url, path, api_key) as answer:
+def ask(url: str, path: str, api_key: str | None, body: bytes | None = None) -> bytes:
+    """Return the body of a response. Raises BatonError if the server refuses. `body`: JSON to post. None: read."""
+    with _answer(url, path, api_key, body) as answer:
         return answer.read()
 
 
@@ -51,9 +51,10 @@ def fetch(url: str, path: str, api_key: str | None, into: Path) -> http.client.H
 
 
 @contextlib.contextmanager
-def _answer(url: str, path: str, api_key: str | None) -> Iterator[http.client.HTTPResponse]:
+def _answer(url: str, path: str, api_key: str | None, body: bytes | None = None) -> Iterator[http.client.HTTPResponse]:
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    request = urllib.request.Request(f"{url.rstrip('/')}{path}", headers=headers)
+    headers |= {"Content-Type": "application/json"} if body is not None else {}
+    request = urllib.request.Request(f"{url.rstrip('/')}{path}", data=body, headers=headers)
     try:
         answer = urllib.request.urlopen(request, timeout=TIMEOUT_S)
     except urllib.error.HTTPError as error:

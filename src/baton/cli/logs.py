@@ -18,6 +18,7 @@ from baton.decide.control.coordinator import Coordinator
 from baton.decide.control.decision_log import Decision, LogHeader, SimHeader
 from baton.decide.control.guarded_eviction import eviction_maker
 from baton.decide.control.host_pools import PoolRules
+from baton.decide.control.retries import Retries
 from baton.decide.control.start_queue import StartQueue
 from baton.decide.cost.load import load_cost
 from baton.decide.policy.policy_sets import policy_set
@@ -57,10 +58,11 @@ def build_cluster(header: Header, notes: Notes | None = None) -> Cluster:
     policies = build_policies(header.policy, load_cost(header.cost, folder=Path()).cost)
     if notes is not None:
         policies = watched(policies, notes)
-    queue, window = StartQueue(header.queue_s), header.prompts.window
-    coordinator = Coordinator(policies, header.block_tokens, header.attempts_max, window, queue)
+    queue, window, retries = StartQueue(header.queue_s), header.prompts.window, Retries(header.retries)
+    coordinator = Coordinator(policies, header.block_tokens, retries, window, queue)
     eviction = eviction_maker(header.policy.eviction, _warn)
-    return Cluster(coordinator, PoolRules(eviction=eviction, prompts=header.prompts))
+    rules = PoolRules(eviction=eviction, prompts=header.prompts, handover_bytes=header.handover_bytes)
+    return Cluster(coordinator, rules)
 
 
 def _warn(why: str) -> None:

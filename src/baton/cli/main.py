@@ -19,6 +19,7 @@ COMMANDS = {
     "host": "join a server with this machine's workers and memory",
     "pool": "give this machine's memory to hosts, for KV blocks that they share",
     "keys": "edit the API keys of a server",
+    "restart": "restart the workers of a server one after the other",
     "bench": "measure a server with a load",
     "sim": "simulate a cluster on a trace",
     "plan": "find the hardware, the roles and the parallelism that meet an SLO",

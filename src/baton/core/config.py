@@ -183,6 +183,10 @@ class SurvivalConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     attempts_max: Annotated[int, Range(least=1, most=100)] = 3
     """Maximum attempts of a request whose workers die. The last failure is reported to the client."""
+    retries_per_minute: Annotated[int, Range(least=0, most=10**6)] = 1024
+    """Requests that may be tried again in a minute after the loss of workers or hosts. The rest get 503."""
+    retry_ratio: Annotated[float, Range(least=0, most=1)] = 0.2
+    """Further retries for each admitted request."""
     restarts_max: Annotated[int, Range(least=0, most=1000)] = 5
     """Restarts of one worker within `restart_window_s` before the server stops restarting it."""
     restart_window_s: Timeout = 60.0
@@ -195,6 +199,12 @@ class SurvivalConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     worker starts or a host joins, the deadline is `start_s` later."""
     drain_s: Annotated[float, Range(least=0, most=86400)] = 10.0
     """Grace period for running requests after SIGTERM or Ctrl-C. A second signal ends them at once."""
+    resume_folder: str = ""
+    """Folder for streams that the end of the server cuts. Clients can resume them later. Empty: none is kept."""
+    resume_s: Timeout = 600.0
+    """How long a cut stream can be resumed."""
+    resume_bytes_max: Bytes = 64 * 1024 * 1024
+    """Maximum size of all cut streams."""
 
 
 class SandboxConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -233,6 +243,8 @@ class HostsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     lossy: bool = False
     """Allow hosts with different KV precisions. `timings.kv_loss` of a request reports the rounding. Later requests
     that hit such blocks read rounded values."""
+    handover_bytes: Bytes = 256 * 1024 * 1024
+    """Maximum size of the cached prefixes that a leaving host hands over to another one."""
     mover_silent_s: ShortTimeout = 5.0
     """A mover process that sends nothing for this long is killed and restarted."""
 

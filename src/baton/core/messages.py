@@ -12,6 +12,7 @@ from typing import Literal
 from msgspec import Struct
 
 from baton.core.copies import LandingEnded, LandingGranted, LandingRefused, LandingWanted, LeaseEnded, LeaseWanted
+from baton.core.leaving import RestartWorker
 from baton.core.prefixes import BlocksRemoved, BlocksStored
 from baton.core.ticking import DriverEvent
 from baton.core.tier_messages import ReadBack, ReadBackWanted, TierCommand, TierEvent
@@ -33,7 +34,7 @@ from baton.core.types import (
 )
 
 Outcome = Literal["finished", "rejected", "failed", "cancelled"]
-RejectReason = Literal["queue_full", "queue_deadline", "no_worker", "too_long", "slo", "share", "shutdown"]
+RejectReason = Literal["queue_full", "queue_deadline", "no_worker", "too_long", "slo", "share", "shutdown", "retries"]
 
 # ---- events of the coordinator -----------------------------------------------------------------------------------
 
@@ -227,21 +228,20 @@ CoordinatorCommand = (
     | SetRole
     | StartWorker
     | RetireWorker
+    | RestartWorker
 )
 
 # ---- between a worker's batcher and its host pool ------------------------------------------------------------------
 
 
 class BlocksWanted(Struct, frozen=True, tag=True, gc=False):
-    """A batcher asks for a request's first blocks, with a prefix hit, or for further ones.
-
-    `blocks` is the total length of the block table. Repeating a request for the same length is harmless.
-    """
+    """A batcher asks for the first blocks of a request, with a prefix hit, or for further ones. It may ask twice."""
 
     request_id: RequestId
     attempt: int
     worker: WorkerId
     blocks: int
+    """Length of the whole block table."""
     prefix: tuple[BlockHash, ...] = ()
     """Hashes that may be used as a prefix hit. Ignored if the request holds blocks already."""
 

@@ -1,9 +1,10 @@
-"""Events of the coordinator that the driver makes: timers, and counts of tokens."""
+"""Events of the coordinator that the driver makes: timers, counts of tokens, and wishes of administrators."""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
+from baton.core.leaving import RestartWanted
 from baton.core.types import LoadWindow, RequestId
 
 
@@ -35,4 +36,4 @@ class TokensServed(Struct, frozen=True, tag=True, gc=False):
     requests: tuple[tuple[RequestId, int], ...]
 
 
-DriverEvent = Tick | WaitedTooLong | QueuedTooLong | TokensServed
+DriverEvent = Tick | WaitedTooLong | QueuedTooLong | TokensServed | RestartWanted

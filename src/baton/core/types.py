@@ -138,6 +138,8 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     """The request has no deadline in the queue. Set for all but the first choice of an HTTP request."""
     deferred_s: float = 0.0
     """Its deadline in the queue if it has given up its SLO. 0: it has not."""
+    resumed_tokens: int = 0
+    """Output tokens from before a restart of the server. The worker that decodes it computes them again."""
     shares_blocks: bool = True
     """False: its blocks are not hashed, so it neither uses nor leaves cached blocks."""
 

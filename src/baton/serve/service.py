@@ -15,7 +15,7 @@ import msgspec
 from baton.compute.models.tokenizer import load_tokenizer
 from baton.compute.sandbox.template import load_chat_template
 from baton.core.errors import ConfigError
-from baton.core.leaving import DismissHost
+from baton.core.leaving import DismissHost, RestartWorker
 from baton.core.messages import RetireWorker, StartWorker
 from baton.decide.policy.classes import ClassTable
 from baton.move.ipc.tls import ServerTls
@@ -120,7 +120,7 @@ class Service:
         return 1 if self._failure else 0
 
     async def _serve(self) -> None:
-        """Serve until the stop event. Raises ModelError if the tokenizer cannot be read."""
+        """Serve until the stop event. Raises ModelError or ConfigError."""
         await self._start_tiers()
         if self._engines is not None:
             await self._engines.start(self._on_hosts)
@@ -172,19 +172,21 @@ class Service:
         self._own = Supervisor(OwnWorkers(parts.driver), own.setups, own.arena.fd, parts.config.survival, notices)
         self._own.start()
 
-    def _resize(self, command: StartWorker | RetireWorker | DismissHost) -> None:
+    def _resize(self, command: StartWorker | RetireWorker | RestartWorker | DismissHost) -> None:
         """Carry out a decision about the fleet on its host: the server's own one, or a joined one."""
         driver, own = self._parts.driver, self._parts.own
-        if isinstance(command, RetireWorker):
+        if isinstance(command, RetireWorker | RestartWorker):
             host = driver.links[command.worker].view.host if command.worker in driver.links else ""
         else:
             host = command.host
         if not isinstance(command, DismissHost) and self._own is not None and own is not None and host == own.id:
             self._own.resize(command)
         elif not self._hosts.resize(command):
-            self._tell(f"no host can carry out this scaling decision: {command}")
+            self._tell(f"no host can carry out this decision: {command}")
             if isinstance(command, StartWorker):
                 driver.lose(command.worker, "no host can start it")
+            elif isinstance(command, RestartWorker) and command.worker in driver.links:
+                driver.join(driver.links[command.worker])  # it serves on, and the next worker restarts
 
     def _http_config(self) -> HttpServerConfig:
         parts, http, tls = self._parts, self._parts.config.http, self._tls
@@ -207,6 +209,7 @@ class Service:
                 classes=ClassTable.of(parts.config),
                 engine="vLLM" if parts.config.engines.servers else "",
                 seed=parts.config.seed,
+                survival=parts.config.survival,
             ),
             keyring=self._keyring,
             public_prefixes=PublicPrefixes(http.public_prefixes, tokenizer, template) if http.public_prefixes else None,
@@ -303,6 +306,7 @@ class Service:
     async def _drain(self) -> None:
         """Wait up to `drain_s` for the running requests, then cancel them. End the streams of dashboards at once."""
         self._parts.history.close()
+        self._parts.gateway.state = "stopping"  # also if `drain_s` is 0: then `stop` does not begin
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._parts.gateway.stop(), self._parts.config.survival.drain_s)
         self._parts.gateway.cancel_all()

@@ -11,6 +11,7 @@ from baton.core.config import Plugin, PolicyConfig
 from baton.core.plugin import check_port, load_plugin
 from baton.core.ports import CostModel
 from baton.decide.control.coordinator import Coordinator, Policies
+from baton.decide.control.retries import Retries, RetryRules
 from baton.decide.control.start_queue import StartQueue
 from baton.decide.kv.window import Window
 from baton.decide.policy.admission import AdmissionPolicy
@@ -30,12 +31,12 @@ def build_coordinator(
     *,
     cost: CostModel,
     block_tokens: int,
-    attempts_max: int,
+    retries: RetryRules,
     window: Window | None = None,
     queue_s: float | None = None,
 ) -> Coordinator:
     """Return a coordinator with the configured policies. Raises ConfigError if a plug-in is invalid."""
-    return Coordinator(build_policies(policy, cost), block_tokens, attempts_max, window, StartQueue(queue_s))
+    return Coordinator(build_policies(policy, cost), block_tokens, Retries(retries), window, StartQueue(queue_s))
 
 
 def build_policies(policy: PolicyConfig, cost: CostModel) -> Policies:

@@ -12,7 +12,7 @@ from typing import assert_never
 
 from baton.core.copies import CopyBlocks, CopyEnded, LandingGranted, LandingRefused, LayersDone
 from baton.core.handoff_paths import PathChosen
-from baton.core.leaving import DismissHost, HostLeaving
+from baton.core.leaving import DismissHost, HostLeaving, RestartWanted, RestartWorker
 from baton.core.messages import (
     AheadEnded,
     BlocksGranted,
@@ -106,7 +106,9 @@ class Cluster:
                 if isinstance(event, HostLost):
                     self._dismissed.discard(event.host)
                 self._carry_out(self.transfers.handle(event, now_s), now_s)
-            case RequestCancelled() | RoleSet() | TokensServed() | Tick() | WaitedTooLong() | QueuedTooLong():
+            case RequestCancelled() | RoleSet() | RestartWanted() | TokensServed():
+                self._ask_coordinator(event, now_s)
+            case Tick() | WaitedTooLong() | QueuedTooLong():
                 self._ask_coordinator(event, now_s)
             case WorkerJoined() | WorkerLost():
                 self._carry_out(self.transfers.handle(event, now_s), now_s)
@@ -116,6 +118,8 @@ class Cluster:
                 self.coordinator.open_host(host, workers_max)
             case HostLeaving(host=host):
                 self._carry_out(self.coordinator.leave_host(host), now_s)
+                leaving = self.coordinator.moves.fleet.leaving
+                self._carry_out(self.transfers.handover.begin(host, leaving, now_s), now_s)
         self._dismiss_hosts()
         return self._out
 
@@ -178,9 +182,9 @@ class Cluster:
             case ToWorker(command=BlocksGranted(request_id=request_id)):
                 self.coordinator.queue.start(request_id, now_s)
                 self._out.append(command)
-            case ToWorker() | CloseRequest() | SetRole() | StartWorker() | RetireWorker() | DropBlocks():
+            case ToWorker() | CloseRequest() | SetRole() | StartWorker() | RetireWorker() | RestartWorker():
                 self._out.append(command)
-            case BeginRequest():
+            case BeginRequest() | DropBlocks():
                 self._out.append(command)
             case RequestQueued(request=request, has_blocks=has_blocks):
                 self.coordinator.queue.enter(request, now_s, has_blocks=has_blocks)

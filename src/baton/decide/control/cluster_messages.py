@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from baton.core.copies import CopyBlocks, CopyEnded, LayersDone
 from baton.core.handoff_paths import PathChosen
-from baton.core.leaving import DismissHost, HostLeaving
+from baton.core.leaving import DismissHost, HostLeaving, RestartWanted, RestartWorker
 from baton.core.messages import (
     AheadEnded,
     BatcherEvent,
@@ -122,6 +122,7 @@ ClusterEvent = (
     | CopyEnded
     | FromTier
     | RoleSet
+    | RestartWanted
     | TokensServed
     | Tick
     | WaitedTooLong
@@ -142,6 +143,7 @@ ClusterCommand = (
     | SetRole
     | StartWorker
     | RetireWorker
+    | RestartWorker
     | DismissHost
 )
 """Commands for the driver. StartPrefill and StartDecode only assign the request to a worker. BeginRequest follows once

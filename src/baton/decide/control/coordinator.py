@@ -11,6 +11,7 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
+from baton.core.leaving import RestartWanted
 from baton.core.messages import (
     AheadEnded,
     CloseRequest,
@@ -42,10 +43,11 @@ from baton.decide.control.bound import Bound
 from baton.decide.control.fleet import Fleet, processes_of
 from baton.decide.control.flight import Flight
 from baton.decide.control.moves import Moves
-from baton.decide.control.poison import PoisonPrompts
 from baton.decide.control.prediction_errors import NO_ERRORS, PredictionMeter
 from baton.decide.control.prefixes import Prefixes, read_tokens
 from baton.decide.control.reshaping import Reshaping
+from baton.decide.control.retries import Retries
+from baton.decide.control.rolling_restart import RollingRestart
 from baton.decide.control.room import WaitingRoom
 from baton.decide.control.start_queue import StartQueue
 from baton.decide.control.turn_queue import TurnQueue, degraded
@@ -58,7 +60,7 @@ class Coordinator:
 
     policies: Policies
     block_tokens: int
-    attempts_max: int = 3
+    retries: Retries = field(default_factory=Retries)
     window: Window | None = None
     """Attention window of the model. None: at least one layer attends to all tokens."""
     queue: StartQueue = field(default_factory=StartQueue)
@@ -74,11 +76,10 @@ class Coordinator:
     _meter: PredictionMeter = field(default_factory=PredictionMeter)
     _now_s: float = 0.0
     moves: Moves = field(init=False)
-    _poison: PoisonPrompts = field(default_factory=PoisonPrompts)
 
     def __post_init__(self) -> None:
         self.turns = TurnQueue.of(self.policies)
-        self.moves = Moves(self._fleet, self._flights)
+        self.moves = Moves(self._fleet, self._flights, RollingRestart(self._fleet))
 
     def open_host(self, host: HostId, workers_max: int | None) -> None:
         """Record the maximum number of workers of a host. None: it has not stated one."""
@@ -108,13 +109,16 @@ class Coordinator:
             case WorkerJoined(view=view):
                 self._fleet.join(view)
                 self._reshaping.joined(view.id)
-                return self._empty_room()
+                return [*self._empty_room(), *self.moves.roll()]
             case WorkerLost(worker=worker, reason=reason):
                 self._reshaping.lost(worker, now_s)
-                return self._lose([worker], reason)
+                return self._lose([worker], reason, is_planned=self.moves.rolling.is_ending(worker))
+            case RestartWanted(workers=workers):
+                self.moves.rolling.want(workers)
+                return self.moves.roll()
             case HostLost(host=host):
                 self._prefixes.forget(host)
-                self._fleet.leaving.discard(host)
+                self.moves.forget_host(host)
                 self._reshaping.workers_max.pop(host, None)
                 return self._lose([view.id for view in processes_of(self._fleet) if view.host == host], None)
             case WaitedTooLong(wait_s=wait_s):
@@ -134,7 +138,7 @@ class Coordinator:
     @property
     def needs_ticks(self) -> bool:
         """A policy may change the present fleet, or move requests."""
-        return bool(self._fleet.draining) or need_ticks(self.policies, len(self._fleet.views()))
+        return self.moves.need_ticks() or need_ticks(self.policies, len(self._fleet.views()))
 
     @property
     def reshaping_failure(self) -> str:
@@ -170,9 +174,9 @@ class Coordinator:
     def _arrive(self, event: RequestArrived, now_s: float) -> list[CoordinatorCommand]:
         request = event.request
         assert request.id not in self._flights, f"request {request.id} arrived twice"
-        flight = Flight(request, tier_hits=event.tier_hits)
+        flight = Flight(request, tier_hits=event.tier_hits, stage="decode" if request.resumed_tokens else "prefill")
         cluster = self._view(flight)
-        key = self._poison.refuse(request, now_s) or self._admit(request, cluster)
+        key = self.retries.poison.refuse(request, now_s) or self._admit(request, cluster)
         for easier in degraded(request):
             if not isinstance(key, tuple) and key.outcome == "rejected":
                 flight.request, key = easier, self._admit(easier, cluster)
@@ -180,6 +184,7 @@ class Coordinator:
             return [key]
         flight.key = key
         self._flights[request.id] = flight
+        self.retries.admitted()
         return self._enqueue(flight, cluster)
 
     def _admit(self, request: Request, cluster: ClusterView) -> tuple[float, ...] | CloseRequest:
@@ -309,11 +314,10 @@ class Coordinator:
         self._unload(flight)
         return [*commands, ReleaseBlocks(close.request_id), close]
 
-    def _lose(self, workers: Sequence[WorkerId], death: str | None) -> list[CoordinatorCommand]:
-        """Start the requests of dead workers on others: the server has their tokens, the hosts have their KV.
-
-        `death`: why a worker died. None: its host was lost. No request causes that, so it counts against none.
-        """
+    def _lose(
+        self, workers: Sequence[WorkerId], death: str | None, *, is_planned: bool = False
+    ) -> list[CoordinatorCommand]:
+        """Start the requests of lost workers on others. `death`: why a worker died. None: its host was lost."""
         orphans = [flight for flight in self._flights.values() if flight.worker in workers]
         for worker in workers:
             self._fleet.leave(worker)
@@ -322,12 +326,10 @@ class Coordinator:
             flight.worker = flight.moving_to = None
             self._bound.release(flight.request.id)
             self.queue.leave(flight.request.id)
-            flight.deaths += death is not None
-            flight.deaths_alone += death is not None and len(orphans) == 1
-            if flight.deaths == self.attempts_max:
-                why = f"the worker died under it {flight.deaths} times, last: {death}"
-                self._poison.add(flight, self._now_s)
-                commands += self._close(flight.request.id, "failed", why)
+            is_alone = len(orphans) == 1
+            refusal = None if is_planned else self.retries.refuse(flight, death, self._now_s, is_alone=is_alone)
+            if refusal is not None:
+                commands += self._end(refusal)
                 continue
             flight.attempt += 1
             commands += self._enqueue(flight, self._view(flight))
@@ -344,7 +346,7 @@ class Coordinator:
 
     def _reshape(self, window: LoadWindow, now_s: float) -> list[CoordinatorCommand]:
         """Change the fleet as its policies want, and begin moves: of their choice, and off draining workers."""
-        commands = self.moves.retire_drained()
+        commands = self.moves.roll()
         commands += self._reshaping.tick(window, self._cluster(), self.policies, self._fleet, now_s)
         commands += self.moves.leave_draining(self.policies, self._cluster())
         flights = self.moves.movable()

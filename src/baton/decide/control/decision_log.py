@@ -30,16 +30,18 @@ from baton.core.tier_messages import FromTier
 from baton.core.types import BlockHash, Request
 from baton.decide.control.cluster import Cluster
 from baton.decide.control.cluster_messages import ClusterEvent, HostAdded, LoggedCommand, ToPool, WorkerSaid
+from baton.decide.control.retries import RetryRules
 from baton.decide.kv.window import PromptRules
 
-LOG_VERSION = 9
+LOG_VERSION = 10
 """Version of the log's format; a test fails if the format changes without it. Since version 4 there is one entry per
 event from outside, with all commands. Earlier versions held the coordinator's decisions only. Version 5 adds the
 deadline of the queue. Version 6 names a chosen path `PathChosen.path` (`WayChosen.way` before) and a store's event
 `FromTier.event` (`news` before). Version 7 adds the limit of workers of a host, the host of a started worker, the
 learned prices of steps in the view of a worker, and `StopRequest.only_unstarted`. Version 8 adds the turns of a fair
 queue, `TokensServed`, service classes, predicted latencies in `StartPrefill`, and hosts that leave. Version 9 adds
-`Request.deferred_s`."""
+`Request.deferred_s`. Version 10 adds `Request.resumed_tokens`, rolling restarts, and the bounds of retries and of
+prefixes that are handed over."""
 
 
 class LogHeader(Struct, frozen=True, kw_only=True, tag=True):
@@ -48,12 +50,14 @@ class LogHeader(Struct, frozen=True, kw_only=True, tag=True):
     version: int = LOG_VERSION
     policy: PolicyConfig
     block_tokens: int
-    attempts_max: int
     cost: dict[str, Any] = {}
     """The section `cost` of the configuration, which policies use."""
     prompts: PromptRules = PromptRules()
     queue_s: float | None = None
     """`StartQueue.wait_s_max`."""
+    retries: RetryRules = RetryRules()
+    handover_bytes: int = 0
+    """`PoolRules.handover_bytes`."""
     sources: dict[str, str] = {}
     """The digest of the source of each user-defined policy, by its `module:Class`. See `source_digests`."""
 

@@ -56,6 +56,8 @@ class Fleet:
     """Hosts of the live workers."""
     draining: dict[WorkerId, WorkerView] = field(default_factory=dict[WorkerId, WorkerView])
     """Workers that get no further requests. No policy sees them; they are retired once they are idle."""
+    restarting: dict[WorkerId, HostId] = field(default_factory=dict[WorkerId, HostId])
+    """The worker of a rolling restart that drains, or ends and has not joined again, with its host."""
     leaving: set[HostId] = field(default_factory=set[HostId])
     """Hosts that want to leave. All of their workers drain."""
 
@@ -65,6 +67,7 @@ class Fleet:
     def join(self, view: WorkerView) -> None:
         """Add a worker, or let a draining one serve again. On a leaving host it drains."""
         self.draining.pop(view.id, None)
+        self.restarting.pop(view.id, None)
         self._loads.setdefault(view.id, _Load(view)).reported = view
         self._views[view.id] = self._current[view.id] = view
         self._changed[view.id] = None

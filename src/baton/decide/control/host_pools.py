@@ -24,6 +24,8 @@ class PoolRules:
     eviction: Callable[[], EvictionOrder]
     """Makes an eviction order for an arena or a tier."""
     prompts: PromptRules = ONE_HASH_A_BLOCK
+    handover_bytes: int = 256 * 1024 * 1024
+    """Maximum size of the cached prefixes that a leaving host hands over. 0: none."""
 
 
 @dataclass(slots=True)

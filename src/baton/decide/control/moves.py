@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from baton.core.leaving import RestartWorker
 from baton.core.messages import AheadEnded, CoordinatorCommand, RetireWorker, SendAhead, StopRequest
 from baton.core.types import ClusterView, FlightView, HostId, RequestId, WorkerId
 from baton.decide.control.advice import Policies, PolicyFailure
 from baton.decide.control.fleet import Fleet
 from baton.decide.control.flight import Flight
+from baton.decide.control.rolling_restart import RollingRestart
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +20,21 @@ class Moves:
 
     fleet: Fleet
     flights: Mapping[RequestId, Flight]
+    rolling: RollingRestart
+
+    def need_ticks(self) -> bool:
+        """Return whether a worker drains, or is to restart."""
+        return bool(self.fleet.draining or self.rolling.workers)
+
+    def forget_host(self, host: HostId) -> None:
+        """Forget that a lost host wanted to leave, and that one of its workers restarts."""
+        self.fleet.leaving.discard(host)
+        for worker in [worker for worker, its_host in self.fleet.restarting.items() if its_host == host]:
+            del self.fleet.restarting[worker]
+
+    def roll(self) -> list[CoordinatorCommand]:
+        """Retire or restart drained workers, and begin the next restart of a rolling one."""
+        return [*self._end_drained(), *self.rolling.advance(), *self._end_drained()]
 
     def movable(self) -> list[FlightView]:
         """Return the requests that a policy may move: they decode, do not move, and their worker does not drain."""
@@ -40,15 +57,16 @@ class Moves:
         busy = self._busy()
         return sorted(self.fleet.leaving - {view.host for view in self.fleet.draining.values() if view.id in busy})
 
-    def retire_drained(self) -> list[CoordinatorCommand]:
-        """Remove the draining workers that have no request left, except those of hosts that leave as a whole."""
+    def _end_drained(self) -> list[CoordinatorCommand]:
+        """Retire or restart the draining workers that have no request left, except those of hosts that leave."""
         if not self.fleet.draining:
             return []
         busy, draining, leaving = self._busy(), self.fleet.draining.values(), self.fleet.leaving
         drained = [view.id for view in draining if view.id not in busy and view.host not in leaving]
         for worker in drained:
             self.fleet.leave(worker)
-        return [RetireWorker(worker) for worker in drained]
+        restarting = self.fleet.restarting
+        return [RestartWorker(worker) if worker in restarting else RetireWorker(worker) for worker in drained]
 
     def leave_draining(self, policies: Policies, cluster: ClusterView) -> list[CoordinatorCommand]:
         """Begin to move the decodes of draining workers to others."""

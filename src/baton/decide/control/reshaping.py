@@ -105,7 +105,7 @@ class Reshaping:
             role: target[role] - live[role] - starting.get(role, 0) for role in ROLES if target.get(role) is not None
         }
         for view in list(fleet.draining.values()):
-            if missing.get(view.role, 0) > 0 and view.host not in fleet.leaving:
+            if missing.get(view.role, 0) > 0 and view.host not in fleet.leaving and view.id not in fleet.restarting:
                 fleet.join(view)
                 missing[view.role] -= 1
         commands: list[StartWorker] = []

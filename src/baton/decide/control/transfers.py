@@ -1,8 +1,7 @@
 """The state machine of all KV transfers of a cluster: between hosts, from tiers and through remote pools.
 
 A request that starts on a host without its KV waits for a transfer. The sealed blocks of a running request may be sent
-ahead to the host that will probably continue it, so that little is left to transfer. Prompt blocks in a tier are read
-before the start if that is cheaper than to compute them.
+ahead to the host that will probably continue it. Prompt blocks in a tier are read if that is cheaper than computing.
 
 `Transfers.handle` yields commands one by one, and continues after each was carried out with all its consequences.
 """
@@ -40,6 +39,7 @@ from baton.decide.control.host_pools import HostPools, PoolRules
 from baton.decide.control.landings import Landings
 from baton.decide.control.link_estimates import LinkEstimates
 from baton.decide.control.pool_transfers import PoolHandoff, PoolTransfers
+from baton.decide.control.prefix_handover import PrefixHandover
 from baton.decide.control.streams import Chunks, Streams
 from baton.decide.control.tier_reads import TierReads
 from baton.decide.control.transfer import ChunkTransfer, Start, Steps, Transfer, TransferEvent, TransferTable
@@ -59,6 +59,7 @@ class Transfers:
         self._landings = Landings(self.hosts, self.table)
         self._chunks = Chunks(self.hosts, self.table)
         self._streams = Streams(self.hosts, self.table, self._chunks)
+        self.handover = PrefixHandover(self.hosts, self.table)
         self._by_pool = PoolTransfers(self.hosts, self.table, self.links, policies)
         self._held: dict[RequestId, tuple[Start, HostId]] = {}
         """Starts that wait for a read ahead, with the host of the read."""
@@ -366,6 +367,8 @@ class Transfers:
     def _continue_ahead(self, transfer: Transfer, *, landed: bool) -> Steps[None]:
         """Continue a stream. After a read ahead, continue the start or the pool handoff that waited for it."""
         held = self._held.get(transfer.request.id)
+        if (yield from self.handover.ended(transfer)):
+            return
         if not transfer.is_read_ahead:
             yield from self._streams.transfer_ended(transfer, landed=landed)
         elif held is not None and held[1] == transfer.target:

@@ -43,6 +43,7 @@ from baton.decide.kv.blocks import EvictionOrder
 from baton.decide.kv.grants import Grants
 from baton.decide.kv.hashing import hashes_per_block, prefix_of, runs_per_block
 from baton.decide.kv.holding import KEPT_FREE_RATIO, Holding, granted
+from baton.decide.kv.hot_prefixes import HotPrefixes
 from baton.decide.kv.read_backs import ReadBacks
 from baton.decide.kv.tier import Tier
 from baton.decide.kv.window import ONE_HASH_A_BLOCK, PromptRules, behind_blocks
@@ -68,6 +69,7 @@ class HostPool:
         self._arena = empty_arena(self, blocks_total, eviction, tiers, prompts.preemption)
         self._blocks, self.tiers = self._arena.blocks, self._arena.tiers
         """`tiers`: the tiers below the arena. None: there are none, and evicted blocks are lost."""
+        self.hot_prefixes = HotPrefixes(self._blocks)
         self._read_backs = ReadBacks(host, self.block_tokens, self._arena, self._settle)
         self._growth_tokens = prompts.growth_tokens
         self._holdings: dict[RequestId, Holding] = {}

@@ -163,6 +163,11 @@ PREEMPTIONS = Counter(
     "baton_preemptions_total", "requests", "Running requests that gave back their blocks and queued again."
 )
 FAILOVERS = Counter("baton_failovers_total", "requests", "Requests that went on elsewhere after their worker was lost.")
+RESUMED = Counter(
+    "baton_resumed_streams_total", "streams",
+    "Streams that were saved at the end of the server, resumed after its restart, or refused.",
+    labels=(Label("outcome", ("saved", "resumed", "refused")),),
+)  # fmt: skip
 LIVE_MOVES = Counter("baton_live_moves_total", "moves", "Moves of decoding requests to another worker, by a policy.")
 ROLE_FLIPS = Counter("baton_role_flips_total", "flips", "Changes of a worker's role.")
 STEP = Histogram("baton_step_seconds", "s", "One forward pass.", labels=(ROLE,), buckets=STEP_BUCKETS_S)
@@ -187,5 +192,5 @@ METRICS: tuple[Metric, ...] = (
     KV_BLOCKS, PREFIX_QUERY_TOKENS, PREFIX_HIT_TOKENS, PREEMPTIONS, FAILOVERS, ROLE_FLIPS, STEP,
     SPECULATION_DRAFTED_TOKENS, SPECULATION_ACCEPTED_TOKENS, TIER_BLOCKS, TIER_RESTS, HANDOFF_LAYER_BYTES,
     LIVE_MOVES, READ_BACK_BLOCKS, HTTP_REFUSALS, PREDICTION_ERROR, STEP_ERROR, CLASS_REQUESTS, CLASS_TTFT,
-    GENERATED_TOKENS,
+    GENERATED_TOKENS, RESUMED,
 )  # fmt: skip

@@ -12,7 +12,7 @@ from numpy.random import PCG64, Generator
 
 from baton.core.config import SurvivalConfig
 from baton.core.copies import CopyBlocks, CopyEnded, LayersDone
-from baton.core.leaving import DismissHost
+from baton.core.leaving import DismissHost, RestartWorker
 from baton.core.messages import RetireWorker, SetRole, StartWorker, StepReport, WorkerCommand
 from baton.core.tier_messages import FromTier, TierOpened
 from baton.core.types import HostId, WorkerId, WorkerView
@@ -89,6 +89,7 @@ class SimCluster:
     """Workers that scaling requested and that have neither joined nor been given up."""
     _retired: set[WorkerId] = field(default_factory=set[WorkerId])
     """Dead workers that are not restarted: they were to be retired, or exceeded the limit of restarts."""
+    _is_ticking: bool = False
     _broke_s: dict[WorkerId, list[float]] = field(default_factory=dict[WorkerId, list[float]])
     """Times, within the restart window, at which each worker's process ended by an exception."""
 
@@ -228,7 +229,7 @@ class SimCluster:
             if view.host == host:
                 self.boot(view)
 
-    def reshape(self, command: SetRole | StartWorker | RetireWorker | DismissHost) -> None:
+    def reshape(self, command: SetRole | StartWorker | RetireWorker | RestartWorker | DismissHost) -> None:
         """Perform a command of roles or scaling. A role flip is immediate; a new worker needs `worker_start_s`."""
         match command:
             case SetRole():
@@ -238,6 +239,8 @@ class SimCluster:
                 self.loop.after(self.spec.worker_start_s, partial(self._boot_added, view))
             case RetireWorker(worker=worker):
                 self._retire(worker)
+            case RestartWorker(worker=worker):
+                self.kill(worker, Death(restart_s=self.spec.worker_start_s), "it restarts")
             case DismissHost(host=host):
                 self.kill_host(host, 0.0, self.spec.worker_start_s)
             case _:
@@ -305,12 +308,14 @@ class SimCluster:
 
     def keep_ticking(self) -> None:
         """Tick the policies of roles, scaling and moves every `tick_s`, until no other event is scheduled."""
-        if self.server.coordinator.needs_ticks:
+        if self.server.coordinator.needs_ticks and not self._is_ticking:
+            self._is_ticking = True
             self.loop.after(self.spec.tick_s, self._tick)
 
     def _tick(self) -> None:
         self.server.tick()
-        if not self.loop.is_empty:
+        self._is_ticking = not self.loop.is_empty
+        if self._is_ticking:
             self.loop.after(self.spec.tick_s, self._tick)
 
     def note_queues(self) -> None:

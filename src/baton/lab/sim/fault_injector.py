@@ -8,7 +8,7 @@ from functools import partial
 from math import fsum, prod
 from typing import Any, assert_never
 
-from baton.core.leaving import HostLeaving
+from baton.core.leaving import HostLeaving, RestartWanted
 from baton.decide.control.message_order import MessageLostError, MessageOrder
 from baton.lab.sim import faults
 from baton.lab.sim.cluster import Process, SimCluster
@@ -88,6 +88,8 @@ class FaultInjector:
                 loop.at(fault.at_s + fault.for_s, partial(self._end, fault))
             case faults.Flip():
                 loop.at(fault.at_s, partial(cluster.server.set_role, fault.worker, fault.role))
+            case faults.Restart():
+                loop.at(fault.at_s, self._restart)
             case faults.HostKill():
                 loop.at(fault.at_s, partial(cluster.kill_host, fault.host, fault.notice_s, fault.restart_s))
             case faults.HostLeave():
@@ -116,6 +118,11 @@ class FaultInjector:
 
         cluster.server.tell(HostLeaving(host))
         cluster.loop.after(fault.drain_s, end)
+
+    def _restart(self) -> None:
+        server = self.cluster.server
+        server.tell(RestartWanted(tuple(server.routes)))
+        self.cluster.keep_ticking()
 
     def _hang(self, fault: faults.Hang) -> None:
         worker = self.cluster.worker(fault.worker)

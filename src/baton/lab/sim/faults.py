@@ -92,6 +92,12 @@ class Flip(Struct, frozen=True, tag=True, kw_only=True):
     role: Role
 
 
+class Restart(Struct, frozen=True, tag=True, kw_only=True):
+    """An administrator begins a rolling restart of all workers. Each is back after the cluster's `worker_start_s`."""
+
+    at_s: float
+
+
 class HostKill(Struct, frozen=True, tag=True, kw_only=True):
     """A whole host goes down: its workers, its KV and its wires. It comes back empty."""
 
@@ -151,12 +157,13 @@ class Herd(Struct, frozen=True, tag=True, kw_only=True):
     for_s: float
 
 
-Fault = Kill | Hang | MessageFault | Slow | DelaySpike | Flip | HostKill | HostLeave | WireCut | StoreFault | StartsFail
+WorkerFault = Kill | Hang | MessageFault | Slow | Flip
+Fault = WorkerFault | DelaySpike | Restart | HostKill | HostLeave | WireCut | StoreFault | StartsFail
 """Faults that `FaultInjector` performs. A herd is not among them, because it only changes arrival times."""
 TimedFault = Fault | Herd
 """Faults that a file for `baton sim --faults` may hold. They strike at a time, not at a state of a request."""
 
-EVERYWHERE = (DelaySpike, StartsFail, Herd)
+EVERYWHERE = (DelaySpike, StartsFail, Restart, Herd)
 """Faults that name no worker or host: they strike every cell."""
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from baton.core.copies import CopyBlocks, LayersDone
-from baton.core.leaving import DismissHost
+from baton.core.leaving import DismissHost, RestartWorker
 from baton.core.messages import (
     BlocksGranted,
     CloseRequest,
@@ -63,7 +63,7 @@ class SimServer:
     """How long a request may wait while no worker is available."""
     closed: Callable[[Life], None]
     """Called when a request closes."""
-    reshape_fleet: Callable[[SetRole | StartWorker | RetireWorker | DismissHost], None]
+    reshape_fleet: Callable[[SetRole | StartWorker | RetireWorker | RestartWorker | DismissHost], None]
     """Performs commands of roles and scaling."""
     begin_copy: Callable[[CopyBlocks], None]
     """Puts a copy on the wire."""
@@ -161,7 +161,7 @@ class SimServer:
                 self.begin_copy(command)
             case StoreBlocks() | LoadBlocks() | DropBlocks():
                 self.use_tier(command)
-            case SetRole() | StartWorker() | RetireWorker() | DismissHost():
+            case SetRole() | StartWorker() | RetireWorker() | RestartWorker() | DismissHost():
                 self.reshape_fleet(command)
             case _:
                 assert_never(command)

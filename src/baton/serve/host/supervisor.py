@@ -12,6 +12,7 @@ from typing import assert_never
 import msgspec
 
 from baton.core.config import SurvivalConfig
+from baton.core.leaving import RestartWorker
 from baton.core.messages import RetireWorker, Shutdown, StartWorker, WorkerFailed, WorkerProgress, WorkerReady
 from baton.core.types import WorkerId
 from baton.move.backoff import Backoff
@@ -46,6 +47,8 @@ class _Slot:
     """Started by the scaling policy. If it is given up, its name is removed, and scaling asks for a new one."""
     retiring: bool = False
     """Ended by the scaling policy: its end is no failure, and it is not restarted."""
+    is_restarting: bool = False
+    """Ended by a rolling restart: its end is no failure, and it starts again at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +99,8 @@ class Supervisor:
             tasks.add(task)
             task.add_done_callback(tasks.discard)  # scaling adds and ends workers for as long as the server lives
 
-    def resize(self, command: StartWorker | RetireWorker) -> None:
-        """Carry out a decision of the scaling policy: start a worker like the others, or end an idle one."""
+    def resize(self, command: StartWorker | RetireWorker | RestartWorker) -> None:
+        """Carry out a decision: start a worker like the others, end an idle one, or restart one."""
         match command:
             case StartWorker(worker=worker, role=role):
                 view = msgspec.structs.replace(self._like.view, id=worker, role=role)
@@ -110,6 +113,11 @@ class Supervisor:
                 slot = self._slots.get(worker)
                 if slot is not None and slot.process is not None:
                     slot.retiring = True
+                    slot.process.send(Shutdown())
+            case RestartWorker(worker=worker):
+                slot = self._slots.get(worker)
+                if slot is not None and slot.process is not None and slot.process.state == "ready":
+                    slot.is_restarting = True
                     slot.process.send(Shutdown())
             case _:
                 assert_never(command)
@@ -170,10 +178,11 @@ class Supervisor:
                 self._notices.tell(f"{worker} is retired: scaling asks for fewer")
                 self._forget(slot, "retired")
                 return
-            reason = slot.failure or ended
-            self._notices.tell(f"{worker} is lost: {reason}")
+            is_wanted, slot.is_restarting = slot.is_restarting, False
+            reason = "it restarts" if is_wanted else slot.failure or ended
+            self._notices.tell(f"{worker} restarts" if is_wanted else f"{worker} is lost: {reason}")
             self._listener.lose(worker, reason.splitlines()[0])
-            if not await self._may_restart(slot, reason):
+            if not is_wanted and not await self._may_restart(slot, reason):
                 if slot.given_up and slot.is_added:
                     self._forget(slot, reason.splitlines()[0])
                 return

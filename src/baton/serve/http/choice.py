@@ -106,6 +106,12 @@ class ChoiceText:
         text, calls = self._take_calls(text)
         return ChoiceDelta(before + text, (*entries, *self._released_entries()), calls)
 
+    def replay(self, tokens: Sequence[int]) -> None:
+        """Bring the choice to its state after these tokens, whose text the client has from before a restart."""
+        request_id = self.live.request.id
+        self.apply(Update(tokens=tuple(OutputToken(request_id, 1, index, token) for index, token in enumerate(tokens))))
+        self.take_unsent_tokens()
+
     @property
     def chat_finish(self) -> ChatFinish | None:
         """The finish reason of a chat: `finish_reason`, or `tool_calls`."""

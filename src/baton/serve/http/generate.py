@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from baton.core.errors import RequestError
 from baton.core.types import Sampling
@@ -21,6 +21,7 @@ from baton.serve.http.edge import (
     wait_for_disconnect,
 )
 from baton.serve.http.prompts import Prompt, RequestMaker
+from baton.serve.http.resume import Continuation, StreamSaver, owner_of
 from baton.serve.http.service_class import choose_class
 from baton.serve.http.services import Services
 from baton.serve.http.slo import asked_slo
@@ -31,7 +32,7 @@ from baton.serve.http.wire.errors import error_body
 from baton.serve.http.wire.parsing import parse_object
 from baton.serve.http.wire.responses import PromptTokensDetails, Usage
 from baton.serve.http.wire.sampling import SEED_BITS, for_choice, sampling_of
-from baton.serve.live.gateway import LiveGateway
+from baton.serve.live.gateway import SERVING_STATES, LiveGateway
 from baton.serve.live.hooks import Filters
 from baton.serve.live.live_request import Timings
 
@@ -52,9 +53,24 @@ class Generate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request. Raises RequestError as long as no byte was sent."""
         try:
-            response, stream = await self._accept(scope, receive)
+            raw = await read_body(scope, receive, self._services.settings.body_bytes_max)
         except ClientDisconnected:
             return
+        context = context_of(scope)
+        continued = await self._services.streams.continuation(context.headers, context.identity, self._kind.PATH)
+        if continued is None:
+            await self._respond(scope, receive, send, raw, None)
+            return
+        watched = _WatchedSend(send)
+        try:
+            await self._respond(scope, receive, watched, continued.stream.body, continued)
+        finally:
+            await continued.end(has_begun=watched.has_begun)
+
+    async def _respond(
+        self, scope: Scope, receive: Receive, send: Send, raw: bytes, continued: Continuation | None
+    ) -> None:
+        response, stream = await self._accept(scope, raw, continued)
         budget = context_of(scope).budget
         budget.release_body()
         try:
@@ -62,10 +78,9 @@ class Generate:
         finally:
             budget.charge(response.usage().total_tokens, now_s())
 
-    async def _accept(self, scope: Scope, receive: Receive) -> tuple[TextResponse, bool]:
-        """Read and submit a request. Return its response, and whether to stream it. Raises RequestError."""
+    async def _accept(self, scope: Scope, raw: bytes, continued: Continuation | None) -> tuple[TextResponse, bool]:
+        """Submit a request. Return its response, and whether to stream it. Raises RequestError."""
         services, kind = self._services, self._kind
-        raw = await read_body(scope, receive, services.settings.body_bytes_max)
         body = services.hooks.before(parse_object(raw), kind.PATH)
         request = kind.read(body, services)
         services.check_model(request.fields.model)
@@ -81,12 +96,23 @@ class Generate:
         slo = asked_slo(context.slo, request.fields.slo, choice.slo or services.gateway.slo)
         maker = RequestMaker(context, request.fields, next(services.serials), slo, choice.service)
         filters = [services.hooks.begin(body, kind.PATH) for _ in range(choices_count)]
+        head = self._head(request, context, continued)
+        can_be_saved = choices_count == 1 and services.streams.is_used and not services.hooks.output
         response = TextResponse(
             services.gateway,
-            self._start(request, prompts, maker, filters, constraint),
+            self._start(request, prompts, maker, filters, constraint, continued),
             prompt_tokens=sum(len(prompt.tokens) for prompt in prompts),
-            encoder=request.encoder(self._head(request, context)),
+            encoder=request.encoder(head),
             include_usage=_include_usage(request),
+            saver=StreamSaver(
+                streams=services.streams,
+                path=kind.PATH,
+                owner=owner_of(context.identity),
+                body=raw,
+                response_id=head.id,
+            )
+            if can_be_saved
+            else None,
         )
         return response, bool(request.fields.stream)
 
@@ -101,9 +127,10 @@ class Generate:
             )
         return count
 
-    def _head(self, request: TextRequest, context: RequestContext) -> ResponseHead:
+    def _head(self, request: TextRequest, context: RequestContext, continued: Continuation | None) -> ResponseHead:
+        new_id = f"{request.ID_PREFIX}{context.request_id}"
         return ResponseHead(
-            id=f"{request.ID_PREFIX}{context.request_id}",
+            id=new_id if continued is None else continued.stream.response_id,
             created=unix_s(),
             model=self._services.gateway.card.name,
             include_usage=_include_usage(request),
@@ -116,13 +143,15 @@ class Generate:
         maker: RequestMaker,
         filters: Sequence[Filters],
         constraint: Constraint | None,
+        continued: Continuation | None,
     ) -> list[ChoiceText]:
-        """Submit one request per choice. Choice j of prompt i has index i * n + j. Raises RequestError (400)."""
+        """Submit one request per choice. Choice j of prompt i has index i * n + j. Raises RequestError (400, 409)."""
         services, gateway = self._services, self._services.gateway
+        sent = continued.stream.output if continued is not None else ()
         sampling = sampling_of(
             request.fields,
             gateway.card,
-            drawn_seed=services.seeds.getrandbits(SEED_BITS),
+            drawn_seed=services.seeds.getrandbits(SEED_BITS) if continued is None else continued.stream.seed,
             grammar=None if constraint is None else constraint.grammar,
         )
         services.check_engine(sampling)
@@ -135,16 +164,19 @@ class Generate:
             room_tokens = gateway.request_tokens_max - len(prompt.tokens)
             tokens_max = room_tokens if asked_tokens is None else min(asked_tokens, room_tokens)
             own_sampling = for_choice(sampling, number, output_tokens_max=tokens_max)
-            made = maker.make(index, prompt, own_sampling, max(1, tokens_max))
+            if continued is not None:
+                continued.check(prompt.whole_hash, tokens_max)
+            made = maker.make(index, prompt, own_sampling, max(1, tokens_max), resumed_tokens=len(sent))
             choice = ChoiceText(
                 index=index,
                 prompt_index=prompt_index,
                 prompt=prompt,
-                live=gateway.submit(made, prompt.tokens),
+                live=gateway.submit(made, [*prompt.tokens, *sent]),
                 rules=self._rules(request, sampling, shown_tokens, tokens_max=tokens_max),
                 filters=choice_filters,
                 calls=None if request.tools is None else request.tools.parser(made.id),
             )
+            choice.replay(sent)
             choices.append(choice)
         return choices
 
@@ -180,13 +212,15 @@ class TextResponse:
         prompt_tokens: int,
         encoder: ResponseEncoder,
         include_usage: bool,
+        saver: StreamSaver | None,
     ) -> None:
-        """`prompt_tokens`: sum over the prompts, each counted once."""
+        """`prompt_tokens`: sum over the prompts, each counted once. `saver`: None if the stream cannot be resumed."""
         self._gateway = gateway
         self._choices = choices
         self._prompt_tokens = prompt_tokens
         self._encoder = encoder
         self._include_usage = include_usage
+        self._saver = saver
         self._disconnected = False
 
     async def run(self, receive: Receive, send: Send, *, stream: bool) -> None:
@@ -246,15 +280,21 @@ class TextResponse:
         except RequestError as error:
             if not events.is_open:
                 raise
-            await events.send(b"data: " + error_body(error) + b"\n\n")
+            await events.send(b"data: " + error_body(await self._resumable(error)) + b"\n\n")
         else:
             if self._include_usage:
                 await events.send(self._encoder.usage(self.usage(), self._timings()))
             await events.send(DONE)
         await events.close()
 
+    async def _resumable(self, error: RequestError) -> RequestError:
+        """Save a stream that the end of the server cuts. Return the error for its client."""
+        if self._saver is None or self._disconnected or self._gateway.state in SERVING_STATES:
+            return error
+        return await self._saver.save(self._choices[0]) or error
+
     async def _stream_choice(self, choice: ChoiceText, events: _EventStream) -> None:
-        first = True
+        first = not choice.live.request.resumed_tokens
         while choice.finish_reason is None:
             delta = await self._next(choice)
             if delta or (first and choice.finish_reason is not None):
@@ -280,6 +320,18 @@ class TextResponse:
     def _timings(self) -> Timings:
         """Return the timings of the slowest choice."""
         return max((choice.live.timings() for choice in self._choices), key=lambda timings: timings.e2e_s or 0.0)
+
+
+class _WatchedSend:
+    """Sends messages, and notes whether a response has begun."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.has_begun = False
+
+    async def __call__(self, message: Message) -> None:
+        self.has_begun = True
+        await self._send(message)
 
 
 class _EventStream:

@@ -20,9 +20,18 @@ from baton.serve.http.services import Services
 from baton.serve.http.wire.errors import RETRY_AFTER_S, ErrorBody, ErrorInfo
 from baton.serve.http.wire.openapi import openapi_document
 from baton.serve.http.wire.parsing import convert, parse_object
-from baton.serve.http.wire.responses import Detokenized, Health, Model, ModelList, RoleResponse, Tokens, Version
+from baton.serve.http.wire.responses import (
+    Detokenized,
+    Health,
+    Model,
+    ModelList,
+    RestartResponse,
+    RoleResponse,
+    Tokens,
+    Version,
+)
 from baton.serve.http.wire.sampling import check_tokens
-from baton.serve.http.wire.schemas import DetokenizeRequest, RoleRequest, TokenizeRequest
+from baton.serve.http.wire.schemas import DetokenizeRequest, RestartRequest, RoleRequest, TokenizeRequest
 from baton.serve.live.metrics_registry import CONTENT_TYPE
 
 LOG_TYPE = "application/octet-stream"
@@ -59,6 +68,7 @@ class Pages:
             Route("/cluster/log", self._log),
             Route("/cluster/events", self._events),
             Route("/cluster/workers/{worker}/role", self._set_role, methods=["POST"]),
+            Route("/cluster/restart", self._restart, methods=["POST"]),
             Route("/cluster/hosts", self._host_terms, methods=["POST"]),
             Route("/openapi.json", self._document),
             Route("/version", self._show_version),
@@ -156,6 +166,12 @@ class Pages:
         worker = request.path_params["worker"]
         self._services.gateway.set_role(WorkerId(worker), body.role)
         return _json(RoleResponse(worker, body.role))
+
+    async def _restart(self, request: Request) -> Response:
+        """Begin a rolling restart. `/cluster` shows its progress."""
+        body = convert(parse_object(await self._body(request)), RestartRequest)
+        left = self._services.gateway.restart([WorkerId(worker) for worker in body.workers])
+        return _json(RestartResponse(left))
 
     async def _host_terms(self, request: Request) -> Response:
         """Return the terms for a host to join."""

@@ -240,7 +240,9 @@ class RequestMaker:
     slo: Slo | None = None
     service: ServiceClass | None = None
 
-    def make(self, index: int, prompt: Prompt, sampling: Sampling, output_tokens_max: int) -> Request:
+    def make(
+        self, index: int, prompt: Prompt, sampling: Sampling, output_tokens_max: int, *, resumed_tokens: int = 0
+    ) -> Request:
         """Return request `index`. Its tenant is that of the API key, or the client's `user` if there are no keys."""
         return Request(
             id=RequestId(f"{self.context.request_id}-{self.serial}-{index}"),
@@ -254,6 +256,7 @@ class RequestMaker:
             service=self.service,
             tenant=self.context.identity.tenant or self.options.user or "",
             may_wait=index > 0,
+            resumed_tokens=resumed_tokens,
             priority=self.context.identity.check_priority(self.options.priority or 0),
             cache_salt=self.context.identity.cache_salt(self.options.cache_salt),
         )

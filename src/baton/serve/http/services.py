@@ -12,6 +12,7 @@ from typing import TypeVar
 from baton.compute.models.chat_template import ChatTemplate
 from baton.compute.models.tokenizer import Tokenizer
 from baton.compute.sandbox.template import SandboxedTemplate
+from baton.core.config import SurvivalConfig
 from baton.core.errors import RequestError
 from baton.core.limits import LimitsConfig
 from baton.core.types import Sampling
@@ -20,6 +21,7 @@ from baton.move.clock import unix_s
 from baton.serve.http.grammar_checks import GrammarChecker
 from baton.serve.http.identity import Identity, Keyring
 from baton.serve.http.prompts import Prompt, PromptLimits, PublicPrefixes, TextEncoder
+from baton.serve.http.resume import SavedStreams
 from baton.serve.http.wire.errors import RETRY_AFTER_S, ClusterError
 from baton.serve.live.gateway import LiveGateway
 from baton.serve.live.history import History
@@ -58,6 +60,8 @@ class HttpSettings:
     """Service classes, and the routes of requests to them."""
     engine: str = ""
     """Name of the engine of all workers, if it is not Baton's own."""
+    survival: SurvivalConfig = field(default_factory=SurvivalConfig)
+    """Folder and limits of streams that can be resumed."""
     seed: int | None = None
     """Seed for the seeds of requests that have none. None: from the operating system."""
 
@@ -80,6 +84,8 @@ class Services:
     history: History
     """Figures of the last minutes, for the dashboard."""
     render_metrics: Callable[[], bytes]
+    streams: SavedStreams = field(init=False)
+    """Streams that the end of an earlier server has cut."""
     seeds: random.Random = field(init=False)
     """Draws the seeds of requests that have none."""
     started_unix_s: int = field(default_factory=unix_s)
@@ -89,6 +95,7 @@ class Services:
     """Makes request ids unique, even if two clients send the same X-Request-Id."""
 
     def __post_init__(self) -> None:
+        self.streams = SavedStreams(self.settings.survival, self.recorder)
         seed = self.settings.seed
         self.seeds = random.SystemRandom() if seed is None else random.Random(seed)
 

@@ -22,6 +22,7 @@ from baton.decide.control.cluster_messages import HostAdded
 from baton.decide.control.decision_log import LogHeader
 from baton.decide.control.guarded_eviction import eviction_maker
 from baton.decide.control.host_pools import PoolRules
+from baton.decide.control.retries import RetryRules
 from baton.decide.cost.load import inline_files, load_cost
 from baton.decide.kv.layout import KVLayout
 from baton.decide.kv.window import PromptRules, Window
@@ -140,12 +141,20 @@ def _build_cluster(policy: PolicyConfig, config: Config, layout: KVLayout, promp
         policy,
         cost=load_cost(config.cost, folder=Path()).cost,
         block_tokens=layout.block_tokens,
-        attempts_max=config.survival.attempts_max,
         window=prompts.window,
         queue_s=config.limits.queue_s or None,
+        retries=_retry_rules(config),
     )
     eviction = eviction_maker(policy.eviction, partial(log.error, "%s"))
-    return Cluster(coordinator, PoolRules(eviction=eviction, prompts=prompts))
+    rules = PoolRules(eviction=eviction, prompts=prompts, handover_bytes=config.hosts.handover_bytes)
+    return Cluster(coordinator, rules)
+
+
+def _retry_rules(config: Config) -> RetryRules:
+    survival = config.survival
+    return RetryRules(
+        attempts_max=survival.attempts_max, per_minute=survival.retries_per_minute, ratio=survival.retry_ratio
+    )
 
 
 def _open_log(policy: PolicyConfig, config: Config, layout: KVLayout, prompts: PromptRules) -> LogWriter | None:
@@ -155,10 +164,11 @@ def _open_log(policy: PolicyConfig, config: Config, layout: KVLayout, prompts: P
     header = LogHeader(
         policy=policy,
         block_tokens=layout.block_tokens,
-        attempts_max=config.survival.attempts_max,
         cost=config.cost,
         prompts=prompts,
         queue_s=config.limits.queue_s or None,
+        retries=_retry_rules(config),
+        handover_bytes=config.hosts.handover_bytes,
         sources=own_sources(policy),
     )
     return LogWriter(Path(config.log), header, config.log_bytes_max)

@@ -14,7 +14,7 @@ from typing import assert_never
 import msgspec
 
 from baton.core.copies import CopyBlocks, CopyEnded, LayersDone
-from baton.core.leaving import DismissHost
+from baton.core.leaving import DismissHost, RestartWorker
 from baton.core.messages import (
     BatcherEvent,
     BlocksGranted,
@@ -97,8 +97,8 @@ class Driver:
         self.recorder = Recorder(metrics)
         self._meter = LoadMeter(taken_s=now_s())
         self._served = TokenCount(cluster.coordinator.turns.is_used)
-        self.resizes: asyncio.Queue[StartWorker | RetireWorker | DismissHost] = asyncio.Queue()
-        """Workers to start and to end, and hosts to let go."""
+        self.resizes: asyncio.Queue[StartWorker | RetireWorker | RestartWorker | DismissHost] = asyncio.Queue()
+        """Workers to start, to end and to restart, and hosts to let go."""
 
     @property
     def pools(self) -> dict[HostId, HostPool]:
@@ -256,7 +256,7 @@ class Driver:
                 self.tiers.perform(command)
             case SetRole(worker=worker, role=role):
                 self._flip(self.links[worker], role)
-            case StartWorker() | RetireWorker() | DismissHost():
+            case StartWorker() | RetireWorker() | RestartWorker() | DismissHost():
                 self.resizes.put_nowait(command)
             case _:
                 assert_never(command)

@@ -8,6 +8,7 @@ import msgspec
 
 from baton.compute.models.card import ModelCard
 from baton.core.errors import RequestError
+from baton.core.leaving import RestartWanted
 from baton.core.types import Request, Role, Slo, WorkerId
 from baton.decide.kv.host_pool import HostPool
 from baton.decide.kv.tier import Tier
@@ -17,8 +18,10 @@ from baton.move.clock import now_s
 from baton.serve.host.worker_link import WorkerLink
 from baton.serve.live.driver import Driver
 from baton.serve.live.live_request import Finish, LiveRequest
-from baton.serve.live.log_file import LogWriter
 from baton.serve.live.status import ClusterStatus, HostStatus, TierStatus, WorkerStatus
+
+SERVING_STATES = ("loading", "ready", "deserted")
+"""States of a server that does not end."""
 
 
 class LiveGateway:
@@ -29,6 +32,8 @@ class LiveGateway:
         self.state = "loading"
         """`loading`, `ready`, `deserted` (all joined hosts are lost), `stopping`, or `failed: <reason>`."""
         self._driver = driver
+        self.decision_log = driver.log
+        """The writer of the decision log. None: there is no log."""
         self._policy_names = policy_names
         self.slo = slo
         """SLO of a request that has none of its own. None: such requests have no SLO."""
@@ -78,21 +83,39 @@ class LiveGateway:
         """Record that the text of this many more tokens reached the client's socket: for TTFT and TPOT."""
         self._driver.recorder.sent(live, tokens, now_s())
 
+    def restart(self, workers: Sequence[WorkerId]) -> tuple[WorkerId, ...]:
+        """Begin a rolling restart of these workers, or of all if none is named. Return the workers that are left.
+
+        Raises RequestError (404) for an unknown worker.
+        """
+        for worker in workers:
+            self._link(worker)
+        ready = [worker for worker, link in self._driver.links.items() if link.state == "ready"]
+        self._driver.tell(RestartWanted(tuple(workers or ready)))
+        return self._driver.cluster.coordinator.moves.rolling.workers
+
     def set_role(self, worker: WorkerId, role: Role) -> None:
         """Change a worker's role from the next request on. Raises RequestError (404) for an unknown worker."""
+        link = self._link(worker)
+        if link.view.role != role:
+            self._driver.set_role(link, role)
+
+    def _link(self, worker: WorkerId) -> WorkerLink:
         link = self._driver.links.get(worker)
         if link is None:
             known = ", ".join(sorted(self._driver.links)) or "none"
-            raise RequestError(f"there is no worker {worker!r}; known: {known}", param="id", status=404)
-        if link.view.role != role:
-            self._driver.set_role(link, role)
+            raise RequestError(f"there is no worker {worker[:80]!r}; known: {known}", param="id", status=404)
+        return link
 
     def cluster(self) -> ClusterStatus:
         """Return the body of `/cluster`."""
         links = list(self._driver.links.values())
         hosts = [self._host_status(pool) for pool in self._driver.pools.values()]
         return ClusterStatus(
-            workers=tuple(self._status(link) for link in links), hosts=tuple(hosts), policy=self._policy_names
+            workers=tuple(self._status(link) for link in links),
+            hosts=tuple(hosts),
+            policy=self._policy_names,
+            restarting=self._driver.cluster.coordinator.moves.rolling.workers,
         )
 
     def _host_status(self, pool: HostPool) -> HostStatus:
@@ -127,11 +150,6 @@ class LiveGateway:
             kv_blocks_used=pool.blocks_of(view.id) if pool is not None else 0,
             kv_blocks_total=pool.view().blocks_total if pool is not None else 0,
         )
-
-    @property
-    def decision_log(self) -> LogWriter | None:
-        """The writer of the decision log. None: there is no log."""
-        return self._driver.log
 
     # ---- shutdown
 

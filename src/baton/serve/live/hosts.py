@@ -16,7 +16,7 @@ from baton.compute.models.fingerprint import kv_identity
 from baton.core.config import Config, HooksConfig, KVConfig
 from baton.core.errors import RequestError
 from baton.core.http_config import HttpConfig
-from baton.core.leaving import DismissHost
+from baton.core.leaving import DismissHost, RestartWorker
 from baton.core.messages import RetireWorker, StartWorker
 from baton.core.tier_messages import StoreEvent
 from baton.core.types import HostId
@@ -29,6 +29,7 @@ from baton.move.ipc.tls import ServerTls
 from baton.serve.host.mover_supervisor import MoverSupervisor
 from baton.serve.host.tier_opening import is_shared
 from baton.serve.live.assembly import Parts, window_of
+from baton.serve.live.gateway import SERVING_STATES
 from baton.serve.live.joined_host import JoinedHost
 from baton.serve.live.waiting import TOKEN_S
 from baton.serve.messages.hosting import HostHello, HostTerms, JoinRefused, Welcome
@@ -190,7 +191,7 @@ class Hosts:
             return JoinRefused(f"there is a host {hello.host} already; give another --name", again=True)
         if self.copying.concerns(hello.host):
             return JoinRefused(f"KV of the earlier host {hello.host} is still being released", again=True)
-        if gateway.state not in ("loading", "ready", "deserted"):
+        if gateway.state not in SERVING_STATES:
             return JoinRefused(f"the server is {gateway.state}", again=True)
         assert self._form is not None, "a host has a token before any asked for the terms"
         for source, target in ((hello.form, self._form), (self._form, hello.form)):
@@ -234,9 +235,9 @@ class Hosts:
         self._parts.metrics.forget_host(host.id)
         self._changed()
 
-    def resize(self, command: StartWorker | RetireWorker | DismissHost) -> bool:
+    def resize(self, command: StartWorker | RetireWorker | RestartWorker | DismissHost) -> bool:
         """Pass a decision on to its host. False: the host is lost, or has never started a worker."""
-        if isinstance(command, RetireWorker):
+        if isinstance(command, RetireWorker | RestartWorker):
             link = self.driver.links.get(command.worker)
             host = self._joined.get(link.view.host) if link is not None else None
         else:

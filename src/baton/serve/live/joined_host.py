@@ -9,7 +9,7 @@ from typing import Protocol, assert_never
 import msgspec
 
 from baton.core.copies import LayersDone
-from baton.core.leaving import HostLeaving
+from baton.core.leaving import HostLeaving, RestartWorker
 from baton.core.messages import RetireWorker, StartWorker, StepReport, WorkerCommand
 from baton.core.types import HostId, WorkerId, WorkerView
 from baton.move.ipc.frames import FRAME_BYTES_MAX
@@ -108,8 +108,8 @@ class JoinedHost:
         """Send an order to the host's mover of this generation."""
         self.stream.put(ForMover(generation, order))
 
-    def resize(self, command: StartWorker | RetireWorker) -> None:
-        """Ask the host to start or end a worker."""
+    def resize(self, command: StartWorker | RetireWorker | RestartWorker) -> None:
+        """Ask the host to start, end or restart a worker."""
         if isinstance(command, StartWorker):
             self.asked.add(command.worker)
         self.stream.put(Resize(command))
@@ -152,7 +152,8 @@ class JoinedHost:
             case FromMover(generation=generation, event=event):
                 registry.mover_reported(self.id, generation, event)
             case HostLeaves(reason=reason):
-                if registry.driver.cluster.coordinator.live_requests:
+                has_prefixes = registry.driver.pools[self.id].view().blocks_cached > 0
+                if registry.driver.cluster.coordinator.live_requests or has_prefixes:
                     registry.driver.tell(HostLeaving(self.id))
                 else:
                     self.stream.end(reason)

@@ -59,6 +59,10 @@ class Recorder:
         self._metrics.count(catalog.HANDOFF_LAYER_BYTES, amount=layer_bytes)
         self._recent.counts["handoff_bytes"] += moved_bytes
 
+    def count(self, metric: catalog.Counter, *labels: str) -> None:
+        """Count an event of a kind that has nothing else to record."""
+        self._metrics.count(metric, *labels)
+
     def sent(self, live: LiveRequest, tokens: int, now_s: float) -> None:
         """Record that the text of `tokens` more tokens reached the client's socket, for TTFT and ITL."""
         last_s = live.stamps.last_sent_s

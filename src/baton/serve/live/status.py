@@ -68,3 +68,5 @@ class ClusterStatus(Struct, frozen=True, kw_only=True):
     hosts: tuple[HostStatus, ...]
     policy: dict[str, str]
     """Policy family to the policy's short name or `module:Class`."""
+    restarting: tuple[str, ...] = ()
+    """Workers that a rolling restart has not finished with."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from baton.core.config import Config
+from baton.core.leaving import RestartWorker
 from baton.core.messages import RetireWorker, StartWorker
 from baton.core.types import HostId, WorkerId, WorkerView
 from baton.decide.kv.conversion import KVForm
@@ -127,9 +128,9 @@ class ForMover(Struct, frozen=True, tag=True):
 
 
 class Resize(Struct, frozen=True, tag=True):
-    """Decision of the scaling policy to add or end a worker on this host."""
+    """Decision to add, end or restart a worker on this host."""
 
-    command: StartWorker | RetireWorker
+    command: StartWorker | RetireWorker | RestartWorker
 
 
 class HostPing(Struct, frozen=True, tag=True):

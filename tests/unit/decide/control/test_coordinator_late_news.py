@@ -23,6 +23,7 @@ from baton.core.messages import (
 from baton.core.types import BlockHash, Grammar, HostId, Request, RequestId, Role, Sampling, WorkerId, WorkerView
 from baton.decide.control.coordinator import Coordinator, Policies
 from baton.decide.control.poison import REFUSED_S
+from baton.decide.control.retries import Retries, RetryRules
 from baton.decide.cost.linear import LinearCost
 from baton.decide.policy.admission import BoundedQueue
 from baton.decide.policy.fairness import FirstComeFirstServed
@@ -41,7 +42,7 @@ def cluster(workers: dict[WorkerId, Role], attempts_max: int = 3) -> Coordinator
         fairness=FirstComeFirstServed(),
         cost=LinearCost(),
     )
-    made = Coordinator(policies, block_tokens=4, attempts_max=attempts_max)
+    made = Coordinator(policies, block_tokens=4, retries=Retries(RetryRules(attempts_max=attempts_max)))
     for worker, role in workers.items():
         made.handle(joined(worker, role), 0.0)
     return made
@@ -179,3 +180,11 @@ def test_a_request_that_no_engine_can_compute_fails_at_once_and_alone() -> None:
     ]
     assert made.live_requests == 0
     assert made.handle(RequestFailed(R, 1, P, "again"), 2.0) == []
+
+
+def test_a_stream_that_is_resumed_after_a_restart_goes_straight_to_decode() -> None:
+    """No host has its KV: the decode worker computes prompt and output again, as after the loss of a host."""
+    made = cluster({P: "prefill", D: "decode"})
+    resumed = replace(REQUEST, resumed_tokens=3)
+    assert made.handle(RequestArrived(resumed), 0.0) == [StartDecode(resumed, 1, D)]
+    assert made.handle(RequestFinished(R, 1, D, "length"), 1.0) == [ReleaseBlocks(R), CloseRequest(R, "finished")]

@@ -34,13 +34,14 @@ from baton.decide.control.cluster import Cluster
 from baton.decide.control.cluster_messages import ClusterEvent, HostAdded, ToPool, WorkerSaid
 from baton.decide.control.decision_log import LOG_VERSION, Decision, LogEntry, LogHeader, decided, replay
 from baton.decide.control.host_pools import PoolRules
+from baton.decide.control.retries import RetryRules
 from baton.decide.cost.linear import LinearCost
 from baton.decide.kv.layout import KVLayout
 from baton.decide.kv.tier import TierRules
 from baton.decide.policy.eviction import LeastRecentlyUsed
 from baton.decide.policy.policy_sets import policy_set
 
-HEADER = LogHeader(policy=policy_set("distserve"), block_tokens=4, attempts_max=2)
+HEADER = LogHeader(policy=policy_set("distserve"), block_tokens=4, retries=RetryRules(attempts_max=2))
 HOST, P, D = HostId("h"), WorkerId("p"), WorkerId("d")
 SALT = "known-to-one-tenant"
 HASHES = (BlockHash(b"one"), BlockHash(b"two"))
@@ -48,7 +49,7 @@ ROAD = LinkView(expected_s=0.1, is_measured=True)
 """On which nothing has ever failed."""
 
 
-FORMAT = (9, "bac260d7e4dd245d")
+FORMAT = (10, "f724b39185e405f5")
 """The version of the log, and the digest of what may stand in one of that version."""
 
 
@@ -70,7 +71,7 @@ def test_a_change_of_the_format_raises_the_version() -> None:
 
 def fresh(header: LogHeader = HEADER) -> Cluster:
     coordinator = build_coordinator(
-        header.policy, cost=LinearCost(), block_tokens=header.block_tokens, attempts_max=header.attempts_max
+        header.policy, cost=LinearCost(), block_tokens=header.block_tokens, retries=header.retries
     )
     return Cluster(coordinator, PoolRules(eviction=LeastRecentlyUsed, prompts=header.prompts))
 
@@ -162,7 +163,7 @@ def test_an_empty_log_agrees() -> None:
 
 def test_other_attempts_decide_otherwise(decisions: list[Decision]) -> None:
     """The header is part of the log: with one attempt the loss of a worker ends the request."""
-    once = msgspec.structs.replace(HEADER, attempts_max=1)
+    once = msgspec.structs.replace(HEADER, retries=RetryRules(attempts_max=1))
     agreed, difference = replay(fresh(once), decisions)
     assert isinstance(EVENTS[agreed], WorkerLost)
     assert difference is not None
@@ -172,7 +173,7 @@ def test_other_attempts_decide_otherwise(decisions: list[Decision]) -> None:
 def test_a_policy_that_is_not_there_any_more_is_a_configuration_error() -> None:
     policy = PolicyConfig(routing=Plugin(use="tests.hosting:Gone"))
     with pytest.raises(ConfigError, match="has no Gone"):
-        build_coordinator(policy, cost=LinearCost(), block_tokens=4, attempts_max=2)
+        build_coordinator(policy, cost=LinearCost(), block_tokens=4, retries=RetryRules(attempts_max=2))
 
 
 @pytest.mark.parametrize("family", ["admission", "routing", "placement", "fairness"])
@@ -184,5 +185,5 @@ def test_a_policy_of_another_family_is_refused(family: str) -> None:
             msgspec.structs.replace(PolicyConfig(), **{family: wrong}),
             cost=LinearCost(),
             block_tokens=4,
-            attempts_max=2,
+            retries=RetryRules(attempts_max=2),
         )

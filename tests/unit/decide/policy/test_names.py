@@ -7,6 +7,7 @@ import pytest
 from baton.core.config import Plugin, PolicyChoice, PolicyConfig, load
 from baton.core.errors import ConfigError
 from baton.decide.control.build import build_coordinator, build_policies
+from baton.decide.control.retries import RetryRules
 from baton.decide.policy.policy_sets import POLICY_SETS, policy_set, resolve
 from tests.unit.decide.policy.views import COST
 
@@ -41,7 +42,12 @@ def test_the_names_are_the_published_ones() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_makes_a_coordinator(name: str) -> None:
-    assert build_coordinator(policy_set(name), cost=COST, block_tokens=16, attempts_max=3).live_requests == 0
+    assert (
+        build_coordinator(
+            policy_set(name), cost=COST, block_tokens=16, retries=RetryRules(attempts_max=3)
+        ).live_requests
+        == 0
+    )
 
 
 def test_a_family_that_is_given_wins_over_the_name() -> None:

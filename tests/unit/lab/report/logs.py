@@ -45,7 +45,7 @@ HASHES = tuple(BlockHash(f"block {index}".encode()) for index in range(100))
 def fresh(notes: Notes | None = None, **changed: object) -> Cluster:
     """Make a cluster without workers. `changed`: policies in the place of the usual ones, by family."""
     policies = replace(build_policies(POLICY, load_cost(COST, folder=Path()).cost), **changed)
-    coordinator = Coordinator(policies if notes is None else watched(policies, notes), BLOCK_TOKENS, 3)
+    coordinator = Coordinator(policies if notes is None else watched(policies, notes), BLOCK_TOKENS)
     return Cluster(coordinator, PoolRules(eviction=LeastRecentlyUsed))
 
 

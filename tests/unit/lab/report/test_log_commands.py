@@ -18,7 +18,7 @@ from baton.lab.workload.load import read_trace
 from baton.serve.live.log_file import LogWriter
 from tests.unit.lab.report.logs import BLOCK_TOKENS, COST, POLICY, log_of
 
-HEADER = LogHeader(policy=POLICY, block_tokens=BLOCK_TOKENS, attempts_max=3, cost=COST)
+HEADER = LogHeader(policy=POLICY, block_tokens=BLOCK_TOKENS, cost=COST)
 
 
 @pytest.fixture

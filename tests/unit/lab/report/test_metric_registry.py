@@ -31,6 +31,7 @@ BESIDE = [
     "baton_class_requests_total{class,outcome}",
     "baton_class_time_to_first_token_seconds{class}",
     "baton_generation_tokens_total",
+    "baton_resumed_streams_total{outcome}",
 ]
 """What we tell beyond it. A name that is once told is kept."""
 

@@ -15,7 +15,7 @@ from baton.decide.control.decision_log import LOG_VERSION, Decision, LogHeader
 from baton.move.ipc.frames import frame
 from baton.serve.live.log_file import LogWriter, cut_bytes, read_log
 
-HEADER = LogHeader(policy=PolicyConfig(), block_tokens=16, attempts_max=3)
+HEADER = LogHeader(policy=PolicyConfig(), block_tokens=16)
 DECISIONS = [Decision(float(second), RequestCancelled(RequestId(f"r-{second}")), ()) for second in range(20)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from msgspec import Struct, json
+from msgspec import UNSET, Struct, UnsetType, json
 
 from baton.core.errors import RequestError
 from baton.core.messages import RejectReason
@@ -19,6 +19,7 @@ REJECT_STATUS: dict[RejectReason, int] = {
     "slo": 503,
     "share": 429,
     "shutdown": 503,
+    "retries": 503,
 }
 _REJECT_CODE: dict[RejectReason, str] = {"too_long": "context_length_exceeded", "share": "rate_limit_exceeded"}
 _TYPE = {
@@ -37,6 +38,8 @@ class ErrorInfo(Struct, frozen=True):
     type: str
     param: str | None
     code: str | None
+    resume_id: str | UnsetType = UNSET
+    """Id with which the client can resume its stream after a restart of the server."""
 
 
 class ErrorBody(Struct, frozen=True):
@@ -46,9 +49,13 @@ class ErrorBody(Struct, frozen=True):
 class ClusterError(RequestError):
     """The cluster rejected the request or could not finish it. `retry_after_s`: sent as Retry-After."""
 
-    def __init__(self, message: str, *, status: int, code: str, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, message: str, *, status: int, code: str, retry_after_s: float | None = None, resume_id: str = ""
+    ) -> None:
+        """`resume_id`: id of the saved stream. Empty: the stream was not saved."""
         super().__init__(message, status=status, code=code)
         self.retry_after_s = retry_after_s
+        self.resume_id = resume_id
 
 
 def finish_error(finish: Finish) -> ClusterError:
@@ -69,7 +76,8 @@ def finish_error(finish: Finish) -> ClusterError:
 def error_body(error: RequestError) -> bytes:
     """Return OpenAI's error body."""
     kind = "server_error" if error.status == 500 else _TYPE.get(error.status, "invalid_request_error")
-    return json.encode(ErrorBody(ErrorInfo(str(error), kind, error.param, error.code)))
+    resume_id = error.resume_id if isinstance(error, ClusterError) else ""
+    return json.encode(ErrorBody(ErrorInfo(str(error), kind, error.param, error.code, resume_id or UNSET)))
 
 
 def error_headers(error: RequestError) -> dict[str, str]:

@@ -36,6 +36,7 @@ _SCHEMAS = (
     schemas.EmbeddingRequest,
     schemas.TokenizeRequest,
     schemas.DetokenizeRequest,
+    schemas.RestartRequest,
     schemas.RoleRequest,
     responses.Completion,
     responses.ChatCompletion,
@@ -45,6 +46,7 @@ _SCHEMAS = (
     responses.Detokenized,
     responses.Health,
     responses.Version,
+    responses.RestartResponse,
     responses.RoleResponse,
     ClusterStatus,
     ErrorBody,
@@ -90,6 +92,7 @@ def _paths() -> Json:
         "/cluster/log": {
             "get": _get_text("Read the decision log, as far as it is written", "application/octet-stream", _FINDING)
         },
+        "/cluster/restart": {"post": _post("Restart workers one after the other", "RestartRequest", "RestartResponse")},
         "/cluster/workers/{worker}/role": {
             "post": _post("Change a worker's role", "RoleRequest", "RoleResponse")
             | {"parameters": _path_parameter("worker")}

@@ -158,3 +158,8 @@ class Version(Struct, frozen=True):
 class RoleResponse(Struct, frozen=True):
     id: str
     role: str
+
+
+class RestartResponse(Struct, frozen=True):
+    restarting: tuple[str, ...]
+    """Workers that are left to restart, in this order."""

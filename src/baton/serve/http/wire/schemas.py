@@ -264,6 +264,10 @@ class DetokenizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     model: str | None = None
 
 
+class RestartRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    workers: tuple[str, ...] = ()
+
+
 class RoleRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     role: Role
 

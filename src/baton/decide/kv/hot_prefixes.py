@@ -1,0 +1,62 @@
+"""The hot prefixes of an arena: chains of cached blocks that are worth a copy to another host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.core.types import BlockHash, BlockId
+from baton.decide.kv.blocks import BlockFacts, Blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """A chain of sealed blocks from the first block of a prompt on."""
+
+    hashes: tuple[BlockHash, ...]
+    tenant: str
+    """Tenant that sealed its last block."""
+
+
+@dataclass(frozen=True, slots=True)
+class HotPrefixes:
+    """Finds the prefixes of an arena whose blocks were used most."""
+
+    blocks: Blocks
+
+    def chains(self, blocks_max: int) -> list[Prefix]:
+        """Return prefixes of at most `blocks_max` different blocks in all. Blocks that more requests used come first.
+
+        A block whose predecessors are not all in the arena is left out: it cannot be used.
+        """
+        found = (self.blocks.facts(BlockId(block)) for block in range(self.blocks.total))
+        facts = {each.block_hash: each for each in found if each is not None}
+        ranked = sorted(facts.values(), key=lambda each: (-each.uses, each.start_tokens, each.block_hash))
+        chosen: dict[BlockHash, BlockFacts] = {}
+        for each in ranked:
+            missing = _missing(each, facts, chosen)
+            if missing is not None and len(chosen) + len(missing) <= blocks_max:
+                chosen.update((block.block_hash, block) for block in missing)
+        parents = {block.parent for block in chosen.values()}
+        ends = [block for block in chosen.values() if block.block_hash not in parents]
+        return [Prefix(_chain(end, chosen), end.tenant) for end in ends]
+
+
+def _missing(
+    last: BlockFacts, facts: dict[BlockHash, BlockFacts], chosen: dict[BlockHash, BlockFacts]
+) -> list[BlockFacts] | None:
+    """Return this block and its predecessors that are not chosen. None: one of them is not in the arena."""
+    missing: list[BlockFacts] = []
+    block: BlockFacts | None = last
+    while block is not None and block.block_hash not in chosen:
+        missing.append(block)
+        if block.parent is None:
+            return missing if block.start_tokens == 0 else None
+        block = facts.get(block.parent)
+    return None if block is None else missing
+
+
+def _chain(end: BlockFacts, chosen: dict[BlockHash, BlockFacts]) -> tuple[BlockHash, ...]:
+    chain = [end]
+    while (parent := chain[-1].parent) is not None:
+        chain.append(chosen[parent])
+    return tuple(block.block_hash for block in reversed(chain))

@@ -1,0 +1,64 @@
+"""The prefixes that a leaving host hands over: whole chains, the most used ones first, within a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baton.core.types import BlockHash
+from baton.decide.kv.blocks import BlockFacts, Blocks
+from baton.decide.kv.hot_prefixes import HotPrefixes
+from baton.decide.policy.eviction import LeastRecentlyUsed
+
+
+def arena(*chains: tuple[str, int, str], total: int = 32) -> Blocks:
+    """Return blocks with these chains: a letter per block, its uses, and its tenant. Shared beginnings are shared."""
+    blocks = Blocks(total, LeastRecentlyUsed())
+    for name, uses, tenant in chains:
+        for depth in range(len(name)):
+            own, parent = name_of(name[: depth + 1]), name_of(name[:depth]) if depth else None
+            known = blocks.find(own)
+            if known is None:
+                (block,), _ = blocks.take(1)
+                assert blocks.seal(block, BlockFacts(own, parent, 4 * depth, tenant))
+                known = block
+                blocks.unpin([block])
+            for _ in range(uses - 1):
+                blocks.pin([known])
+                blocks.unpin([known])
+    return blocks
+
+
+def name_of(name: str) -> BlockHash:
+    return BlockHash(name.encode())
+
+
+def chains(blocks: Blocks, blocks_max: int) -> list[tuple[Sequence[BlockHash], str]]:
+    return [(prefix.hashes, prefix.tenant) for prefix in HotPrefixes(blocks).chains(blocks_max)]
+
+
+def chain(name: str) -> tuple[BlockHash, ...]:
+    return tuple(name_of(name[: length + 1]) for length in range(len(name)))
+
+
+def test_every_branch_is_a_chain_from_its_first_block() -> None:
+    found = chains(arena(("sab", 1, "x"), ("scd", 1, "y")), 32)
+    assert sorted(found) == [(chain("sab"), "x"), (chain("scd"), "y")]
+
+
+def test_the_most_used_blocks_come_first_and_the_bound_holds() -> None:
+    """Three blocks fit: the shared beginning and the conversation that was used three times, not the longer one."""
+    blocks = arena(("sabcd", 1, "x"), ("se", 3, "y"), ("f", 2, "z"))
+    assert chains(blocks, 3) == [(chain("se"), "y"), (chain("f"), "z")]
+    assert chains(blocks, 0) == []
+    assert sum(len(hashes) for hashes, _ in chains(blocks, 4)) <= 5
+
+
+def test_a_chain_without_its_beginning_is_left_out() -> None:
+    """A successor of an evicted block cannot be used, nor one whose predecessor was never known."""
+    blocks = arena(("ab", 1, "x"), ("c", 1, "x"))
+    gone = blocks.find(name_of("a"))
+    assert gone is not None
+    blocks.forget(gone)
+    (block,), _ = blocks.take(1)
+    assert blocks.seal(block, BlockFacts(name_of("?"), None, 8))
+    assert chains(blocks, 32) == [(chain("c"), "x")]
