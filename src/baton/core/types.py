@@ -126,6 +126,8 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     slo: Slo | None = None
     tenant: str = ""
     """Tenant, for fair queues and quotas. Empty: anonymous."""
+    client: int = 0
+    """Number of the client, for fair turns in steps: of its API key, or of its address. 0: not known."""
     priority: int = 0
     """Lower values are served earlier."""
     turn: int = 0

@@ -66,6 +66,8 @@ class Batcher:
         self._waiting: list[Lane] = []
         self._ready: list[Lane] = []
         self._newest: RequestId | None = None
+        self._steps = 0
+        """Number of planned steps."""
         self._report = ReportBuilder()
         self._skips = self._has_skipped = False
         """Decodes are left out of the planned, and were left out of the last step, for a prompt of another class."""
@@ -185,7 +187,8 @@ class Batcher:
         Requires a batching policy that is a pure function of its arguments. A command that arrives ends the run.
         """
         chosen = self._choose()
-        if chosen and chosen[0][1] == 1 and not (self._policies.speculation.tokens_max or self._asks_later()):
+        is_free = not (self._policies.speculation.tokens_max or self._asks_later() or self._takes_turns(chosen))
+        if chosen and chosen[0][1] == 1 and is_free:
             run = plan_decode_run([self._ready[index] for index, _ in chosen])
             if run is not None:
                 for lane in run.lanes:
@@ -226,31 +229,41 @@ class Batcher:
         return [(places[index], count) for index, count in chosen]
 
     def _step(self, chosen: Sequence[tuple[int, int]]) -> Step:
+        self._steps += 1
         drafts = drafts_for(self._ready, chosen, self._limits, self._policies.speculation)
         return Step(tuple(self._slice(self._ready[index], count, drafts.get(index, ())) for index, count in chosen))
 
     def _asks_later(self) -> bool:
         """Return whether a waiting lane may ask for blocks during the next steps."""
         has_place = len(self._lanes) - len(self._waiting) < self._limits.requests_max
-        return has_place and any(lane.state == "waiting" for lane in self._waiting)
+        return any(lane.state == "waiting" and (has_place or lane.output_tokens) for lane in self._waiting)
+
+    def _takes_turns(self, chosen: Sequence[tuple[int, int]]) -> bool:
+        """Return whether more lanes decode than a step has places, so that the next step has other lanes."""
+        places = min(self._limits.requests_max, self._limits.step_tokens_max)
+        return len(chosen) >= places and sum(lane.remaining_tokens == 1 for lane in self._ready) > places
 
     def _ask_for_first_blocks(self) -> None:
         """Ask for the first blocks of requests that can be in the next steps, oldest first.
 
         Asking late gives more prefix hits, since other requests seal blocks meanwhile. So a request waits while another
-        one in this batcher computes most of its prompt.
+        one in this batcher computes most of its prompt. A preempted request with output needs no free place, because
+        decodes take turns.
         """
         asking = [lane for lane in self._waiting if lane.state == "asking"]
         room = self._limits.requests_max - len(self._ready) - len(asking)
-        if room <= 0 or len(asking) == len(self._waiting):
+        waiting = [lane for lane in self._waiting if lane.state == "waiting" and (room > 0 or lane.output_tokens)]
+        if not waiting:
             return
         tokens = sum(lane.remaining_tokens for lane in (*asking, *self._ready) if lane.remaining_tokens > 1)
         here = {held for lane in self._ready if lane.hashes for held in lane.cached_hashes(0, lane.sealed_blocks)}
         coming = (*self._ready, *asking)
         soon = {held for lane in coming if lane.hashes for held in lane.cached_hashes(lane.sealed_blocks)} - here
-        for lane in [lane for lane in self._waiting if lane.state == "waiting"]:
+        for lane in waiting:
             is_first = lane.request.turn > 0 and all(lane.key < other.key for other in coming)
-            if room <= 0 or (tokens >= 2 * self._limits.step_tokens_max and not is_first):
+            if room <= 0 and not lane.output_tokens:
+                continue
+            if tokens >= 2 * self._limits.step_tokens_max and not is_first:
                 return
             if lane.is_worth_waiting(soon):
                 continue
@@ -266,6 +279,7 @@ class Batcher:
 
     def _slice(self, lane: Lane, count: int, drafts: Sequence[int]) -> Slice:
         self._report.start(lane)
+        lane.last_step = self._steps
         return Slice(
             request_id=lane.request.id,
             tokens=[*lane.tokens, *drafts] if drafts else lane.tokens,
@@ -295,7 +309,9 @@ class Batcher:
 
         Tokens are not reported: the simulator skips these steps and has them (`Lane.repeated_token`) and their times.
         """
+        self._steps += steps
         for lane in run.lanes:
+            lane.last_step = self._steps
             lane.decode_on(steps, ended.get(lane.request.id))
             first, hashes = lane.seal() if run.seals_blocks else (0, ())
             if hashes:

@@ -43,6 +43,8 @@ class Lane:
     grow_at_tokens: int = 0
     """Length in tokens at which it asks for more blocks. Set by `expect`."""
     started: bool = False
+    last_step: int = 0
+    """Number of the last step of this worker that it was in. 0: none."""
     hash_runs: int = 1
     """Number of hashed runs per block; see `hashes_per_block`."""
     hashes: list[BlockHash] = field(default_factory=list[BlockHash])
@@ -73,6 +75,10 @@ class Lane:
     @property
     def room_tokens(self) -> int:
         return len(self.table) * self.block_tokens - self.computed_tokens
+
+    @property
+    def client(self) -> int:
+        return self.request.client
 
     @property
     def tpot_s(self) -> float | None:

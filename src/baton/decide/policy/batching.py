@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Protocol, runtime_checkable
 
 from baton.core.config import BatchLimits, SpeculationConfig
@@ -33,6 +35,16 @@ class Candidate(Protocol):
     @property
     def started(self) -> bool:
         """True once the request has been in a step of this worker."""
+        ...
+
+    @property
+    def last_step(self) -> int:
+        """Number of the last step of this worker that the request was in. 0: none."""
+        ...
+
+    @property
+    def client(self) -> int:
+        """Number of the client that sent the request. 0: not known."""
         ...
 
     @property
@@ -80,7 +92,7 @@ class MixedChunked:
 
     def select(self, candidates: Sequence[Candidate], limits: BatchLimits, cost: CostModel) -> Chosen:
         decoding, prompts = _split(candidates)
-        chosen = _decodes(candidates, decoding, limits)
+        chosen = _decodes(candidates, decoding, limits, keeps_place=bool(prompts))
         if not prompts:
             return chosen
         return chosen + _chunks(prompts, limits, requests=len(chosen), tokens=limits.step_tokens_max - len(chosen))
@@ -138,7 +150,7 @@ class SloChunked:
 
     def select(self, candidates: Sequence[Candidate], limits: BatchLimits, cost: CostModel) -> Chosen:
         decoding, prompts = _split(candidates)
-        chosen = _decodes(candidates, decoding, limits)
+        chosen = _decodes(candidates, decoding, limits, keeps_place=bool(prompts))
         if not prompts:
             return chosen
         tokens = limits.step_tokens_max - len(chosen)
@@ -172,10 +184,36 @@ def _split(candidates: Sequence[Candidate]) -> tuple[list[int], Chosen]:
     return decoding, prompts
 
 
-def _decodes(candidates: Sequence[Candidate], decoding: Sequence[int], limits: BatchLimits) -> Chosen:
-    """Return one token for each decoding candidate with room, oldest first."""
-    found = [(index, 1) for index in decoding if candidates[index].room_tokens > 0]
-    return found[: min(limits.requests_max, limits.step_tokens_max)]
+def _decodes(
+    candidates: Sequence[Candidate], decoding: Sequence[int], limits: BatchLimits, *, keeps_place: bool = False
+) -> Chosen:
+    """Return one token for each decoding candidate with room, oldest first. If they are too many, they take turns.
+
+    `keeps_place`: leave a place to a prompt if decodes would fill the step, so that a preempted request continues.
+    """
+    found = [index for index in decoding if candidates[index].room_tokens > 0]
+    places = min(limits.requests_max, limits.step_tokens_max)
+    if keeps_place and len(found) >= places:
+        places = max(1, places - 1)
+    if len(found) > places:
+        found = sorted(_in_turns(candidates, found)[:places])
+    return [(index, 1) for index in found]
+
+
+def _in_turns(candidates: Sequence[Candidate], decoding: Sequence[int]) -> list[int]:
+    """Return decoding candidates in the order of their turns: one request of each client before a second one of any.
+
+    Why: handed-off requests can exceed the places of a step. No stream may stand still until another one ends, and a
+    client with many streams must not slow down those of others. The requests of a client are served round-robin.
+    """
+    by_turn = sorted(decoding, key=lambda index: candidates[index].last_step)
+    ranks: list[int] = []
+    clients: Counter[int] = Counter()
+    for index in by_turn:
+        client = candidates[index].client
+        ranks.append(clients[client])
+        clients[client] += 1
+    return [index for _, index in sorted(zip(ranks, by_turn, strict=True), key=itemgetter(0))]
 
 
 def _chunks(prompts: Chosen, limits: BatchLimits, *, requests: int, tokens: int) -> Chosen:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import OrderedDict
 
@@ -42,7 +43,8 @@ class RateLimit:
 class _Client:
     """The use of one client."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.requests = 0
         self.body_bytes = 0
         self.request_rate: RateLimit | None = None
@@ -60,6 +62,7 @@ class Budgets:
     def __init__(self, limits: LimitsConfig) -> None:
         self._limits = limits
         self._clients: OrderedDict[str, _Client] = OrderedDict()
+        self._numbers = itertools.count(1)
         self._body_bytes = 0
         """Bytes of request bodies in memory, of all clients."""
 
@@ -119,7 +122,7 @@ class Budgets:
     def _client(self, name: str) -> _Client:
         client = self._clients.get(name)
         if client is None:
-            client = self._clients[name] = _Client()
+            client = self._clients[name] = _Client(next(self._numbers))
             if len(self._clients) > CLIENTS_MAX:
                 self._clients.popitem(last=False)
         else:
@@ -137,6 +140,11 @@ class RequestBudget:
         self._client = client
         self._is_counted = is_counted
         self._body_bytes = 0
+
+    @property
+    def client_number(self) -> int:
+        """Number of the client, which reveals neither its key nor its address."""
+        return self._client.number
 
     def take_bytes(self, size: int) -> None:
         """Reserve memory for a part of the body. Raises ClusterError (429, 503) if there is none."""

@@ -255,6 +255,7 @@ class RequestMaker:
             slo=self.slo,
             service=self.service,
             tenant=self.context.identity.tenant or self.options.user or "",
+            client=self.context.budget.client_number,
             may_wait=index > 0,
             resumed_tokens=resumed_tokens,
             priority=self.context.identity.check_priority(self.options.priority or 0),

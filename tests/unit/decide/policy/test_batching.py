@@ -23,6 +23,8 @@ class Part:
     room_tokens: int = 1000
     computed_tokens: int = 0
     started: bool = False
+    last_step: int = 0
+    client: int = 0
     tpot_s: float | None = None
 
 
@@ -122,3 +124,37 @@ def test_an_unreachable_slo_does_not_starve_prompts() -> None:
     candidates = [_decode(tpot_s=0.000001), Part(1000)]
     assert SloChunked().select(candidates, LIMITS, COST) == [(0, 1), (1, 16)]
     assert SloChunked(chunk_tokens_min=0).select(candidates, LIMITS, COST) == [(0, 1)]
+
+
+def _play(candidates: list[Part], steps: int) -> list[set[int]]:
+    """Return the decoding requests of each step, as a batcher plays them."""
+    played: list[set[int]] = []
+    for number in range(1, steps + 1):
+        played.append({index for index, _ in MixedChunked().select(candidates, LIMITS, COST)})
+        for index in played[-1]:
+            candidates[index].last_step = number
+    return played
+
+
+@given(count=st.integers(1, 30))
+def test_decodes_beyond_the_limit_take_turns(count: int) -> None:
+    """Each request is in one of every ceil(count / places) steps."""
+    period = -(-count // LIMITS.requests_max)
+    played = _play([_decode() for _ in range(count)], 4 * period)
+    assert all(len(step) == min(count, LIMITS.requests_max) for step in played)
+    for begin in range(len(played) - period + 1):
+        assert set().union(*played[begin : begin + period]) == set(range(count))
+
+
+def test_a_client_with_many_streams_does_not_slow_down_another_client() -> None:
+    """The newest request is the only one of its client: it is in every step."""
+    played = _play([*(_decode(client=1) for _ in range(40)), _decode(client=2)], 30)
+    assert all(40 in step and len(step) == LIMITS.requests_max for step in played)
+    assert set().union(*played) == set(range(41))
+
+
+@pytest.mark.parametrize("policy", [MixedChunked(), SloChunked()])
+def test_a_prompt_gets_a_place_beside_decodes_that_fill_the_step(policy: BatchingPolicy) -> None:
+    """It may be a preempted stream that is computed again."""
+    candidates = [*(_decode() for _ in range(6)), Part(30)]
+    assert policy.select(candidates, LIMITS, COST) == [(0, 1), (1, 1), (2, 1), (6, 30)]
