@@ -316,31 +316,11 @@ def test_without_a_descriptor_connections_wait_until_there_is_one(
             raise failures.pop()
         return accept(listening)
 
-    monkeypatch.setattr("baton.serve.http.server.ACCEPT_RETRY_S", 0.01)
+    monkeypatch.setattr("baton.move.ipc.acceptor.ACCEPT_RETRY_S", 0.01)
     monkeypatch.setattr(socket.socket, "accept", accept_later)
     with caplog.at_level(logging.WARNING, logger="baton.server"), Server(build_house()) as server:
         assert httpx.get(f"{server.url}/health").status_code == 200
     assert not failures
     assert [record.getMessage() for record in caplog.records] == [
         "refused new connections for now: [Errno 24] Too many open files; raise the limit of this process: ulimit -Hn"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("number", "advice"),
-    [
-        (errno.EMFILE, "; raise the limit of this process: ulimit -Hn"),
-        (errno.ENFILE, "; raise the limit of the system: sysctl fs.file-max"),
-        (errno.ENOBUFS, ""),
-    ],
-)
-def test_the_advice_names_the_limit_that_was_reached(
-    number: int, advice: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    connections = Connections(LIMITS, Recorder(Metrics()))
-    with caplog.at_level(logging.WARNING, logger="baton.server"):
-        for _ in range(2):
-            connections.note_not_accepted(OSError(number, "no"))
-    assert [record.getMessage() for record in caplog.records] == [
-        f"refused new connections for now: [Errno {number}] no{advice}"
     ]

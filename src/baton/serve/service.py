@@ -18,6 +18,7 @@ from baton.core.errors import ConfigError
 from baton.core.leaving import DismissHost, RestartWorker
 from baton.core.messages import RetireWorker, StartWorker
 from baton.decide.policy.classes import ClassTable
+from baton.move.ipc.acceptor import listen
 from baton.move.ipc.tls import ServerTls
 from baton.serve.host.arena_bytes import bytes_of, transferable
 from baton.serve.host.sizing import raise_files_max
@@ -370,18 +371,11 @@ def _connections_max(tell: Tell) -> int:
 def _listen(host: str, port: int) -> socket.socket:
     """Listen before anything is loaded, so that a port in use is reported at once."""
     try:
-        family, kind, protocol, _name, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(1024)
+        return listen(host, port)
     except OSError as error:
         raise ConfigError(
             f"cannot listen on {host}:{port}: {error}; choose another --port (0 takes a free one) or --host"
         ) from error
-    return listener
 
 
 def _url(host: str, port: int, *, scheme: str) -> str:

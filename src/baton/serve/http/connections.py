@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import errno
 import ipaddress
 import logging
 from collections import Counter
@@ -28,12 +27,6 @@ REFUSED_MAX = 64
 RETRY_AFTER_S = 1.0
 TRIM_CONNECTIONS = 64
 """After a peak of this many connections, free memory is returned to the system once three quarters have closed."""
-
-_ACCEPT_ADVICE = {
-    errno.EMFILE: "; raise the limit of this process: ulimit -Hn",
-    errno.ENFILE: "; raise the limit of the system: sysctl fs.file-max",
-}
-"""End of the log line about a connection that cannot be accepted, by error number."""
 
 log = logging.getLogger("baton.server")
 
@@ -107,13 +100,6 @@ class Connections:
         """Count a refused connection or request. Log it, unless one of its kind was logged recently."""
         self._recorder.refused(error.status, error.code)
         line = self._log.line(error.code or str(error.status), f"{address}: {error}", now_s())
-        if line:
-            log.warning("%s", line)
-
-    def note_not_accepted(self, error: OSError) -> None:
-        """Log that no connection can be accepted, unless it was logged recently."""
-        advice = _ACCEPT_ADVICE.get(error.errno or 0, "")
-        line = self._log.line(f"accept {error.errno}", f"new connections for now: {error}{advice}", now_s())
         if line:
             log.warning("%s", line)
 

@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import re
 import secrets
+import socket
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -24,13 +25,14 @@ from baton.decide.control.cluster_messages import HostAdded
 from baton.decide.kv.conversion import IncompatibleKV, KVForm, negotiate
 from baton.decide.kv.window import request_tokens_max
 from baton.move.clock import now_s
+from baton.move.ipc.acceptor import Acceptor, listen
 from baton.move.ipc.challenge import SECRET_BYTES
 from baton.move.ipc.tls import ServerTls
 from baton.serve.host.mover_supervisor import MoverSupervisor
 from baton.serve.host.tier_opening import is_shared
 from baton.serve.live.assembly import Parts, window_of
 from baton.serve.live.gateway import SERVING_STATES
-from baton.serve.live.joined_host import JoinedHost
+from baton.serve.live.joined_host import AgentReceiver, JoinedHost
 from baton.serve.live.waiting import TOKEN_S
 from baton.serve.messages.hosting import HostHello, HostTerms, JoinRefused, Welcome
 from baton.serve.messages.moving import MoverEvent, MoverReady, MoverSetup, TierOrder
@@ -39,10 +41,6 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TOKENS_MAX = 256
 _BLOCKS_MAX = 1 << 24
 """Maximum KV blocks of a host: bounds the memory of its pool's metadata."""
-_CONNECTIONS_MAX = 4096
-"""Maximum connections on the port for agents, before and after they present a token."""
-_HANDSHAKE_S = 10.0
-"""Deadline of a TLS handshake: before that of the hello."""
 PRICE_FACTOR_MAX = 2.0
 """Prices within this factor count as equal: they are estimated from other machines, and err by a third."""
 
@@ -71,7 +69,8 @@ class Hosts:
         self._arrivals = parts.driver.arrivals
         self._mover_secret = secrets.token_bytes(SECRET_BYTES)
         self._opening = asyncio.Lock()
-        self._listening: asyncio.Server | None = None
+        self._listening: socket.socket | None = None
+        self._acceptor: Acceptor | None = None
         self._mover: MoverSupervisor | None = None
         self._movers: dict[HostId, int] = {}
         """Each host whose mover is ready, and the generation of that mover."""
@@ -115,7 +114,7 @@ class Hosts:
         self._arrivals.tokens[token] = now_s()
         if len(self._arrivals.tokens) > _TOKENS_MAX:
             self._arrivals.tokens.popitem(last=False)
-        port = self._listening.sockets[0].getsockname()[1]
+        port = self._listening.getsockname()[1]
         return HostTerms(
             port=port,
             token=token,
@@ -126,25 +125,14 @@ class Hosts:
 
     async def _listen(self) -> None:
         config = self._parts.config
-        loop = asyncio.get_running_loop()
         try:
-            self._listening = await loop.create_server(
-                self._accept,
-                config.http.host,
-                config.hosts.port,
-                ssl=None if self._tls is None else self._tls.context,
-                ssl_handshake_timeout=None if self._tls is None else _HANDSHAKE_S,
-            )
+            self._listening = await asyncio.to_thread(listen, config.http.host, config.hosts.port)
         except OSError as error:
             message = f"the server cannot listen for hosts on {config.http.host}:{config.hosts.port}: {error}"
             raise RequestError(f"{message}; set hosts.port to a free one", status=503, code="no_hosts") from error
-
-    def _accept(self) -> asyncio.Protocol:
-        if len(self._arrivals.unauthenticated) + len(self._joined) >= _CONNECTIONS_MAX:
-            return _Rejected()
-        host = JoinedHost(self, self._parts.config.hosts.silent_s)
-        self._arrivals.unauthenticated.add(host)
-        return host.stream
+        self._acceptor = Acceptor(
+            self._listening, AgentReceiver(self, config.hosts.silent_s, self._arrivals, self._tls)
+        )
 
     def admit(self, host: JoinedHost, hello: HostHello) -> Welcome | JoinRefused:
         """Let a host join, or return why it cannot."""
@@ -253,6 +241,8 @@ class Hosts:
 
     async def stop(self) -> None:
         """Disconnect every host, and stop the server's own mover."""
+        if self._acceptor is not None:
+            await self._acceptor.close()
         if self._listening is not None:
             self._listening.close()
         for host in [*self._joined.values(), *self._arrivals.unauthenticated]:
@@ -311,13 +301,6 @@ class Hosts:
             return False
         host.send(generation, order)
         return True
-
-
-class _Rejected(asyncio.Protocol):
-    """Closes a connection beyond the maximum."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport.close()
 
 
 def mispriced(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import socket
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Protocol, assert_never
 
 import msgspec
@@ -14,8 +17,10 @@ from baton.core.messages import RetireWorker, StartWorker, StepReport, WorkerCom
 from baton.core.types import HostId, WorkerId, WorkerView
 from baton.move.ipc.frames import FRAME_BYTES_MAX
 from baton.move.ipc.stream import FramedStream, watch
+from baton.move.ipc.tls import ServerTls
 from baton.serve.host.mover_supervisor import MoverListener
 from baton.serve.live.driver import Driver
+from baton.serve.live.waiting import Arrivals
 from baton.serve.messages.hosting import (
     Dismissed,
     ForMover,
@@ -45,6 +50,11 @@ _HELLO_S = 60.0
 _HELLO_BYTES_MAX = 64 * 1024
 """Maximum frame before the hello: bounds the memory of a connection that has not proved its token."""
 
+CONNECTIONS_MAX = 4096
+"""Maximum connections on the port for agents, before and after they present a token."""
+_HANDSHAKE_S = 10.0
+"""Deadline of a TLS handshake: before that of the hello."""
+
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -52,6 +62,11 @@ class Registry(MoverListener, Protocol):
     """Admits hosts, and receives their reports."""
 
     driver: Driver
+
+    @property
+    def joined(self) -> int:
+        """Number of joined hosts."""
+        ...
 
     def admit(self, host: JoinedHost, hello: HostHello) -> Welcome | JoinRefused: ...
 
@@ -215,3 +230,32 @@ class JoinedHost:
                 self._registry.changed()
             case _:
                 pass  # about a worker that it has not announced
+
+
+@dataclass(frozen=True, slots=True)
+class AgentReceiver:
+    """Opens the connections of agents. Implements `ConnectionReceiver`."""
+
+    registry: Registry
+    silent_s: float
+    arrivals: Arrivals
+    tls: ServerTls | None
+
+    def receive(self, connection: socket.socket, address: str) -> Coroutine[None, None, None] | None:
+        """Return the opening of a connection. None: it exceeds the maximum and is closed."""
+        if len(self.arrivals.unauthenticated) + self.registry.joined >= CONNECTIONS_MAX:
+            connection.close()
+            return None
+        return self._open(connection)
+
+    async def _open(self, connection: socket.socket) -> None:
+        tls = None if self.tls is None else self.tls.context
+        with contextlib.suppress(OSError):  # the peer has gone, or does not complete the handshake
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._stream, connection, ssl=tls, ssl_handshake_timeout=None if tls is None else _HANDSHAKE_S
+            )
+
+    def _stream(self) -> asyncio.Protocol:
+        host = JoinedHost(self.registry, self.silent_s)
+        self.arrivals.unauthenticated.add(host)
+        return host.stream

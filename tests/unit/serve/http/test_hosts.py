@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import resource
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
 import pytest
+import uvloop
 
 from baton.compute.models.fingerprint import kv_identity
 from baton.compute.models.resolve import resolve_model
@@ -16,6 +20,7 @@ from baton.core.config import Config, HostsConfig, TierConfig
 from baton.core.messages import StartWorker, WorkerLost
 from baton.core.types import HostId, WorkerId, WorkerView
 from baton.decide.kv.conversion import KVForm
+from baton.move.ipc import acceptor
 from baton.move.ipc.frames import ControlReader, ControlWriter
 from baton.move.ipc.tls import ServerTls
 from baton.serve.live import hosts as module
@@ -59,7 +64,7 @@ def _open(play: Callable[[int], Awaitable[None]]) -> None:
 
 
 def test_a_connection_too_many_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_CONNECTIONS_MAX", 2)
+    monkeypatch.setattr(joined_host, "CONNECTIONS_MAX", 2)
 
     async def play(port: int) -> None:
         ways = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
@@ -71,6 +76,34 @@ def test_a_connection_too_many_is_turned_away(monkeypatch: pytest.MonkeyPatch) -
             writer.close()
 
     _open(play)
+
+
+def test_a_host_is_accepted_once_there_is_a_file_descriptor(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The listener of uvloop closes a connection for which there is none."""
+
+    async def run() -> None:
+        hosts = Hosts(_parts(), url=URL, tls=None, tell=lambda _line: None, changed=lambda: None)
+        port = (await hosts.terms()).port
+        with socket.socket() as client:
+            limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+            try:
+                client.connect(("127.0.0.1", port))
+                while not caplog.records:  # noqa: ASYNC110  no event tells when accepting has failed
+                    await asyncio.sleep(0)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            reader, writer = await asyncio.open_connection(sock=client)
+            writer.write(ControlWriter().frame(msgspec.msgpack.encode(HostLeaves("it was nothing"))))
+            assert b"send a hello first" in await reader.read()
+            writer.close()
+        await hosts.stop()
+
+    monkeypatch.setattr(acceptor, "ACCEPT_RETRY_S", 0.01)
+    with caplog.at_level(logging.WARNING, logger="baton.server"):
+        uvloop.run(asyncio.wait_for(run(), 30))
 
 
 def test_a_stranger_cannot_make_the_server_hold_a_large_message() -> None:
