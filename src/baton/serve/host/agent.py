@@ -7,6 +7,7 @@ import contextlib
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -18,6 +19,7 @@ from baton.move.clock import now_s
 from baton.serve.host.build import choose_computing, limit_context, priced
 from baton.serve.host.join_request import JoinFailedError, request_terms, server_address
 from baton.serve.host.membership import HostAddress, Membership
+from baton.serve.host.tasks import run_in_thread
 from baton.serve.messages.hosting import HostTerms
 
 _BACKOFF = Backoff(0.2, 6.4)
@@ -61,7 +63,9 @@ class Agent:
         self._options = options
         self._tell = tell
         self._stopped = asyncio.Event()
+        self._staying: asyncio.Task[str] | None = None
         self._membership: Membership | None = None
+        """None: the agent asks for the terms, or resolves the model."""
 
     async def run(self) -> int:
         """Serve. Return the exit code: 0 after a signal, 1 if the server is unreachable or no worker can be kept alive.
@@ -73,9 +77,16 @@ class Agent:
             loop.add_signal_handler(number, self._on_signal)
         gone_s, failures, said = now_s(), 0, ""
         while not self._stopped.is_set():
+            self._staying = asyncio.create_task(self._stay())
             try:
-                reason = await self._stay()
+                reason = await self._staying
+            except asyncio.CancelledError:
+                if not self._stopped.is_set():
+                    raise  # another task cancels this one
+                break
             except JoinFailedError as error:
+                if self._stopped.is_set():
+                    break
                 failures += 1
                 left_s = gone_s + self._options.join_wait_s - now_s()
                 if left_s < 0:
@@ -95,11 +106,11 @@ class Agent:
         return 0
 
     async def _stay(self) -> str:
-        options = self._options
+        self._membership, options = None, self._options
         server = server_address(options.url)
-        terms = await asyncio.to_thread(request_terms, options.url, options.api_key)
+        terms = await run_in_thread(partial(request_terms, options.url, options.api_key))
         config = _config(terms, options)
-        card = limit_context(config, await asyncio.to_thread(resolve_model, config.model, config.load_format))
+        card = limit_context(config, await run_in_thread(partial(resolve_model, config.model, config.load_format)))
         address = HostAddress(
             host=HostId(options.name),
             server=server,
@@ -112,8 +123,6 @@ class Agent:
         )
         computing = choose_computing(config, card, terms.config.kv.block_tokens)
         self._membership = Membership(priced(config, card, computing), card, computing, self._tell)
-        if self._stopped.is_set():
-            return "a signal came"
         return await self._membership.join_and_serve(address)
 
     async def _pause(self, pause_s: float) -> None:
@@ -124,6 +133,8 @@ class Agent:
         self._stopped.set()
         if self._membership is not None:
             self._membership.leave("the agent was told to end")
+        elif self._staying is not None:
+            self._staying.cancel()
 
 
 def _config(terms: HostTerms, options: HostOptions) -> Config:

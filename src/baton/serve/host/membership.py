@@ -9,6 +9,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from baton.core.errors import ConfigError
 from baton.core.messages import StepReport, WorkerFailed, WorkerProgress, WorkerReady
 from baton.core.types import HostId, WorkerId
 from baton.decide.kv.conversion import KVForm
+from baton.move.ipc.dialing import Dialer
 from baton.move.ipc.stream import FramedStream, watch
 from baton.move.ipc.tls import client_context
 from baton.serve.host.build import Computing, HostParts, build_host, device_prices
@@ -28,7 +30,7 @@ from baton.serve.host.child_process import WorkerProcess
 from baton.serve.host.join_request import JoinFailedError
 from baton.serve.host.mover_supervisor import MoverSupervisor
 from baton.serve.host.supervisor import Notices, Supervisor
-from baton.serve.host.tasks import prefault
+from baton.serve.host.tasks import prefault, run_in_thread
 from baton.serve.host.tier_opening import fingerprint_of
 from baton.serve.host.worker_link import WorkerLink, WorkerMessage
 from baton.serve.messages.hosting import (
@@ -149,12 +151,19 @@ class Membership:
     # ---- joining
 
     async def _connect(self, address: HostAddress) -> None:
+        loop, dialer = asyncio.get_running_loop(), Dialer(address.server, address.port)
+        dialing = run_in_thread(partial(dialer.connect, _CONNECT_S))
         try:
-            loop = asyncio.get_running_loop()
-            context = client_context() if address.tls else None
-            await asyncio.wait_for(
-                loop.create_connection(lambda: self._stream, address.server, address.port, ssl=context), _CONNECT_S
+            await self._first(dialing, None)
+            connection, context = dialing.result(), client_context() if address.tls else None
+            connection.setblocking(False)
+            opening = loop.create_connection(
+                lambda: self._stream,
+                sock=connection,
+                ssl=context,
+                server_hostname=address.server if context is not None else None,
             )
+            await asyncio.wait_for(opening, _CONNECT_S)
         except OSError as error:
             raise JoinFailedError(f"cannot reach the server at {address.server}:{address.port}: {error}") from error
 
@@ -200,8 +209,8 @@ class Membership:
                 f"the server refuses {address.host}: {answer.reason}"
             )
 
-    async def _first(self, wanted: asyncio.Future[Any], limit_s: float) -> bool:
-        """Return whether a result comes within `limit_s`. Raises JoinFailedError if the connection ends first."""
+    async def _first(self, wanted: asyncio.Future[Any], limit_s: float | None) -> bool:
+        """Return whether a result comes within `limit_s` (None: no limit). Raises JoinFailedError if this has ended."""
         await asyncio.wait([wanted, self._over], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         if not wanted.done() and self._over.done():
             raise JoinFailedError(f"could not join: {self._over.result()}")

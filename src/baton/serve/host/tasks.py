@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import TypeVar
 
-from baton.core.errors import ArenaError
+from baton.core.errors import ArenaError, BatonError
 from baton.move.arena.cuda import CudaArena
 from baton.move.arena.memfd import Arena
 
 _PREFAULT_PAUSE_S = 0.02
+Result = TypeVar("Result")
 
 
 def spawn(work: Coroutine[None, None, None], tell: Callable[[str], None]) -> asyncio.Task[None]:
@@ -24,6 +28,28 @@ def spawn(work: Coroutine[None, None, None], tell: Callable[[str], None]) -> asy
 
     task.add_done_callback(report)
     return task
+
+
+def run_in_thread(work: Callable[[], Result]) -> asyncio.Future[Result]:
+    """Run blocking work in a daemon thread of its own. Cancelling the future abandons the thread.
+
+    Why not the executor of the event loop: its threads are joined at the end of the process, which would wait for a
+    name server or a download that does not answer.
+    """
+    outcome: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except (BatonError, OSError) as error:
+            outcome.set_exception(error)
+        finally:
+            if not outcome.done():
+                outcome.set_exception(RuntimeError("a bug of ours has ended a thread, with the traceback above"))
+
+    outcome.set_running_or_notify_cancel()
+    threading.Thread(target=run, name="baton-host-work", daemon=True).start()
+    return asyncio.wrap_future(outcome)
 
 
 async def prefault(arena: Arena | CudaArena, failed: Callable[[str], None]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -10,10 +12,12 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+import uvloop
 
-from baton.core.config import Topology
+from baton.core.config import Config, Topology
 from baton.core.errors import ConfigError
 from baton.serve.host.agent import Agent, HostOptions
+from baton.serve.messages.hosting import HostTerms
 
 
 def options(url: str, join_wait_s: float = 300.0) -> HostOptions:
@@ -78,3 +82,31 @@ def test_without_a_server_it_ends_with_1() -> None:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
     assert asyncio.run(Agent(options(url, join_wait_s=0.0), tell=told.append).run()) == 1
     assert told[-1].startswith(f"given up after 0 s: there is no server at {url}")
+
+
+@pytest.mark.parametrize("known", ["nothing", "terms"])
+def test_a_signal_ends_an_agent_that_waits_for_the_name_server(known: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's resolver cannot be interrupted: no step of the end may wait for it."""
+    released, resolve = threading.Event(), socket.getaddrinfo
+
+    def resolve_slowly(host: object, *args: object, **named: object) -> object:
+        if host != "slow.invalid":
+            return resolve(host, *args, **named)  # type: ignore[arg-type]
+        os.kill(os.getpid(), signal.SIGTERM)
+        released.wait()
+        raise OSError("released")
+
+    def given_terms(_url: str, _key: str | None) -> HostTerms:
+        return HostTerms(port=1, token="", tls=False, mover_secret=b"", config=Config(model="hash"))
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve_slowly)
+    if known == "terms":
+        monkeypatch.setattr("baton.serve.host.agent.request_terms", given_terms)
+    watchdog = threading.Timer(60.0, released.set)
+    watchdog.start()
+    told: list[str] = []
+    assert uvloop.run(Agent(options("http://slow.invalid:8000"), tell=told.append).run()) == 0
+    assert not released.is_set(), "it has waited for the name server"
+    assert not told
+    watchdog.cancel()
+    released.set()
