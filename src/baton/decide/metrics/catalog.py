@@ -170,6 +170,10 @@ RESUMED = Counter(
 )  # fmt: skip
 LIVE_MOVES = Counter("baton_live_moves_total", "moves", "Moves of decoding requests to another worker, by a policy.")
 ROLE_FLIPS = Counter("baton_role_flips_total", "flips", "Changes of a worker's role.")
+UNLOGGED_DECISIONS = Counter(
+    "baton_unlogged_decisions_total", "decisions",
+    "Decisions after the end of the decision log: it is full, or its disk failed or was too slow.",
+)  # fmt: skip
 STEP = Histogram("baton_step_seconds", "s", "One forward pass.", labels=(ROLE,), buckets=STEP_BUCKETS_S)
 PREDICTION_ERROR = Histogram(
     "baton_prediction_error_ratio", "",
@@ -192,5 +196,5 @@ METRICS: tuple[Metric, ...] = (
     KV_BLOCKS, PREFIX_QUERY_TOKENS, PREFIX_HIT_TOKENS, PREEMPTIONS, FAILOVERS, ROLE_FLIPS, STEP,
     SPECULATION_DRAFTED_TOKENS, SPECULATION_ACCEPTED_TOKENS, TIER_BLOCKS, TIER_RESTS, HANDOFF_LAYER_BYTES,
     LIVE_MOVES, READ_BACK_BLOCKS, HTTP_REFUSALS, PREDICTION_ERROR, STEP_ERROR, CLASS_REQUESTS, CLASS_TTFT,
-    GENERATED_TOKENS, RESUMED,
+    GENERATED_TOKENS, RESUMED, UNLOGGED_DECISIONS,
 )  # fmt: skip

@@ -133,11 +133,12 @@ class Pages:
         return _json(self._services.gateway.cluster())
 
     async def _log(self, request: Request) -> Response:
-        """Send the part of the decision log that is written so far."""
+        """Send the decision log up to the last decision."""
         log = self._services.gateway.decision_log
         if log is None:
             message = "this server keeps no decision log; start it with --log FILE"
             raise RequestError(message, status=404, code="no_decision_log")
+        await asyncio.to_thread(log.flush)
         try:
             size_bytes = log.path.stat().st_size
         except OSError as error:

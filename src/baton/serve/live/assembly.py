@@ -43,6 +43,7 @@ from baton.serve.live.gateway import LiveGateway
 from baton.serve.live.history import History
 from baton.serve.live.hooks import Hooks, load_hooks
 from baton.serve.live.log_file import LogWriter
+from baton.serve.live.log_thread import LogThread
 from baton.serve.live.metrics_registry import Metrics
 from baton.serve.live.tiers import LiveTiers, OwnTiers
 from baton.serve.live.waiting import Waits
@@ -157,7 +158,7 @@ def _retry_rules(config: Config) -> RetryRules:
     )
 
 
-def _open_log(policy: PolicyConfig, config: Config, layout: KVLayout, prompts: PromptRules) -> LogWriter | None:
+def _open_log(policy: PolicyConfig, config: Config, layout: KVLayout, prompts: PromptRules) -> LogThread | None:
     """Open the decision log. Return None if none is configured. Raises ConfigError if it cannot be written."""
     if not config.log:
         return None
@@ -171,7 +172,7 @@ def _open_log(policy: PolicyConfig, config: Config, layout: KVLayout, prompts: P
         handover_bytes=config.hosts.handover_bytes,
         sources=own_sources(policy),
     )
-    return LogWriter(Path(config.log), header, config.log_bytes_max)
+    return LogThread(LogWriter(Path(config.log), header, config.log_bytes_max))
 
 
 def _open_tiers(

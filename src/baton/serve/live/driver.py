@@ -56,7 +56,7 @@ from baton.move.clock import now_s
 from baton.serve.host.worker_link import WorkerLink
 from baton.serve.live.copying import CopyEnd, Copying
 from baton.serve.live.live_request import Finish, LiveRequest
-from baton.serve.live.log_file import LogWriter
+from baton.serve.live.log_thread import LogThread
 from baton.serve.live.metrics_registry import Metrics
 from baton.serve.live.recorder import Recorder
 from baton.serve.live.tiers import LiveTiers
@@ -76,7 +76,7 @@ class Driver:
         *,
         waits: Waits,
         copy_s: float,
-        log_writer: LogWriter | None = None,
+        log_writer: LogThread | None = None,
     ) -> None:
         """`copy_s`: deadline of a copy between hosts. `log_writer`: writes the decision log. None: there is no log."""
         self.cluster = cluster
@@ -115,10 +115,10 @@ class Driver:
     def _decide(self, event: ClusterEvent) -> None:
         moment_s = now_s()
         commands = self.cluster.handle(event, moment_s)
-        if self.log is not None and not self.log.full:
-            self.log.append(decided(moment_s, event, self.cluster.decided))
-            if self.log.full:
-                log.error("%s", self.log.end)
+        if self.log is not None:
+            is_logged = not self.log.full and self.log.append(decided(moment_s, event, self.cluster.decided))
+            if not is_logged:
+                self.recorder.note("unlogged_decisions")
         for command in commands:
             self._perform(command)
 

@@ -19,7 +19,7 @@ _READ_BYTES = 1 << 20
 
 
 class LogWriter:
-    """Appends decisions without a buffer, so that a crash loses none. Stops at its size limit (INV-9)."""
+    """Appends decisions without a buffer. Stops at its size limit (INV-9)."""
 
     def __init__(self, path: Path, header: LogHeader | SimHeader, bytes_max: int) -> None:
         """Start a log and replace an old one. Raises ConfigError if it is not writable or another process writes it."""
@@ -50,25 +50,37 @@ class LogWriter:
 
     def append(self, entry: LogEntry) -> None:
         """Write an entry. If the size limit is reached or the disk fails, set `full` and write nothing more."""
-        if self.full or self._is_closed:
-            return
+        if not self.full:
+            self.write(self.encode(entry))
+
+    def encode(self, entry: LogEntry) -> bytes:
+        """Return an entry as `write` takes it. If the size limit is reached, set `full` and return no bytes."""
         data = frame(self._encoder.encode(entry))
         self._left_bytes -= len(data)
-        if self._left_bytes < 0:
-            self._end(f"log_bytes_max is {self._bytes_max}")
-            return
-        try:
-            if self._file.write(data) < len(data):
-                self._end("the disk is full")
-        except OSError as error:
-            self._end(str(error.strerror))
+        if self._left_bytes >= 0:
+            return data
+        self.end_here(f"log_bytes_max is {self._bytes_max}")
+        return b""
 
-    def _end(self, why: str) -> None:
-        self.full = True
+    def write(self, data: bytes) -> None:
+        """Write encoded entries. If the disk fails, set `full`."""
+        if self._is_closed:
+            return
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            self._is_closed = True  # nothing may follow an entry that is cut off
+            self.end_here(str(error.strerror))
+
+    def end_here(self, why: str) -> None:
+        """Set `full` and its reason. Another thread reads `end` once `full` is set."""
         self.end = (
             f"the decision log {self.path} ends here: {why}; requests go on, later decisions are not written. "
             "To log again, make room and restart"
         )
+        self.full = True
 
     def close(self) -> None:
         """Close the file. Entries of connections and timers that end after it are dropped."""

@@ -12,12 +12,13 @@ from baton.serve.live.live_request import Finish, LiveRequest
 from baton.serve.live.metrics_registry import Metrics
 from baton.serve.live.recent import Recent
 
-Event = Literal["preemptions", "failovers", "moves", "role_flips"]
+Event = Literal["preemptions", "failovers", "moves", "role_flips", "unlogged_decisions"]
 _EVENTS: dict[Event, catalog.Counter] = {
     "preemptions": catalog.PREEMPTIONS,
     "failovers": catalog.FAILOVERS,
     "moves": catalog.LIVE_MOVES,
     "role_flips": catalog.ROLE_FLIPS,
+    "unlogged_decisions": catalog.UNLOGGED_DECISIONS,
 }
 
 

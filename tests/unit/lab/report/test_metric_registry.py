@@ -32,6 +32,7 @@ BESIDE = [
     "baton_class_time_to_first_token_seconds{class}",
     "baton_generation_tokens_total",
     "baton_resumed_streams_total{outcome}",
+    "baton_unlogged_decisions_total",
 ]
 """What we tell beyond it. A name that is once told is kept."""
 

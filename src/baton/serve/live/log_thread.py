@@ -1,0 +1,93 @@
+"""Write the decision log in a thread, so that a slow disk delays no stream."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+from baton.decide.control.decision_log import Decision
+from baton.serve.live.log_file import LogWriter
+
+UNWRITTEN_BYTES_MAX = 64 * 1024 * 1024
+"""Bound of the entries that wait for the disk. Beyond it the log ends: a replay needs every entry."""
+FLUSH_S = 10.0
+"""How long the end of the server, or a reader of the log, waits for the disk."""
+
+log = logging.getLogger("baton.server")
+
+
+class LogThread:
+    """Passes decisions in order to a thread that writes them. A process that is killed loses those not written yet."""
+
+    def __init__(self, writer: LogWriter, unwritten_bytes_max: int = UNWRITTEN_BYTES_MAX) -> None:
+        self.path: Path = writer.path
+        self._writer = writer
+        self._unwritten_bytes_max = unwritten_bytes_max
+        self._changed = threading.Condition()
+        self._waiting: list[bytes] = []
+        self._unwritten_bytes = 0
+        """Bytes of the waiting entries, and of those that the thread is writing."""
+        self._is_closed = False
+        self._is_told = False
+        self._thread = threading.Thread(target=self._run, name="baton-decision-log", daemon=True)
+        self._thread.start()
+
+    @property
+    def full(self) -> bool:
+        """Whether the log has ended before the server: later decisions are missing."""
+        return self._writer.full
+
+    def append(self, entry: Decision) -> bool:
+        """Pass an entry to the thread. Return False if the log has ended, and lacks the entry."""
+        data = b"" if self._writer.full else self._writer.encode(entry)
+        with self._changed:
+            if self._unwritten_bytes + len(data) > self._unwritten_bytes_max:
+                self._writer.end_here(
+                    f"the disk is too slow: {self._unwritten_bytes} bytes wait for it, {self._unwritten_bytes_max} may"
+                )
+            if self._writer.full or self._is_closed:
+                self._tell()
+                return False
+            self._waiting.append(data)
+            self._unwritten_bytes += len(data)
+            self._changed.notify_all()
+        return True
+
+    def flush(self) -> None:
+        """Wait until every entry is written, but not longer than `FLUSH_S`."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._unwritten_bytes, FLUSH_S)
+
+    def close(self) -> None:
+        """Write the remaining entries and close the file. Entries of timers that end later are dropped."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._thread.join(FLUSH_S)
+        if self._thread.is_alive():
+            log.error("the decision log %s lacks its end: the disk takes longer than %g s", self.path, FLUSH_S)
+
+    def _run(self) -> None:
+        while data := self._take():
+            self._writer.write(data)
+            with self._changed:
+                self._unwritten_bytes -= len(data)
+                if self._writer.full:
+                    self._tell()
+                self._changed.notify_all()
+        self._writer.close()
+
+    def _take(self) -> bytes:
+        """Wait for entries and return them. No bytes: the log is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_closed)
+            data = b"".join(self._waiting)
+            self._waiting.clear()
+            return data
+
+    def _tell(self) -> None:
+        """Log once that the log has ended. The caller holds the lock."""
+        if self._writer.full and not self._is_told:
+            self._is_told = True
+            log.error("%s", self._writer.end)
