@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from baton.core.types import Sampling
 from baton.decide.kv.layout import KVDtype
 from baton.move.weights_file import WeightsFile
 from tests.numerics.test_architectures import CONFIGS, LATENT, TOKENS
-from tests.unit.compute.models import TINY, VOCAB, all_logprobs, huggingface_logprobs, tiny_model
+from tests.unit.compute.models import TINY, VOCAB, all_logprobs, engine_of, huggingface_logprobs, tiny_model
 from tests.unit.compute.native_fuzz import make_weights_file
 from tests.unit.compute.steps import part_of, run
 
@@ -67,20 +68,24 @@ def _engine(folder: Path, kernels: str, dtype: Dtype = "float32", kv_dtype: KVDt
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_request_with_nan_scores_fails_alone(temperature: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["native", "torch"])
+def test_a_request_with_nan_scores_fails_alone(
+    kind: Literal["native", "torch"], temperature: float, tmp_path: Path
+) -> None:
     """Token 0 gives NaN from the first layer on."""
     model = tiny_model(CONFIGS["llama_untied"])
     with torch.no_grad():
         model.model.embed_tokens.weight[0] = torch.inf
     model.save_pretrained(tmp_path)
-    engine = _engine(tmp_path, KERNELS[0])
+    card = resolve_model(str(tmp_path))
+    engine, _arena = engine_of(card, kind=kind)
     sampling = Sampling(temperature=temperature, seed=1)
     ill = part_of([5, 0, 6], [0], sampling=sampling)
     healthy = part_of([5, 7, 6], [1], sampling=sampling)
     found = run(engine, ill, healthy)
     assert "NaN" in found[0].failure
     assert found[1].failure == ""
-    assert found[1] == run(_engine(tmp_path, KERNELS[0]), part_of([5, 7, 6], [1], sampling=sampling))[0]
+    assert found[1] == run(engine_of(card, kind=kind)[0], part_of([5, 7, 6], [1], sampling=sampling))[0]
 
 
 @pytest.mark.parametrize("name", SERVED)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from hashlib import blake2b
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ Drawn = tuple[int, TokenLogprob | None]
 """A token, and its log probability if requested."""
 TEMPERATURE_MIN = 1e-30
 """The smallest temperature that float32 can divide a logit by. A smaller one would give 0 / 0 and end the worker."""
+NAN_SCORES = "the model computes NaN for this prompt; compute with --dtype float32, or download the model again"
+"""Reason of a request that fails because its logits are not numbers."""
 Numbers = Any
 """A numpy array or a torch tensor. There is no common type."""
 
@@ -61,6 +64,22 @@ def sample_drafted(
             )
             row += 1 + part.drafts
     return drawn
+
+
+def nan_failures(
+    logits: Numbers, slices: Sequence[Slice], likeliest: Sequence[int], drawn: Sequence[Sequence[Drawn]]
+) -> list[str]:
+    """Return the reason why each slice fails: its tokens were drawn from NaN. Empty: it does not.
+
+    logits, likeliest: as for `sample_drafted`, which has drawn the tokens. Rows of rejected drafts do not count.
+    """
+    lib, rows = _library(logits), range(len(likeliest))
+    is_nan = lib.isnan(logits[list(rows), list(likeliest)]).tolist()
+    starts = accumulate((1 + part.drafts for part in slices[:-1]), initial=0)
+    return [
+        NAN_SCORES if any(is_nan[start : start + len(found)]) else ""
+        for start, found in zip(starts, drawn, strict=True)
+    ]
 
 
 def drawn_rows(part: Slice, first: int) -> range:

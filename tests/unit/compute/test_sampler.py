@@ -12,7 +12,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.compute.sampler import Numbers, largest, sample, uniform
+from baton.compute.sampler import (
+    NAN_SCORES,
+    Numbers,
+    largest,
+    likeliest_tokens,
+    nan_failures,
+    sample,
+    sample_drafted,
+    uniform,
+)
 from baton.core.types import Sampling
 from tests.unit.compute.models import part_of
 
@@ -181,6 +190,21 @@ def test_nan_logits_do_not_crash(options: dict[str, float], library: str) -> Non
     logits = np.full((1, VOCAB), np.nan, dtype=np.float32)
     token, _ = sample(LIBRARIES[library](logits), [part_of([1], [], sampling=Sampling(**options))])[0]
     assert 0 <= token < VOCAB
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_with_nan_fails_its_slice_alone(temperature: float, library: str) -> None:
+    """One NaN in a row is enough. The tokens of the other slices do not change."""
+    rows = np.random.default_rng(1).standard_normal((3, VOCAB)).astype(np.float32)
+    parts = [part_of([token], [], sampling=Sampling(temperature=temperature, seed=token)) for token in (1, 2, 3)]
+    expected = sample(LIBRARIES[library](rows.copy()), parts)
+    rows[1, 7] = np.nan
+    logits = LIBRARIES[library](rows)
+    likeliest = likeliest_tokens(logits)
+    drawn = sample_drafted(logits, parts, likeliest)
+    assert nan_failures(logits, parts, likeliest, drawn) == ["", NAN_SCORES, ""]
+    assert [drawn[0][0], drawn[2][0]] == [expected[0], expected[2]]
 
 
 @pytest.mark.parametrize("temperature", [1e-30, 1e-60, 5e-324])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 
 import numpy as np
 
 from baton.compute.models.model_config import ModelConfig
 from baton.compute.models.rope import inverse_frequencies
 from baton.compute.native.library import NativeLibrary, NativeStep
-from baton.compute.sampler import Drawn, drawn_rows, likeliest_tokens, sample_drafted, token_logprob
+from baton.compute.sampler import Drawn, drawn_rows, likeliest_tokens, nan_failures, sample_drafted, token_logprob
 from baton.compute.step_engine import Progress
 from baton.core.step import Slice, SliceResult, Step, StepResult
 from baton.core.types import BlockId, RequestId, Sampling, TokenLogprob
@@ -18,7 +17,6 @@ from baton.decide.kv.layout import KVLayout
 
 LOGPROB_ROWS = 64
 """The positions whose prompt log probabilities are computed at a time: each takes a vocabulary of float32."""
-NAN_SCORES = "the model computes NaN for this prompt; compute with --dtype float32, or download the model again"
 ANGLE_POSITIONS = 4096
 """Angles are computed in runs of this many positions, always the same runs, so that they have the same bits."""
 
@@ -121,13 +119,9 @@ class NativeEngine:
         rows = [row for part, first in sampled for row in drawn_rows(part, first)]
         logits = self._logits(rows)
         likeliest = likeliest_tokens(logits)
-        drawn = sample_drafted(logits, [part for part, _ in sampled], likeliest)
-        is_nan = np.isnan(logits[np.arange(len(rows)), likeliest])
-        starts = accumulate((1 + part.drafts for part, _ in sampled[:-1]), initial=0)
-        return [
-            (found, NAN_SCORES if is_nan[start : start + len(found)].any() else "")  # not the rows of rejected drafts
-            for found, start in zip(drawn, starts, strict=True)
-        ]
+        parts = [part for part, _ in sampled]
+        drawn = sample_drafted(logits, parts, likeliest)
+        return list(zip(drawn, nan_failures(logits, parts, likeliest, drawn), strict=True))
 
     def _logits(self, rows: Sequence[int]) -> np.ndarray:
         """Return the logits of rows of the last step: [rows, vocab], float32, valid until the next call."""

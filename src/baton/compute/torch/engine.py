@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from baton.compute.sampler import Drawn, Numbers, drawn_rows, sample_drafted, token_logprob
+from baton.compute.sampler import (
+    Drawn,
+    Numbers,
+    drawn_rows,
+    likeliest_tokens,
+    nan_failures,
+    sample_drafted,
+    token_logprob,
+)
 from baton.compute.torch.kernel_queue import KernelQueue, queue_of
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row, ragged_rows, scratch_block
 from baton.compute.torch.layers.decoder import Decoder
@@ -102,12 +110,18 @@ class TorchEngine:
         drawn = iter(self._sample(step.slices, rows, hidden))
         results: list[SliceResult] = []
         for part, row in zip(step.slices, rows, strict=True):
-            (token, logprob), *further = (next(drawn) if part.sample else ()) or [(None, None)]
+            found, failure = next(drawn) if part.sample else ([], "")
+            (token, logprob), *further = found or [(None, None)]
             prompt = tuple(self._prompt_logprobs(part, row, hidden)) if part.sampling.prompt_logprobs else ()
             vector = self._embedding(row, hidden) if part.sample and part.sampling.embedding else b""
             results.append(
                 SliceResult(
-                    token=token, logprob=logprob, prompt_logprobs=prompt, embedding=vector, further=tuple(further)
+                    token=token,
+                    failure=failure,
+                    logprob=logprob,
+                    prompt_logprobs=prompt,
+                    embedding=vector,
+                    further=tuple(further),
                 )
             )
         return StepResult(tuple(results))
@@ -123,12 +137,16 @@ class TorchEngine:
                     f"token {worst} of request {part.request_id} is no id of the vocabulary (0 to {size - 1})"
                 )
 
-    def _sample(self, slices: tuple[Slice, ...], rows: list[Row], hidden: Tensor) -> list[list[Drawn]]:
+    def _sample(self, slices: tuple[Slice, ...], rows: list[Row], hidden: Tensor) -> list[tuple[list[Drawn], str]]:
+        """Return the tokens of each slice that samples, and the reason of its failure."""
         sampled = [(part, row) for part, row in zip(slices, rows, strict=True) if part.sample]
         if not sampled:
             return []
         picked = [index for part, row in sampled for index in drawn_rows(part, row.first)]
-        return sample_drafted(self._logits(hidden, picked), [part for part, _ in sampled])
+        logits, parts = self._logits(hidden, picked), [part for part, _ in sampled]
+        likeliest = likeliest_tokens(logits)
+        drawn = sample_drafted(logits, parts, likeliest)
+        return list(zip(drawn, nan_failures(logits, parts, likeliest, drawn), strict=True))
 
     def _logits(self, hidden: Tensor, picked: Sequence[int]) -> Numbers:
         """Project rows to logits [picked, vocab]: a torch tensor on a GPU, a numpy array on a CPU."""
