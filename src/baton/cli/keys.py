@@ -52,7 +52,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
 
 def run(args: argparse.Namespace) -> int:
     """Edit or show the file. Return the exit code."""
-    path: Path = args.keys
+    path = Path(os.path.realpath(args.keys))  # a link stays: its target is replaced
     if (args.action == "revoke") != bool(args.ids):
         raise ConfigError("baton keys revoke needs the ids of keys, and the other actions take none")
     if args.action == "list":

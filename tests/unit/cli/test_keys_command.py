@@ -41,6 +41,22 @@ def test_a_new_key_is_stored_as_a_hash_in_a_private_file(file: Path, capsys: pyt
     assert list(file.parent.iterdir()) == [file], "no temporary file is left"
 
 
+@pytest.mark.parametrize("exists", [True, False])
+def test_the_target_of_a_link_is_replaced(
+    exists: bool, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Servers that read the target see the change."""
+    link = tmp_path / "links" / "keys.json"
+    link.parent.mkdir()
+    link.symlink_to(file)
+    if exists:
+        add(file, capsys, "--tenant", "a")
+    add(link, capsys, "--tenant", "b")
+    assert link.is_symlink()
+    assert [entry.tenant for entry in read_keys(file).keys] == (["a", "b"] if exists else ["b"])
+    assert list(link.parent.iterdir()) == [link]
+
+
 def test_a_revoked_key_is_gone_and_the_others_stay(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for tenant in ("a", "b"):
         add(file, capsys, "--tenant", tenant)
