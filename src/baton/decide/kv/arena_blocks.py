@@ -28,6 +28,8 @@ class ArenaBlocks:
     blocks: Blocks
     tiers: Tiers | None
     window: Window | None
+    orders: Sequence[EvictionOrder]
+    """Eviction orders of its cached blocks."""
 
     def hit(self, prefix: Sequence[BlockHash], first: int = 0) -> Hit:
         """Return the longest prefix hit without pinning it. Blocks before `first` are not needed."""
@@ -150,7 +152,8 @@ def empty_arena(
     preemption: Preemption,
 ) -> ArenaBlocks:
     """Return the blocks of an empty arena, with these tiers below it."""
-    blocks = Blocks(blocks_total, BackedBlocksFirst(eviction) if tiers else eviction())
+    orders = [eviction() for _ in range(2 if tiers else 1)]
+    blocks = Blocks(blocks_total, BackedBlocksFirst(*orders) if tiers else orders[0])
     below: Tiers | None = None
     if tiers:
         below = Tiers(
@@ -161,4 +164,4 @@ def empty_arena(
             window=pool.window,
             preemption=preemption,
         )
-    return ArenaBlocks(pool.host, pool.block_tokens, pool.block_runs, blocks, below, pool.window)
+    return ArenaBlocks(pool.host, pool.block_tokens, pool.block_runs, blocks, below, pool.window, orders)

@@ -11,6 +11,7 @@ from baton.core.types import RequestId
 from baton.decide.kv.arena_blocks import ArenaBlocks
 from baton.decide.kv.blocks import Hit
 from baton.decide.kv.holding import Holding, granted, idle_younger, less_urgent, youngest_to_preempt
+from baton.decide.kv.quotas import Quotas
 from baton.decide.kv.read_backs import ReadBacks
 
 
@@ -22,6 +23,7 @@ class Grants:
     read_backs: ReadBacks
     holdings: Mapping[RequestId, Holding]
     """All holdings of the host."""
+    quotas: Quotas
     kept_free_blocks: int
     """Free blocks that are never granted in advance; see `Holding.advance_blocks`. The arena's size: no such grants."""
     ahead_blocks: int | None
@@ -40,17 +42,20 @@ class Grants:
         """
         if not self._wanting:
             return []
+        self.quotas.refresh()
         commands: list[PoolCommand] = []
         wanting = [held for key in self._wanting if (held := self.holdings.get(key))]
         waiting = [held for held in wanting if self._goal(held) > len(held.table)]
         waiting.sort(key=lambda held: held.age)
         for holding in waiting:
-            if holding.table and not (holding.preempting or holding.reading) and not self._grow(holding, commands):
+            may_grow = holding.table and not (holding.preempting or holding.reading)
+            if may_grow and not (self._grow(holding, commands) or self._is_over(holding)):
                 break
         else:
             for is_landing in (True, False):
                 for holding in waiting:
-                    if not holding.table and holding.landing == is_landing and not self._open(holding, commands):
+                    may_open = not holding.table and holding.landing == is_landing
+                    if may_open and not (self._open(holding, commands) or self._is_over(holding)):
                         break
         unmet = [held.request.id for held in wanting if held.wanted > len(held.table)]
         self._wanting = {request_id: None for request_id in unmet if request_id in self.holdings}
@@ -61,6 +66,7 @@ class Grants:
 
         Requires that no other request waits for blocks, or that this one is first. `first`: as in `ArenaBlocks.hit`.
         """
+        self.quotas.refresh()
         hit = self.arena.hit(holding.prefix, first)
         has_to_wait = self._wanting and not self.is_first_of_class(holding)
         return None if has_to_wait or not self._has_room(holding, hit) else hit
@@ -81,9 +87,13 @@ class Grants:
     def _goal(self, holding: Holding) -> int:
         return holding.goal(holding.computed_tokens // self.arena.block_tokens, self.ahead_blocks)
 
+    def _is_over(self, holding: Holding) -> bool:
+        """Return whether a request would exceed its tenant's quota. Then requests behind it do not wait for it."""
+        return self.quotas.is_over(holding, self._goal(holding) - len(holding.table))
+
     def _grow(self, holding: Holding, commands: list[PoolCommand]) -> bool:
         missing = self._goal(holding) - len(holding.table)
-        while missing > self.arena.blocks.available:
+        while missing > self.quotas.available(holding, missing, self.arena.blocks):
             if not self._preempt_youngest(holding, missing, commands):
                 return False
         commands += self._take(holding, missing)
@@ -107,7 +117,7 @@ class Grants:
         """Return whether a request can begin without a preemption and leave one block to each running request."""
         blocks, count = self.arena.blocks, hit.count
         needed = holding.goal(count, self.ahead_blocks) - count + blocks.unpinned(hit.blocks)
-        left = blocks.available - needed
+        left = self.quotas.available(holding, needed, blocks) - needed
         return left >= len(self.holdings) or left >= len([held for held in self.holdings.values() if held.table])
 
     def _reclaim(self, holding: Holding, hit: Hit) -> None:
@@ -121,18 +131,15 @@ class Grants:
             self.arena.preempt(held)
 
     def _displace(self, holding: Holding, hit: Hit, commands: list[PoolCommand]) -> bool:
-        """Preempt requests of less urgent classes for one whose class has reserved blocks. Return whether it has room.
+        """Preempt requests for one whose class has reserved blocks, or whose tenant is within its quota.
 
-        False: it has no right to more blocks, or workers give back theirs between two steps.
+        Return whether it has room. False: it has no right to more blocks, or workers give them back between two steps.
         """
-        service = holding.request.service
-        if service is None:
-            return False
-        used = sum(held.blocks for held in self.holdings.values() if held.request.service == service)
         needed = holding.goal(hit.count, self.ahead_blocks) - hit.count
-        if used + needed > service.kv_ratio * self.arena.blocks.total:
-            return False
-        for victim in less_urgent(self.holdings.values(), service.priority):
+        victims = self._of_less_urgent(holding, needed)
+        if not self.quotas.is_over(holding, needed):
+            victims += [held for held in self.quotas.victims(holding, needed) if held not in victims]
+        for victim in victims:
             if self._has_room(holding, hit):
                 break
             if victim.user is None:
@@ -143,13 +150,24 @@ class Grants:
                     break
                 victim.preempting = True
                 commands.append(ToWorker(victim.user, PreemptRequest(victim.request.id, victim.attempt)))
-        return self._has_room(holding, hit)
+        return bool(victims) and self._has_room(holding, hit)
+
+    def _of_less_urgent(self, holding: Holding, needed_blocks: int) -> list[Holding]:
+        """Return the requests of less urgent classes, if the class of this one has reserved the blocks it needs."""
+        service = holding.request.service
+        if service is None:
+            return []
+        used = sum(held.blocks for held in self.holdings.values() if held.request.service == service)
+        if used + needed_blocks > service.kv_ratio * self.arena.blocks.total:
+            return []
+        return less_urgent(self.holdings.values(), service.priority)
 
     def _take(self, holding: Holding, count: int) -> list[BlocksRemoved]:
         arena = self.arena
         spare_blocks = (arena.blocks.free - count - self.kept_free_blocks) // len(self.holdings)
         taken, news = arena.take(count + holding.advance_blocks(count, spare_blocks, arena.block_tokens))
         holding.table += tuple(taken)
+        self.quotas.refresh()
         return news
 
     def _preempt_youngest(self, growing: Holding, missing: int, commands: list[PoolCommand]) -> bool:
@@ -158,13 +176,18 @@ class Grants:
         False: a worker uses the blocks, and gives them back between two steps.
         """
         coming = sum(held.blocks for held in self.holdings.values() if held.preempting or held.released)
-        if coming + self.arena.blocks.available >= missing:
+        if coming + self.quotas.available(growing, missing, self.arena.blocks) >= missing:
             return False
-        victim = youngest_to_preempt(self.holdings.values(), growing)
+        victim = next(iter(self.quotas.victims(growing, missing)), None)
+        if victim is None and self.quotas.is_over(growing, missing):
+            victim = self.quotas.last_victim(growing, missing)
+        elif victim is None:
+            victim = youngest_to_preempt(self.holdings.values(), growing)
         if victim is None:
             return False  # transfers and reads pin all other blocks; their end calls `serve` again
         if victim.user is None:
             self.arena.preempt(victim)
+            self.quotas.refresh()
             return True
         victim.preempting = True
         commands.append(ToWorker(victim.user, PreemptRequest(victim.request.id, victim.attempt)))

@@ -138,16 +138,16 @@ def less_urgent(holdings: Iterable[Holding], priority: int) -> list[Holding]:
     return sorted((held for held in found if not held.released), key=lambda held: held.age, reverse=True)
 
 
+def may_preempt(held: Holding) -> bool:
+    """Return whether a holding has blocks that it can give back: it does not do so already, and no transfer uses it."""
+    return bool(held.table) and not (held.preempting or held.released or held.landing or held.leases)
+
+
 def youngest_to_preempt(holdings: Collection[Holding], growing: Holding) -> Holding | None:
     """Return the youngest holding that can be preempted, or None.
 
     Holdings that give back their blocks already, or that a transfer or tier read uses, cannot be preempted. A growing
     request does not preempt itself while another one is read back: it waits for the end of that read.
     """
-    victims = [
-        held
-        for held in holdings
-        if held.table and not (held.preempting or held.released or held.landing or held.leases)
-    ]
-    victim = max(victims, key=lambda held: held.age, default=None)
+    victim = max(filter(may_preempt, holdings), key=lambda held: held.age, default=None)
     return None if victim is growing and any(held.reading for held in holdings) else victim

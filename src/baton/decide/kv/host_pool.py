@@ -44,6 +44,7 @@ from baton.decide.kv.grants import Grants
 from baton.decide.kv.hashing import hashes_per_block, prefix_of, runs_per_block
 from baton.decide.kv.holding import KEPT_FREE_RATIO, Holding, granted
 from baton.decide.kv.hot_prefixes import HotPrefixes
+from baton.decide.kv.quotas import Quotas
 from baton.decide.kv.read_backs import ReadBacks
 from baton.decide.kv.tier import Tier
 from baton.decide.kv.window import ONE_HASH_A_BLOCK, PromptRules, behind_blocks
@@ -79,6 +80,7 @@ class HostPool:
             arena=self._arena,
             read_backs=self._read_backs,
             holdings=self._holdings,
+            quotas=Quotas.of(self._holdings, self._arena.orders),
             kept_free_blocks=int(blocks_total * KEPT_FREE_RATIO) if self.window is None else blocks_total,
             ahead_blocks=None if self.window is None else -(-self.window.ahead_tokens // block_tokens),
         )

@@ -8,7 +8,7 @@ removed from the metadata.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -40,8 +40,9 @@ ARENA_PARTS = 8
 class BackedBlocksFirst:
     """Evict blocks that a tier holds before blocks without a copy; within each group in the inner order."""
 
-    def __init__(self, inner: Callable[[], EvictionOrder]) -> None:
-        self._backed, self._only = inner(), inner()
+    def __init__(self, backed: EvictionOrder, only: EvictionOrder) -> None:
+        """`backed`, `only`: the inner orders of blocks with and without a copy."""
+        self._backed, self._only = backed, only
         self._order_of: dict[BlockId, EvictionOrder] = {}
 
     def add(self, block: BlockId, facts: BlockFacts) -> None:

@@ -15,12 +15,12 @@ from baton.decide.kv.blocks import BlockFacts, EvictionOrder
 class TenantQuota:
     """Evict a block of the tenant that is furthest above its quota, or of any tenant if none is above it.
 
-    A tenant may exceed its quota while the cache has free room. A block counts for the tenant whose request sealed it,
-    even if other tenants use it. Tenants that must not share blocks need different `cache_salt` values.
+    Implements `QuotaOrder`. A tenant may exceed its quota while the arena has free room. A cached block counts for the
+    tenant whose request sealed it. Tenants that must not share blocks need different `cache_salt` values.
     """
 
     blocks_max: int
-    """Quota per tenant, in cached blocks. The sum of all quotas may exceed the arena."""
+    """Quota per tenant, in blocks: cached ones, and those of running requests. The sum of all may exceed the arena."""
     tenants: Mapping[str, int] = field(default_factory=dict[str, int])
     """Quotas of single tenants. The empty name stands for anonymous requests."""
     order: str = "lru"
@@ -31,7 +31,9 @@ class TenantQuota:
     """The cached blocks of each tenant, in addition to `_all`. Tenants without cached blocks are left out."""
     _tenant_of: dict[BlockId, str] = field(default_factory=dict[BlockId, str])
     _over: dict[str, None] = field(default_factory=dict[str, None])
-    """Tenants above their quota."""
+    """Tenants with cached blocks that are above their quota."""
+    _used: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Blocks of running requests by tenant. Tenants without any may be left out."""
 
     def __post_init__(self) -> None:
         self._all = self._inner()
@@ -44,7 +46,7 @@ class TenantQuota:
         own.add(block, facts)
         self._all.add(block, facts)
         self._tenant_of[block] = tenant
-        if len(own) > self._quota(tenant):
+        if self._excess(tenant) > 0:
             self._over[tenant] = None
 
     def remove(self, block: BlockId) -> None:
@@ -55,7 +57,7 @@ class TenantQuota:
 
     def pop(self) -> BlockId:
         if self._over:
-            tenant = max(self._over, key=lambda name: len(self._own[name]) - self._quota(name))
+            tenant = max(self._over, key=self._excess)
             block = self._own[tenant].pop()
             self._all.remove(block)
         else:
@@ -69,15 +71,30 @@ class TenantQuota:
     def __len__(self) -> int:
         return len(self._tenant_of)
 
+    def quota(self, tenant: str) -> int:
+        """Return the quota of a tenant in blocks."""
+        return self.tenants.get(tenant, self.blocks_max)
+
+    def note_used(self, used: Mapping[str, int]) -> None:
+        """Record the number of blocks that running requests hold, by tenant."""
+        self._used = used
+        self._over = {tenant: None for tenant in self._own if self._excess(tenant) > 0}
+
+    @property
+    def spare_blocks(self) -> int:
+        """Number of cached blocks of tenants above their quota, which `pop` returns first."""
+        return sum(min(len(self._own[tenant]), self._excess(tenant)) for tenant in self._over)
+
     def _shrunk(self, tenant: str) -> None:
-        count = len(self._own[tenant])
-        if count <= self._quota(tenant):
+        if self._excess(tenant) <= 0:
             self._over.pop(tenant, None)
-        if not count:
+        if not len(self._own[tenant]):
+            self._over.pop(tenant, None)
             del self._own[tenant]
 
-    def _quota(self, tenant: str) -> int:
-        return self.tenants.get(tenant, self.blocks_max)
+    def _excess(self, tenant: str) -> int:
+        """Return the number of blocks by which a tenant exceeds its quota."""
+        return len(self._own[tenant]) + self._used.get(tenant, 0) - self.quota(tenant)
 
     def _inner(self) -> EvictionOrder:
         return load_plugin(self.order, self.order_options, expects=EvictionOrder)
