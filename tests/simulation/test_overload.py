@@ -22,20 +22,25 @@ COST = SimCost(step_overhead_s=0.01, prefill_token_s=0.01, decode_request_s=0.00
 TTFT_S = 7.0
 
 
-def overload(queue_s: float | None) -> SimCluster:
-    """10 requests a second for a prefill worker that computes about half of them."""
+SLOW_DECODE = SimCost(step_overhead_s=0.01, prefill_token_s=0.0001, decode_request_s=0.01)
+DECODE_BATCH = 8
+"""Requests in a batch of the scenario."""
+
+
+def overload(queue_s: float | None, *, cost: SimCost = COST, output_tokens: int = 4) -> SimCluster:
+    """10 requests a second for workers that compute about half of them."""
     requests = [
         PlannedRequest(
             id=RequestId(f"r{number}"),
             at_s=number / PER_SECOND,
             prompt=tuple(3 + (number * 7 + index * (1 + number % 5)) % 200 for index in range(PROMPT_TOKENS)),
-            output_tokens_max=4,
+            output_tokens_max=output_tokens,
             sampling=Sampling(temperature=0.0),
         )
         for number in range(SECONDS * PER_SECOND)
     ]
     made = scenario(*requests, blocks=4096)
-    return play(replace(made, cluster=replace(made.cluster, cost=COST, queue_s=queue_s)))
+    return play(replace(made, cluster=replace(made.cluster, cost=cost, queue_s=queue_s)))
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +64,20 @@ def test_the_deadline_keeps_the_goodput_at_the_capacity(bounded: SimCluster) -> 
     finished = sum(life.closes[0][1].outcome == "finished" for life in lives(bounded))
     assert in_time(bounded) > 0.9 * finished
     assert in_time(bounded) > 2 * in_time(overload(None)), "without it, each request waits longer than the one before"
+
+
+def test_the_deadline_keeps_the_goodput_of_slow_decode_workers() -> None:
+    """A decode worker has half of the throughput needed. Without the deadline all streams take turns, ever longer."""
+
+    def steady(played: SimCluster) -> int:
+        """Count the answers that take at most twice as long as in a full batch."""
+        limit_s = 2 * 20 * (0.01 + DECODE_BATCH * 0.01)
+        times = [life.token_times_s for life in lives(played) if life.closes[0][1].outcome == "finished"]
+        return sum(token_times_s[-1] - token_times_s[0] <= limit_s for token_times_s in times)
+
+    held, open_to_all = (overload(queue_s, cost=SLOW_DECODE, output_tokens=20) for queue_s in (10.0, None))
+    assert {life.closes[0][1].reject for life in lives(held)} == {None, "queue_deadline"}
+    assert steady(held) > 2 * steady(open_to_all)
 
 
 def test_no_first_step_begins_after_the_deadline() -> None:

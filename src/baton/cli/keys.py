@@ -26,7 +26,7 @@ _LIMITS = (
     ("--tokens-per-minute", "limit of prompt and output tokens"),
     ("--streams-max", "limit of requests at once"),
     ("--priority-min", "most urgent priority (default: 0)"),
-    ("--kv-blocks-max", "cached KV blocks per host that its tenant keeps"),
+    ("--kv-blocks-max", "KV blocks per host that its tenant keeps"),
 )
 
 

@@ -67,7 +67,7 @@ class MaskSandboxes:
     """The sandboxes of one worker. All requests with the same grammar share a sandbox. Not thread-safe."""
 
     def __init__(self, card: ModelCard, limits: SandboxConfig) -> None:
-        """No sandbox is started yet: most workers never see a grammar, and each sandbox holds the vocabulary."""
+        """No sandbox is started yet: it takes 70 MB and a second of CPU time, and most workers never see a grammar."""
         self._server = ForkServer(SandboxSetup(MaskComputation(card), limits))
         self._stream_wait_s = 2 * limits.wall_s
         self._processes = [_MaskProcess(self._server) for _ in range(limits.processes)]

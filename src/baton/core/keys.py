@@ -42,7 +42,7 @@ class KeyLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     classes: tuple[str, ...] | None = None
     """Service classes that its requests may have. None: those of the routes, except by headers of the client."""
     kv_blocks_max: Limit | None = None
-    """Cache quota of the tenant on each host, in KV blocks; its keys share the quota."""
+    """Quota of the tenant on each host, in KV blocks, cached or of running requests; its keys share the quota."""
 
 
 class KeyEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

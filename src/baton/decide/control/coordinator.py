@@ -41,8 +41,9 @@ from baton.core.types import ClusterView, HostId, LoadWindow, Request, RequestId
 from baton.decide.control.advice import Policies, PolicyFailure, need_ticks
 from baton.decide.control.bound import Bound
 from baton.decide.control.fleet import Fleet, processes_of
-from baton.decide.control.flight import Flight
+from baton.decide.control.flight import Flight, in_order
 from baton.decide.control.moves import Moves
+from baton.decide.control.place_queue import PlaceQueue
 from baton.decide.control.prediction_errors import NO_ERRORS, PredictionMeter
 from baton.decide.control.prefixes import Prefixes, read_tokens
 from baton.decide.control.reshaping import Reshaping
@@ -73,12 +74,15 @@ class Coordinator:
     """Flights without a worker, while there is no worker at all."""
     turns: TurnQueue = field(init=False)
     """Flights without a worker, until one has room for their turn."""
+    places: PlaceQueue = field(init=False)
+    """Flights without a worker, until the decode workers have a place for them."""
     _meter: PredictionMeter = field(default_factory=PredictionMeter)
     _now_s: float = 0.0
     moves: Moves = field(init=False)
 
     def __post_init__(self) -> None:
         self.turns = TurnQueue.of(self.policies)
+        self.places = PlaceQueue(self.queue)
         self.moves = Moves(self._fleet, self._flights, RollingRestart(self._fleet))
 
     def open_host(self, host: HostId, workers_max: int | None) -> None:
@@ -96,7 +100,7 @@ class Coordinator:
         """Apply one event and return the commands, in order. Late events of ended requests and attempts do nothing."""
         self._now_s = now_s
         commands = self._apply(event, now_s)
-        return [*commands, *self._give_turns()] if self.turns else commands
+        return [*commands, *self._start_waiting()] if self.turns or self.places else commands
 
     def _apply(self, event: CoordinatorEvent, now_s: float) -> list[CoordinatorCommand]:
         match event:
@@ -188,39 +192,41 @@ class Coordinator:
         return self._enqueue(flight, cluster)
 
     def _admit(self, request: Request, cluster: ClusterView) -> tuple[float, ...] | CloseRequest:
-        has_place = self.turns.has_place(request, self._fleet)
-        refused = None if has_place else self.queue.refuse(request, self._now_s, self.turns)
+        fleet = self._fleet
+        has_place, overtaken = self.turns.has_place(request, fleet), self.places.overtaken(request, fleet)
+        refused = None if has_place else self.queue.refuse(request, self._now_s, self.turns, overtaken)
         key = refused or self.policies.admit(request, self.turns.with_queue(cluster, request), self._now_s)
         return self.turns.name_share(request, key) if isinstance(key, CloseRequest) else key
 
     def _enqueue(self, flight: Flight, cluster: ClusterView) -> list[CoordinatorCommand]:
-        """Let a flight wait for its turn, or dispatch it now if it has had one or there is no fair queue."""
-        if not self.turns.is_used or not cluster.workers or (flight.request.turn and not flight.is_parked):
+        """Let a flight wait for its turn if there is a fair queue, else for a place, or dispatch it now."""
+        request, has_had_turn = flight.request, flight.request.turn > 0 and not flight.is_parked
+        has_to_wait = self.turns.is_used or self.places.has_to_wait(request, self._fleet)
+        if not cluster.workers or has_had_turn or not has_to_wait:
             return self._dispatch(flight, cluster)
-        self.turns.put(flight)
+        (self.turns if self.turns.is_used else self.places).put(flight)
         if not flight.is_parked:
-            self.queue.enter(flight.request, self._now_s)
+            self.queue.enter(request, self._now_s)
         return []
 
-    def _give_turns(self) -> list[CoordinatorCommand]:
+    def _start_waiting(self) -> list[CoordinatorCommand]:
         commands: list[CoordinatorCommand] = []
+        while (flight := self.places.give(self._fleet)) is not None:
+            commands += self._dispatch(flight, self._view(flight))
         while (turn := self.turns.give(self._fleet, self._flights.values(), self._now_s)) is not None:
             start = self._start_prefill if turn.flight.stage == "prefill" else self._start_decode
             commands += [*turn.stops, *start(turn.flight, turn.candidates, self._view(turn.flight))]
         return commands
 
     def _dispatch(self, flight: Flight, cluster: ClusterView) -> list[CoordinatorCommand]:
-        """Assign the flight to a worker, or put it into the waiting room if there is none.
-
-        A role is a preference: without a worker of the wanted role, any worker serves, slower but at once.
-        """
+        """Assign the flight to a worker, of another role if need be, or put it into the waiting room."""
         candidates = self._fleet.having(flight.stage) or list(cluster.workers)
+        self.places.begin(flight.request)
         if not candidates:
             self._room.enter(flight.request.id, self._now_s)
             return [*self._reshaping.wake(self._cluster(), self.policies, self._fleet, self._now_s)]
-        if flight.stage == "prefill":
-            return self._start_prefill(flight, candidates, cluster)
-        return self._start_decode(flight, candidates, cluster)
+        start = self._start_prefill if flight.stage == "prefill" else self._start_decode
+        return start(flight, candidates, cluster)
 
     def _start_prefill(
         self, flight: Flight, candidates: Sequence[WorkerView], cluster: ClusterView
@@ -229,8 +235,7 @@ class Coordinator:
         route = self.policies.route(request, candidates, cluster)
         if isinstance(route, PolicyFailure):
             return self._close(request.id, "failed", route.reason)
-        view = self._fleet.view(route.worker)
-        hits = cluster.prefix_hit_tokens
+        view, hits = self._fleet.view(route.worker), cluster.prefix_hit_tokens
         here = hits.get(view.host, 0)
         there = hits.get(route.fetch, 0) if route.fetch is not None else 0
         fetch = route.fetch if there > here else None
@@ -292,11 +297,8 @@ class Coordinator:
 
     def _reject_overdue(self, now_s: float) -> list[CoordinatorCommand]:
         """Reject the requests that have waited too long for a step. Workers drop those that have blocks first."""
-        commands = [command for close in self.queue.reject_overdue(now_s) for command in self._end(close)]
-        for flight in [self._flights[request_id] for request_id in self.queue.stop_overdue(now_s)]:
-            assert flight.worker is not None, f"{flight.request.id} waits for a step without a worker"
-            commands.append(StopRequest(flight.request.id, flight.attempt, flight.worker, only_unstarted=True))
-        return commands
+        ends = [command for close in self.queue.reject_overdue(now_s) for command in self._end(close)]
+        return [*ends, *self.queue.stop_overdue(now_s, self._flights)]
 
     def _close(self, request_id: RequestId, outcome: Outcome, reason: str = "") -> list[CoordinatorCommand]:
         return self._end(CloseRequest(request_id, outcome, reason))
@@ -308,6 +310,7 @@ class Coordinator:
         self._room.leave(close.request_id)
         self.queue.leave(close.request_id)
         self.turns.close(flight)
+        self.places.close(close.request_id)
         commands: list[CoordinatorCommand] = []
         if flight.worker is not None and close.outcome != "finished":
             commands.append(StopRequest(close.request_id, flight.attempt, flight.worker))
@@ -333,14 +336,13 @@ class Coordinator:
                 continue
             flight.attempt += 1
             commands += self._enqueue(flight, self._view(flight))
-        for flight in [] if self._fleet.views() else self.turns.drain():
+        for flight in [] if self._fleet.views() else [*self.turns.drain(), *self.places.drain()]:
             self.queue.leave(flight.request.id)
             self._room.enter(flight.request.id, self._now_s)
         return commands
 
     def _empty_room(self) -> list[CoordinatorCommand]:
-        waiting = [self._flights[request_id] for request_id in self._room]
-        waiting.sort(key=lambda flight: (flight.key, flight.request.id))
+        waiting = sorted((self._flights[request_id] for request_id in self._room), key=in_order)
         self._room.clear()
         return [command for flight in waiting for command in self._enqueue(flight, self._view(flight))]
 
@@ -349,8 +351,7 @@ class Coordinator:
         commands = self.moves.roll()
         commands += self._reshaping.tick(window, self._cluster(), self.policies, self._fleet, now_s)
         commands += self.moves.leave_draining(self.policies, self._cluster())
-        flights = self.moves.movable()
-        if flights:
+        if flights := self.moves.movable():
             wanted = self._reshaping.moves(self._cluster(), flights, self.policies, now_s)
             commands += [command for name, target in wanted.items() for command in self.moves.begin(name, target)]
         return commands
@@ -370,10 +371,8 @@ class Coordinator:
     def _unload(self, flight: Flight) -> None:
         self._bound.release(flight.request.id)
         if flight.worker is not None:
-            tokens = flight.request.prompt_tokens
-            self._fleet.unload(
-                flight.worker, flight.request.id, queued_tokens=flight.queued_tokens, context_tokens=tokens
-            )
+            request, queued = flight.request, flight.queued_tokens
+            self._fleet.unload(flight.worker, request.id, queued_tokens=queued, context_tokens=request.prompt_tokens)
         flight.worker, flight.queued_tokens = None, 0
 
     def _view(self, flight: Flight) -> ClusterView:
@@ -394,7 +393,7 @@ class Coordinator:
         return ClusterView(
             workers=self._fleet.views(),
             prefix_hit_tokens={},
-            waiting_requests=len(self._room) + len(self.turns) + self.moves.draining_requests(),
+            waiting_requests=len(self._room) + len(self.places) + len(self.turns) + self.moves.draining_requests(),
             starting=self._reshaping.starting,
             bound=self._bound.loads,
         )

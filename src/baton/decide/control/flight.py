@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from baton.core.types import HostId, Prediction, Request, TierHit, Until, WorkerId
+from baton.core.types import HostId, Prediction, Request, RequestId, TierHit, Until, WorkerId
 
 Stage = Literal["prefill", "decode"]
 
@@ -45,3 +45,8 @@ class Flight:
     routed_at_s: float = 0.0
     """When its prompt was assigned to a worker."""
     first_token_s: float | None = None
+
+
+def in_order(flight: Flight) -> tuple[tuple[float, ...], RequestId]:
+    """Return the sort key of a waiting flight: the fairness key, then the id."""
+    return (flight.key, flight.request.id)

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
 
-from baton.core.messages import CloseRequest
+from baton.core.messages import CloseRequest, StopRequest
 from baton.core.types import Request, RequestId
+from baton.decide.control.flight import Flight
 from baton.decide.control.turn_queue import TurnQueue
 
 ADMIT_RATIO = 0.5
@@ -58,7 +60,7 @@ class StartQueue:
 
     def enter(self, request: Request, now_s: float, *, has_blocks: bool = False) -> None:
         """Record that a request waits for its turn, or was sent to its worker."""
-        if not self._limits(request):
+        if not self.has_deadline(request):
             return
         if request.deferred_s:
             self._deferred_s[request.id] = request.deferred_s
@@ -100,16 +102,19 @@ class StartQueue:
         deadline_s = self.deadline_s
         return deadline_s is not None and deadline_s <= now_s + _ROUNDING_S
 
-    def refuse(self, request: Request, now_s: float, turns: TurnQueue | None = None) -> CloseRequest | None:
+    def refuse(
+        self, request: Request, now_s: float, turns: TurnQueue | None = None, overtaken: int = 0
+    ) -> CloseRequest | None:
         """Return the rejection of a new request whose predicted wait is too long. None: it may enter.
 
         `turns`: the fair queue, where a new request may have its turn before others. None: turns go by arrival.
+        `overtaken`: waiting requests that it overtakes for another reason.
         """
         oldest_s = next(iter(self._since_s.values()), None)
-        if oldest_s is None or not self._limits(request):
+        if oldest_s is None or not self.has_deadline(request):
             return None
         wait_s = request.deferred_s or self._wait_s(request.id)
-        ahead = len(self._since_s)
+        ahead = len(self._since_s) - overtaken
         if turns is not None and turns:
             ahead -= max(0, len(turns) - turns.ahead(request).requests)
         predicted_s = self._predicted_s(ahead, now_s)
@@ -123,19 +128,22 @@ class StartQueue:
         """Return the rejections of requests without blocks that have waited for too long. They stay until they end."""
         return [self._late(request_id, now_s) for request_id in self._overdue(self._since_s, now_s)]
 
-    def stop_overdue(self, now_s: float) -> list[RequestId]:
-        """Return requests with blocks that have waited for too long. Their workers drop those that are in no step."""
-        late = self._overdue(self._granted_s, now_s)
-        for request_id in late:
+    def stop_overdue(self, now_s: float, flights: Mapping[RequestId, Flight]) -> list[StopRequest]:
+        """Return stops of the requests with blocks that have waited for too long. Workers drop those in no step."""
+        stops: list[StopRequest] = []
+        for request_id in self._overdue(self._granted_s, now_s):
+            flight = flights[request_id]
+            assert flight.worker is not None, f"{request_id} waits for a step without a worker"
+            stops.append(StopRequest(request_id, flight.attempt, flight.worker, only_unstarted=True))
             del self._granted_s[request_id]
-        self._stopping.update(late)
-        return late
+            self._stopping.add(request_id)
+        return stops
 
     def dropped(self, request_id: RequestId, now_s: float) -> CloseRequest | None:
         """Return the rejection of a request that its worker has dropped. None: the drop has another reason."""
         return self._late(request_id, now_s) if request_id in self._stopping else None
 
-    def _limits(self, request: Request) -> bool:
+    def has_deadline(self, request: Request) -> bool:
         """Return whether the deadline holds for a request. Clients cannot avoid it with an SLO that is never missed."""
         if request.may_wait or request.deferred_s:
             return not request.may_wait

@@ -171,8 +171,7 @@ RESUMED = Counter(
 LIVE_MOVES = Counter("baton_live_moves_total", "moves", "Moves of decoding requests to another worker, by a policy.")
 ROLE_FLIPS = Counter("baton_role_flips_total", "flips", "Changes of a worker's role.")
 UNLOGGED_DECISIONS = Counter(
-    "baton_unlogged_decisions_total", "decisions",
-    "Decisions after the end of the decision log: it is full, or its disk failed or was too slow.",
+    "baton_unlogged_decisions_total", "decisions", "Decisions that the log lacks, because it has ended.",
 )  # fmt: skip
 STEP = Histogram("baton_step_seconds", "s", "One forward pass.", labels=(ROLE,), buckets=STEP_BUCKETS_S)
 PREDICTION_ERROR = Histogram(

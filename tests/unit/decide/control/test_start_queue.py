@@ -22,6 +22,7 @@ from baton.core.types import HostId, Request, RequestId, Slo, WorkerId, WorkerVi
 from baton.decide.control.cluster import Cluster
 from baton.decide.control.cluster_messages import HostAdded, WorkerSaid
 from baton.decide.control.coordinator import Coordinator, Policies
+from baton.decide.control.flight import Flight
 from baton.decide.control.host_pools import PoolRules
 from baton.decide.control.start_queue import STARTS_MAX, StartQueue
 from baton.decide.cost.linear import LinearCost
@@ -122,8 +123,9 @@ def test_a_request_that_comes_with_its_blocks_waits_for_a_step_too() -> None:
     queue.enter(request("a"), 1.0, has_blocks=True)
     assert queue.deadline_s == 11.0
     assert queue.refuse(request("b"), 9.0) is None, "no request waits for blocks"
-    assert queue.stop_overdue(10.9) == []
-    assert queue.stop_overdue(11.0) == ["a"]
+    flights = {RequestId("a"): Flight(request("a"), worker=W)}
+    assert queue.stop_overdue(10.9, flights) == []
+    assert queue.stop_overdue(11.0, flights) == [StopRequest(RequestId("a"), 1, W, only_unstarted=True)]
 
 
 def dropped() -> RequestDropped:

@@ -122,3 +122,11 @@ def test_a_rate_never_exceeds_the_amount_of_a_minute() -> None:
     rate = RateLimit(60, 0.0)
     rate.take(60, 1e6)
     assert rate.wait_s(1e6) == pytest.approx(1.0)
+
+
+def test_a_client_has_one_number() -> None:
+    """Steps are shared by it. Two connections of an address are one client."""
+    budgets = Budgets(LIMITS)
+    numbers = [begin(budgets, name).client_number for name in ("a", "b", "a")]
+    assert numbers[0] == numbers[2] != numbers[1]
+    assert all(numbers)

@@ -1,0 +1,96 @@
+"""Requests that wait for a place on the decode workers before their prompts are computed.
+
+Prefill workers can compute prompts faster than decode workers generate answers. Without this queue, the excess would
+decode in turns, ever more slowly, and no request would ever wait long enough to be rejected.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from baton.core.types import Request, RequestId
+from baton.decide.control.fleet import Fleet
+from baton.decide.control.flight import Flight, in_order
+from baton.decide.control.start_queue import StartQueue
+from baton.decide.control.turn_queue import places_of
+
+
+@dataclass(slots=True)
+class PlaceQueue:
+    """Holds back requests without a TTFT SLO shorter than the queue's deadline, while their client has its share.
+
+    The other choices of an HTTP request wait too, so that none begins before the first one, which may be rejected.
+    Admission bounds the number of all.
+    """
+
+    queue: StartQueue
+    _begun: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
+    """The client of each request that has been sent to a worker and is not closed."""
+    _by_client: Counter[int] = field(default_factory=Counter[int])
+    """Number of these requests. Clients without any are left out."""
+    _waiting: dict[RequestId, Flight] = field(default_factory=dict[RequestId, Flight])
+    _full_at: float = 0.0
+    """Number of places when `give` found none for any request."""
+    _has_ended: bool = False
+    """A request has ended since then."""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def has_to_wait(self, request: Request, fleet: Fleet) -> bool:
+        """Return whether a request has no place now. One that has begun, maybe on an earlier server, has one."""
+        wait_s_max, slo = self.queue.wait_s_max, request.slo
+        if wait_s_max is None or (slo is not None and slo.ttft_s <= wait_s_max):
+            return False
+        if request.id in self._begun or request.resumed_tokens:
+            return False
+        if all(worker.role != "prefill" for worker in fleet.views()):
+            return False  # mixed workers hold requests back themselves
+        places = places_of(fleet)
+        if len(self._begun) < places:
+            return False
+        clients = len(self._by_client) + (request.client not in self._by_client)
+        return self._by_client[request.client] >= max(1, places // clients)
+
+    def overtaken(self, request: Request, fleet: Fleet) -> int:
+        """Return the number of waiting requests that a new request overtakes."""
+        return len(self._waiting) if self._waiting and not self.has_to_wait(request, fleet) else 0
+
+    def put(self, flight: Flight) -> None:
+        """Add a request that has to wait."""
+        self._waiting[flight.request.id] = flight
+
+    def give(self, fleet: Fleet) -> Flight | None:
+        """Remove and return the next request that has a place. None: no request has one."""
+        places = places_of(fleet)
+        if places == self._full_at and not self._has_ended:
+            return None
+        able = [flight for flight in self._waiting.values() if not self.has_to_wait(flight.request, fleet)]
+        if able:
+            chosen = min(able, key=in_order)
+            return self._waiting.pop(chosen.request.id)
+        self._full_at, self._has_ended = places, False
+        return None
+
+    def drain(self) -> list[Flight]:
+        """Remove and return all waiting requests."""
+        flights = list(self._waiting.values())
+        self._waiting.clear()
+        return flights
+
+    def begin(self, request: Request) -> None:
+        """Record that a request is sent to a worker."""
+        if request.id not in self._begun:
+            self._begun[request.id] = request.client
+            self._by_client[request.client] += 1
+
+    def close(self, request_id: RequestId) -> None:
+        """Remove a request that has ended."""
+        self._has_ended = True
+        self._waiting.pop(request_id, None)
+        client = self._begun.pop(request_id, None)
+        if client is not None:
+            self._by_client[client] -= 1
+            if not self._by_client[client]:
+                del self._by_client[client]
