@@ -250,3 +250,75 @@ def conversion() -> list[str]:
         if row["model"] == "llama-3.1-8b" and row["blocks"] == "scattered"
     ]
     return section("Layout conversion", "conversion", ["Llama-3.1-8B", "CPU time over a memcpy"], rows)
+
+
+def live_control() -> list[str]:
+    """Return what the live server held; a scene without a result is left out."""
+    rows = [row for scene in (_overload, _classes, _fairness, _aborts, _deaths, _prices) for row in scene()]
+    note = "Live, SmolLM2-135M; loads are scaled to the machine. `live-SCENE.json` has each scene."
+    return section("Control under attack", "live-overload", ["Attack", "Found"], rows, note)
+
+
+def _overload() -> list[list[str]]:
+    result, rows = load("live-overload"), []
+    for name in ("admission", "admit-all"):
+        row = result[name]["3"]
+        found = [
+            f"goodput {percent(row['goodput_rps'] / result['peak_rps'])} of its peak",
+            f"{percent(row['admitted_in_slo_ratio'])} of the admitted in SLO",
+        ]
+        found += [f"refusals in {ms(row['refusal']['p99_s'])} ms (p99)"] if row["refused"] else []
+        rows.append([f"3 times the capacity, {name}", ", ".join(found)])
+    return rows
+
+
+def _classes() -> list[list[str]]:
+    found = [
+        f"{figures['p99_over_idle']:.2f} ({fleet})" for fleet, figures in load("live-classes").items() if "-" in fleet
+    ]
+    return [["saturating free class", f"premium TTFT p99 over idle: {', '.join(found)}"]] if found else []
+
+
+def _fairness() -> list[list[str]]:
+    result = load("live-fairness")
+    gaps = {name: figures for name, figures in result.items() if isinstance(figures, dict) and "bound" in figures}
+    if not gaps:
+        return []
+    bound = next(iter(gaps.values()))["bound"]
+    waits = [
+        f"{result[f'single request, {name}']['ttft_s']} s ({name})" for name in ("fair", "first come first served")
+    ]
+    return [
+        [
+            "two backlogged tenants",
+            f"gap, bound {bound}: " + ", ".join(f"{row['gap']} ({name})" for name, row in gaps.items()),
+        ],
+        ["one request behind 60 of another tenant", f"TTFT {', '.join(waits)}"],
+    ]
+
+
+def _aborts() -> list[list[str]]:
+    result = load("live-aborts")
+    if not result:
+        return []
+    found = f"TTFT 1 s later: {ms(result['first_ttft_after_s'])} ms, idle {ms(result['idle_ttft']['p50_s'])} ms"
+    return [["10 times the load, 90 % hang up", found]]
+
+
+def _deaths() -> list[list[str]]:
+    result = load("live-deaths")
+    if not result:
+        return []
+    found = f"longest gap {ms(result['longest_gap_s'])} ms, same text in {result['same_text']} of {result['streams']}"
+    return [["decode worker killed under 16 streams", found]]
+
+
+def _prices() -> list[list[str]]:
+    result = load("live-prices")
+    if not result:
+        return []
+    found = (
+        f"{result['idle_refused']} of {result['idle_requests']} refused on an idle server; "
+        f"{result['slowdown']:.1f} times slower: error of a step {percent(result['median_error_after'])} (median)"
+    )
+    return [["wrong prices, throttled worker", found]]

@@ -42,6 +42,7 @@ SECTIONS: dict[str, list[Table]] = {
         ("serving", tables.overhead),
         ("start", tables.start),
         ("batching", tables.batching),
+        ("live-overload", tables.live_control),
     ],
     "Engine": [
         _steps(
