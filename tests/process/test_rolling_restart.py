@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -25,9 +24,9 @@ def body(number: int) -> dict:
     }
 
 
-@pytest.fixture(params=TOPOLOGIES)
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningServer]:
-    config = tmp_path / "baton.toml"
+@pytest.fixture(params=TOPOLOGIES, scope="module")
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    config = tmp_path_factory.mktemp("restart") / "baton.toml"
     config.write_text("tick_s = 0.05\n[survival]\nattempts_max = 1\n")
     with serving("hash", "--config", str(config), *TOPOLOGIES[request.param]) as running:
         yield running
