@@ -45,7 +45,7 @@ def main() -> None:
     alone.step([([1, 2, 3], 0, [0])])
     started_by_one = len(threads() - before)
     pinned = cores if len(cores) == 2 else None
-    pair = Engine(library, weights, 4, 2, pinned)
+    pair = Engine(library, weights, 4, 2, cores=pinned)
     for _ in range(5):
         pair.step([([1, 2, 3], 0, [0])])
     (helper,) = threads() - before

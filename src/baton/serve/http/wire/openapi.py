@@ -97,9 +97,7 @@ def _paths() -> Json:
             "post": _post("Change a worker's role", "RoleRequest", "RoleResponse")
             | {"parameters": _path_parameter("worker")}
         },
-        "/cluster/events": {
-            "get": _get_text("Follow the figures of the dashboard, one event a second", "text/event-stream", (503,))
-        },
+        "/cluster/events": {"get": _get_events("Follow the figures of the dashboard, one event a second")},
         "/ui": {"get": _get_text("Open the dashboard", "text/html")},
         "/chat": {"get": _get_text("Open the chat page", "text/html")},
         "/openapi.json": {"get": _get_any("Read this document")},
@@ -125,6 +123,10 @@ def _get(summary: str, response: str, errors: tuple[int, ...] = _READING, parame
 
 def _get_text(summary: str, media_type: str, errors: tuple[int, ...] = _READING) -> Json:
     return {"summary": summary, "responses": _responses({media_type: {"schema": {"type": "string"}}}, errors)}
+
+
+def _get_events(summary: str) -> Json:
+    return {"summary": summary, "responses": _responses({"text/event-stream": {"schema": _event()}}, (*_READING, 503))}
 
 
 def _get_any(summary: str) -> Json:
