@@ -66,8 +66,8 @@ class Batcher:
         self._waiting: list[Lane] = []
         self._ready: list[Lane] = []
         self._newest: RequestId | None = None
-        self._steps = 0
-        """Number of planned steps."""
+        self._turns = 0
+        """Number of planned slices."""
         self._report = ReportBuilder()
         self._skips = self._has_skipped = False
         """Decodes are left out of the planned, and were left out of the last step, for a prompt of another class."""
@@ -229,7 +229,6 @@ class Batcher:
         return [(places[index], count) for index, count in chosen]
 
     def _step(self, chosen: Sequence[tuple[int, int]]) -> Step:
-        self._steps += 1
         drafts = drafts_for(self._ready, chosen, self._limits, self._policies.speculation)
         return Step(tuple(self._slice(self._ready[index], count, drafts.get(index, ())) for index, count in chosen))
 
@@ -279,7 +278,8 @@ class Batcher:
 
     def _slice(self, lane: Lane, count: int, drafts: Sequence[int]) -> Slice:
         self._report.start(lane)
-        lane.last_step = self._steps
+        self._turns += 1
+        lane.last_turn = self._turns
         return Slice(
             request_id=lane.request.id,
             tokens=[*lane.tokens, *drafts] if drafts else lane.tokens,
@@ -309,9 +309,9 @@ class Batcher:
 
         Tokens are not reported: the simulator skips these steps and has them (`Lane.repeated_token`) and their times.
         """
-        self._steps += steps
         for lane in run.lanes:
-            lane.last_step = self._steps
+            self._turns += 1
+            lane.last_turn = self._turns
             lane.decode_on(steps, ended.get(lane.request.id))
             first, hashes = lane.seal() if run.seals_blocks else (0, ())
             if hashes:

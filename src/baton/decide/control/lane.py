@@ -43,8 +43,8 @@ class Lane:
     grow_at_tokens: int = 0
     """Length in tokens at which it asks for more blocks. Set by `expect`."""
     started: bool = False
-    last_step: int = 0
-    """Number of the last step of this worker that it was in. 0: none."""
+    last_turn: int = 0
+    """Number of its last slice among all slices of this worker. 0: it had none."""
     hash_runs: int = 1
     """Number of hashed runs per block; see `hashes_per_block`."""
     hashes: list[BlockHash] = field(default_factory=list[BlockHash])

@@ -38,8 +38,8 @@ class Candidate(Protocol):
         ...
 
     @property
-    def last_step(self) -> int:
-        """Number of the last step of this worker that the request was in. 0: none."""
+    def last_turn(self) -> int:
+        """Number of its last slice among all slices of this worker. 0: it had none."""
         ...
 
     @property
@@ -196,7 +196,7 @@ def _decodes(
     if keeps_place and len(found) >= places:
         places = max(1, places - 1)
     if len(found) > places:
-        found = sorted(_in_turns(candidates, found)[:places])
+        found = _in_turns(candidates, found)[:places]  # their order decides which are left out next
     return [(index, 1) for index in found]
 
 
@@ -206,7 +206,7 @@ def _in_turns(candidates: Sequence[Candidate], decoding: Sequence[int]) -> list[
     Why: handed-off requests can exceed the places of a step. No stream may stand still until another one ends, and a
     client with many streams must not slow down those of others. The requests of a client are served round-robin.
     """
-    by_turn = sorted(decoding, key=lambda index: candidates[index].last_step)
+    by_turn = sorted(decoding, key=lambda index: candidates[index].last_turn)
     ranks: list[int] = []
     clients: Counter[int] = Counter()
     for index in by_turn:

@@ -23,7 +23,7 @@ class Part:
     room_tokens: int = 1000
     computed_tokens: int = 0
     started: bool = False
-    last_step: int = 0
+    last_turn: int = 0
     client: int = 0
     tpot_s: float | None = None
 
@@ -129,21 +129,26 @@ def test_an_unreachable_slo_does_not_starve_prompts() -> None:
 def _play(candidates: list[Part], steps: int) -> list[set[int]]:
     """Return the decoding requests of each step, as a batcher plays them."""
     played: list[set[int]] = []
-    for number in range(1, steps + 1):
-        played.append({index for index, _ in MixedChunked().select(candidates, LIMITS, COST)})
-        for index in played[-1]:
-            candidates[index].last_step = number
+    turns = 0
+    for _ in range(steps):
+        chosen = [index for index, _ in MixedChunked().select(candidates, LIMITS, COST)]
+        for index in chosen:
+            turns += 1
+            candidates[index].last_turn = turns
+        played.append(set(chosen))
     return played
 
 
 @given(count=st.integers(1, 30))
 def test_decodes_beyond_the_limit_take_turns(count: int) -> None:
-    """Each request is in one of every ceil(count / places) steps."""
+    """Each request is in one of every ceil(count / places) steps, and in as many steps as any other."""
     period = -(-count // LIMITS.requests_max)
     played = _play([_decode() for _ in range(count)], 4 * period)
     assert all(len(step) == min(count, LIMITS.requests_max) for step in played)
     for begin in range(len(played) - period + 1):
         assert set().union(*played[begin : begin + period]) == set(range(count))
+    served = [sum(index in step for step in played) for index in range(count)]
+    assert max(served) - min(served) <= 1
 
 
 def test_a_client_with_many_streams_does_not_slow_down_another_client() -> None:
