@@ -45,13 +45,13 @@ TENANTS = """
 api_keys = ["one", "other"]
 admin_key = "admin"
 [batch]
-requests_max = 8
+requests_max = 5
 """
 FCFS = '[policy.fairness]\nuse = "fcfs"\n'
-KV_BLOCKS = 40
-"""So that the bound is smaller than the service of a run: 40 blocks of 16 tokens."""
+KV_BLOCKS = 30
+"""So that the bound is smaller than the service of a run: 30 blocks of 16 tokens."""
 PATIENT = ("--queue-s", "600")
-BACKLOG = 36
+BACKLOG = 24
 ONE, OTHER = Planned(input_tokens=16, output_tokens=8, label="one"), Planned(input_tokens=64, output_tokens=32)
 FLIP_S = 1.5
 ROLES = """
@@ -107,7 +107,6 @@ def fairness() -> dict[str, Any]:
     cases = {
         "1P1D": (("--prefill", "1", "--decode", "1"), "", False),
         "1P1D, first come first served": (("--prefill", "1", "--decode", "1"), FCFS, False),
-        "2P2D": (("--prefill", "2", "--decode", "2"), "", False),
         "2P2D, roles flip": (("--prefill", "2", "--decode", "2"), "", True),
         "mixed": (("--mixed", "1"), "", False),
     }
@@ -165,7 +164,7 @@ async def _single(server: RunningServer) -> dict[str, Any]:
     async with Load(server, seed=9) as load:
         single = _as("other", Planned(input_tokens=64, output_tokens=8))
         idle = await load.one_by_one(single, 5)
-        crowd = [replace(_as("one", Planned(input_tokens=64, output_tokens=64)), hang_up_s=12.0)] * 60
+        crowd = [replace(_as("one", Planned(input_tokens=64, output_tokens=64)), hang_up_s=8.0)] * 60
         playing = asyncio.create_task(load.play(crowd))
         await asyncio.sleep(1.0)
         answer = await load.send(single)

@@ -18,15 +18,19 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from baton.core.messages import CloseRequest, StopRequest
+from baton.core.ports import CostModel
 from baton.core.ticking import TokensServed
 from baton.core.types import ClusterView, Request, RequestId, WorkerView
 from baton.decide.control.advice import Policies, PolicyFailure, asked
 from baton.decide.control.fleet import Fleet
 from baton.decide.control.flight import Flight
 from baton.decide.policy.fairness import ServiceFairness
+from baton.decide.policy.predictions import queue_s
 
 STEPS_AHEAD = 2
 """Steps of prompts that a worker may have in its queue: one runs, and one is ready when it ends."""
+AHEAD_S = 0.4
+"""Predicted time of these prompts up to which another one is added: the next turn waits for them."""
 AHEAD_REQUESTS = 4
 """Requests per prefill worker beyond the places of the decode workers, so that no place stays empty."""
 _ROLES = ("prefill", "mixed")
@@ -115,7 +119,7 @@ class TurnQueue:
         flight = self._next(places, now_s)
         able = fleet.having(flight.stage) or list(fleet.views())
         has_reserve = self._has_reserve(flight.request, places)
-        candidates = with_room(able) or (able if has_reserve else [])
+        candidates = with_room(able, self.policies.cost) or (able if has_reserve else [])
         if not candidates:
             return None
         stops: list[StopRequest] = []
@@ -366,10 +370,11 @@ def places_of(fleet: Fleet) -> float:
     return sum(worker.requests_max for worker in decoders) + ahead
 
 
-def with_room(workers: Sequence[WorkerView]) -> list[WorkerView]:
-    """Return the workers that may get another prompt: those in their queue last for less than `STEPS_AHEAD` steps."""
+def with_room(workers: Sequence[WorkerView], cost: CostModel) -> list[WorkerView]:
+    """Return the workers that may get another prompt, by the length and the predicted time of those in their queue."""
     return [
         worker
         for worker in workers
-        if not worker.step_tokens_max or worker.queued_tokens < STEPS_AHEAD * worker.step_tokens_max
+        if not worker.step_tokens_max
+        or (worker.queued_tokens < STEPS_AHEAD * worker.step_tokens_max and queue_s(worker, cost) < AHEAD_S)
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
 from msgspec.structs import replace
 
@@ -19,10 +20,10 @@ from baton.core.messages import (
     WorkerReported,
 )
 from baton.core.ticking import TokensServed, WaitedTooLong
-from baton.core.types import HostId, Request, RequestId, Role, Slo, WorkerId, WorkerView
+from baton.core.types import HostId, Request, RequestId, Role, Slo, StepPrices, WorkerId, WorkerView
 from baton.decide.control.coordinator import Coordinator, Policies
 from baton.decide.control.start_queue import StartQueue
-from baton.decide.control.turn_queue import AHEAD_REQUESTS, TokenCount
+from baton.decide.control.turn_queue import AHEAD_REQUESTS, AHEAD_S, TokenCount
 from baton.decide.cost.linear import LinearCost
 from baton.decide.policy.admission import BoundedQueue
 from baton.decide.policy.fairness import FairnessPolicy, FirstComeFirstServed
@@ -239,3 +240,13 @@ def test_tokens_are_counted_only_if_a_policy_reads_them() -> None:
             count.add(RequestId(name))
         assert count.take() == expected
         assert count.take() is None
+
+
+def test_slow_prompts_wait_at_the_coordinator_so_that_the_next_turn_comes_soon() -> None:
+    """By the length of its steps alone, the worker would get thirty prompts, which take four seconds."""
+    wide = replace(view(P, "mixed", requests_max=64), step_tokens_max=15 * PROMPT_TOKENS)
+    made = coordinator(VirtualTokenCounter(), wide)
+    prompt_s = LinearCost().prefill_s(new_tokens=PROMPT_TOKENS, cached_tokens=0)
+    assert len(crowd(made, 20)) == ceil(AHEAD_S / prompt_s) < 5
+    quick = coordinator(VirtualTokenCounter(), replace(wide, prices=StepPrices(0.01, (1.0,) * 5, 0.0, 50)))
+    assert len(crowd(quick, 40)) == 30
