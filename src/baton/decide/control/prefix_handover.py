@@ -41,7 +41,7 @@ class PrefixHandover:
         self._left[source] = [
             Request(
                 id=RequestId(f"prefix-{self.table.next_number()}"),
-                prompt_tokens=len(prefix.hashes) * pool.block_tokens,
+                prompt_tokens=len(prefix.hashes) * pool.block_tokens + 1,  # the last token of a prompt is no prefix
                 block_hashes=prefix.hashes,
                 output_tokens_max=1,
                 arrived_at_s=now_s,
@@ -69,7 +69,8 @@ class PrefixHandover:
         left, pools = self._left.get(source, []), self.hosts.pools
         while left and source in pools and target in pools:
             request = left.pop(0)
-            if pools[target].held_tokens(request.block_hashes) == request.prompt_tokens:
+            tokens = request.prompt_tokens - 1
+            if pools[target].held_tokens(request.block_hashes) == tokens:
                 continue
             self._under_way.add(request.id)
             self.hosts.homes[request.id] = {source, target}
@@ -78,7 +79,7 @@ class PrefixHandover:
                 request=request,
                 source=source,
                 target=target,
-                tokens=request.prompt_tokens,
+                tokens=tokens,
                 hashes=request.block_hashes,
             )
             yield self.table.add(transfer).ask_for_blocks(1, pools[target].block_tokens)
