@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from benchmark_results import load, ms, percent, section
+from benchmark_results import load, ms, percent, section, signed
 
 STEPS = ("decode_1", "decode_8", "decode_32", "prefill_512", "prefill_2048")
 STEP_NAMES = ("decode, batch 1", "batch 8", "batch 32", "prefill 512", "prefill 2,048")
@@ -64,6 +64,29 @@ def serving_note() -> str:
 def serving() -> list[str]:
     heads, rows = serving_rows()
     return section("Latency, throughput and goodput over load", serving_source(), heads, rows, serving_note())
+
+
+def edge() -> list[str]:
+    result = load("edge-overhead")
+    rows = [
+        [
+            name,
+            *(f"{figures[kind]['requests_per_s']['median']:,.0f}" for kind in ("with_checks", "without_checks")),
+            signed(-figures["throughput_lost_ratio"]["median"]),
+            f"{figures['cpu_added_s']['median'] * 1e6:+.0f}",
+            f"{figures['ttft_added_s']['median'] * 1e3:+.2f}",
+        ]
+        for name, figures in result.items()
+        if isinstance(figures, dict) and "ttft_added_s" in figures
+    ]
+    heads = ["Response", "Requests/s with checks", "without", "throughput", "CPU per request, us", "TTFT, ms"]
+    model = result["embedded model"]
+    note = (
+        f"Hash engine, {result['concurrency']} clients; medians of paired rounds. Of the embedded model's"
+        f" {model['requests_per_s']:.1f} responses/s of 64 tokens, the checks' CPU time costs"
+        f" {percent(model['throughput_lost_ratio'], 2)}."
+    )
+    return section("Checks of the HTTP edge", "edge-overhead", heads, rows, note)
 
 
 def overhead() -> list[str]:

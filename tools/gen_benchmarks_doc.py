@@ -40,6 +40,7 @@ SECTIONS: dict[str, list[Table]] = {
     "Serving": [
         (tables.serving_source(), tables.serving),
         ("serving", tables.overhead),
+        ("edge-overhead", tables.edge),
         ("start", tables.start),
         ("batching", tables.batching),
         ("live-overload", tables.live_control),
