@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ import httpx
 import pytest
 from starlette.types import Message
 
+from baton.serve.http.wire.encoders import CompletionEncoder
+from baton.serve.live.live_request import UPDATE_TOKENS_MAX
 from tests.http.asgi import Connection, scope, settle
 from tests.serving import NO_TLS
 
@@ -75,7 +78,7 @@ def test_a_client_that_hangs_up_while_sending_its_body_is_let_go(build: Callable
     asyncio.run(story())
 
 
-def test_a_client_that_stops_reading_gets_the_rest_in_one_piece(build: Callable) -> None:
+def test_a_client_that_stops_reading_gets_the_rest_in_few_pieces(build: Callable) -> None:
     """While it does not read, tokens pile up as tokens, not as chunks; when it reads again nothing is lost."""
 
     async def story() -> None:
@@ -97,9 +100,59 @@ def test_a_client_that_stops_reading_gets_the_rest_in_one_piece(build: Callable)
         client.reading.set()
         await answering
         assert client.text() == await undisturbed(house)
-        assert len(client.sent) <= before + 5  # one that hung in the socket, all the rest, end, [DONE], close
+        pieces = -(-190 // UPDATE_TOKENS_MAX)
+        assert len(client.sent) <= before + pieces + 4  # one that hung in the socket, the rest, end, [DONE], close
 
     asyncio.run(story())
+
+
+def test_tokens_that_a_cut_client_has_not_read_are_not_encoded(build: Callable) -> None:
+    """8 such clients with log probabilities kept the event loop busy for 5 s."""
+
+    async def story() -> None:
+        house = build()
+        client = Connection(BODY | {"stream": True})
+        answering = asyncio.create_task(house.app(scope(), client.receive, client.send))
+        await settle()
+        house.gateway.admit()
+        client.reading.clear()
+        for _ in range(200):
+            house.gateway.step()
+            await settle()
+        client.hang_up()
+        await settle()
+        client.reading.set()
+        await answering
+        assert len(client.text()) < UPDATE_TOKENS_MAX
+
+    asyncio.run(story())
+
+
+def test_many_log_probabilities_are_encoded_in_a_thread(build: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of 32 choices would delay the streams of other clients for seconds."""
+    threads: list[str] = []
+    whole = CompletionEncoder.whole
+
+    def note_thread(*arguments: Any) -> bytes:
+        threads.append(threading.current_thread().name)
+        return whole(*arguments)
+
+    monkeypatch.setattr(CompletionEncoder, "whole", note_thread)
+
+    async def story(output_tokens: int) -> None:
+        house = build()
+        client = Connection(BODY | {"max_tokens": output_tokens, "n": 3, "logprobs": 5})
+        answering = asyncio.create_task(house.app(scope(), client.receive, client.send))
+        running = asyncio.create_task(house.gateway.run())
+        await answering
+        running.cancel()
+        body = json.loads(client.sent[1]["body"])
+        assert [len(choice["logprobs"]["tokens"]) for choice in body["choices"]] == [output_tokens] * 3
+
+    asyncio.run(story(10))
+    asyncio.run(story(100))
+    assert threads[0] == "MainThread"
+    assert threads[1] != "MainThread"
 
 
 def test_tokens_count_as_sent_once_their_chunk_is(build: Callable) -> None:

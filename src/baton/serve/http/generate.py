@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -41,6 +41,8 @@ STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+INLINE_ENTRIES_MAX = 256
+"""Log probabilities of tokens that are encoded in the event loop: 20 ms at 20 alternatives each."""
 
 
 class Generate:
@@ -259,7 +261,9 @@ class TextResponse:
 
     async def _send_whole(self, send: Send) -> None:
         whole = await run_all([self._collect(choice) for choice in self._choices])
-        body = self._encoder.whole(whole, self.usage(), self._timings())
+        usage, timings = self.usage(), self._timings()
+        entries = sum(len(choice.entries) for choice in whole)
+        body = await _encode(lambda: self._encoder.whole(whole, usage, timings), entries)
         await send_bytes(send, body, status=200, headers={"content-type": "application/json"})
 
     async def _collect(self, choice: ChoiceText) -> WholeChoice:
@@ -282,6 +286,8 @@ class TextResponse:
                 raise
             await events.send(b"data: " + error_body(await self._resumable(error)) + b"\n\n")
         else:
+            if self._disconnected:
+                return
             if self._include_usage:
                 await events.send(self._encoder.usage(self.usage(), self._timings()))
             await events.send(DONE)
@@ -297,13 +303,18 @@ class TextResponse:
         first = not choice.live.request.resumed_tokens
         while choice.finish_reason is None:
             delta = await self._next(choice)
+            if self._disconnected:
+                return  # the tokens that the client has not read are many, and each takes time to encode
             if delta or (first and choice.finish_reason is not None):
-                await events.send(self._encoder.delta(choice.index, delta, first=first))
+                await events.send(await self._delta(choice, delta, first=first))
                 self._mark_sent(choice)
                 first = False
         self._mark_sent(choice)
         chat_finish = choice.chat_finish or choice.finish_reason
         await events.send(self._encoder.last(choice.index, chat_finish, choice.live.timings()))
+
+    async def _delta(self, choice: ChoiceText, delta: ChoiceDelta, *, first: bool) -> bytes:
+        return await _encode(lambda: self._encoder.delta(choice.index, delta, first=first), len(delta.entries))
 
     def usage(self) -> Usage:
         """Count the tokens. Only the first choice of each prompt counts as cached: the others hit its blocks."""
@@ -332,6 +343,11 @@ class _WatchedSend:
     async def __call__(self, message: Message) -> None:
         self.has_begun = True
         await self._send(message)
+
+
+async def _encode(encode: Callable[[], bytes], entries: int) -> bytes:
+    """Encode a part of a response: in a thread if it has many log probabilities, so that other streams go on."""
+    return await asyncio.to_thread(encode) if entries > INLINE_ENTRIES_MAX else encode()
 
 
 class _EventStream:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.types import OutputToken, Request, RequestId, WorkerId
-from baton.serve.live.live_request import Finish, LiveRequest, Stamps, Timings
+from baton.serve.live.live_request import UPDATE_TOKENS_MAX, Finish, LiveRequest, Stamps, Timings
 
 P, D, E = WorkerId("prefill-0"), WorkerId("decode-0"), WorkerId("decode-1")
 REQUEST = Request(id=RequestId("r"), prompt_tokens=3, output_tokens_max=9, arrived_at_s=10.0)
@@ -213,3 +213,28 @@ def test_the_end_comes_with_the_last_tokens_or_alone() -> None:
         assert (await waiting).tokens == ()
 
     asyncio.run(read())
+
+
+def test_a_reader_that_is_behind_lets_other_tasks_run() -> None:
+    """All tokens at once would delay the streams of other clients while they are encoded."""
+
+    async def story() -> None:
+        request, turns = live(), 0
+        for index in range(2 * UPDATE_TOKENS_MAX + 1):
+            request.push(token(index), D, 11.0)
+        request.close(Finish(outcome="finished", reason="length"))
+
+        async def run_beside() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        beside = asyncio.create_task(run_beside())
+        updates = [await request.next() for _ in range(3)]
+        beside.cancel()
+        assert [len(update.tokens) for update in updates] == [UPDATE_TOKENS_MAX, UPDATE_TOKENS_MAX, 1]
+        assert [update.finish is None for update in updates] == [True, True, False]
+        assert turns == 2
+
+    asyncio.run(story())
