@@ -75,6 +75,14 @@ FOREIGN = {"serving_peers": "an installed vLLM"}
 """Programs that run nothing without software that Baton's tests do not install."""
 MODULES = ("record", "published/outcome", "published/systems")
 NEEDED = {"sim_instructions": "valgrind", "stores": "fio"}
+TRACES = ROOT.parent / "shared" / "traces"
+OF_TRACES = (
+    *("eviction", "policies", "sim_bytecodes", "sim_instructions", "sim_speed", "tiers", "validation_vllm"),
+    *("published/early_rejection", "published/mooncake_cache", "published/mooncake_capacity"),
+    "published/mooncake_scheduling",
+    *("published/splitwise_isopower", "published/tetriinfer", "published/vtc_curves"),
+)
+"""Programs that read traces, which lie beside this repository."""
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +108,8 @@ def test_every_program_has_settings() -> None:
 def test_a_benchmark_runs_to_its_end(name: str, copy: Path) -> None:
     if (needed := NEEDED.get(name)) and shutil.which(needed) is None:
         pytest.skip(f"benchmarks/{name}.py needs {needed}")
+    if name in OF_TRACES and not TRACES.exists():
+        pytest.skip("the traces of the benchmarks are not beside the repository, in ../shared/traces")
     results = copy / "benchmarks" / "results"
     before = {path: path.stat().st_mtime_ns for path in results.iterdir()}
     paths = (str(ROOT / "src"), str(ROOT), str(ROOT / "examples" / "policies"))

@@ -382,9 +382,11 @@ def test_what_decodes_on_mixed_workers_moves_between_hosts_and_says_the_same(
         "tick_s = 0.05\n[hosts]\ntransports = ['tcp']\n[policy.moves]\nuse = 'back_and_forth:BackAndForth'\n"
     )
     mixed = ("--mixed", "1")
-    with cluster("hash", {"a": mixed, "b": mixed}, "--config", str(config)) as (server, _), server.client() as client:
-        answer = ask(client, LONG)
-        assert text_of(answer) == mixed_text(LONG)
+    body = {**LONG, "max_tokens": 1500}
+    hosts = {"a": mixed, "b": mixed}
+    with cluster("hash", hosts, "--config", str(config)) as (server, _), server.client(timeout_s=240) as client:
+        answer = ask(client, body)
+        assert text_of(answer) == mixed_text(body)
         assert answer["timings"]["moves"] >= 1
         assert answer["timings"]["attempts"] == 1, "nobody died"
         assert server.metric("baton_live_moves_total") == answer["timings"]["moves"]

@@ -142,7 +142,7 @@ def _is_under_way(state: dict) -> bool:
     return used.get("b", 0) > 0 and running == 0
 
 
-@pytest.mark.parametrize("victim", ["a", "b"])
+@pytest.mark.parametrize("victim", ["a", pytest.param("b", marks=pytest.mark.deep)])
 def test_a_link_that_is_cut_in_mid_handoff_costs_no_token(
     victim: str, net: Net, fast: tuple[str, str], hash_server: RunningServer
 ) -> None:
@@ -168,7 +168,7 @@ def test_a_link_that_is_cut_in_mid_handoff_costs_no_token(
             assert text_of(ask(client, again)) == text_of(ask(one, again))
 
 
-@pytest.mark.parametrize("victim", ["a", "b"])
+@pytest.mark.parametrize("victim", [pytest.param("a", marks=pytest.mark.deep), "b"])
 def test_an_agent_that_is_killed_in_mid_handoff_costs_no_token(
     victim: str, net: Net, fast: tuple[str, str], hash_server: RunningServer
 ) -> None:

@@ -1,4 +1,4 @@
-"""Hundreds of requests of every kind at once: lengths, cancels in every state, bad ones. Nothing may be left over."""
+"""150 requests of every kind at once: lengths, cancels in every state, bad ones. Nothing may be left over."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.serving import NO_TLS, RunningServer, nothing_used, serving
 
-REQUESTS = 250
+REQUESTS = 150
 CONCURRENCY = 48
 
 
