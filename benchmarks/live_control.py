@@ -2,7 +2,7 @@
 
     python benchmarks/live_control.py [SCENE ...]
 
-Scenes: overload, classes, fairness, aborts, deaths, prices, roles. Without an argument: all but roles, in about eight
+Scenes: overload, classes, aborts, deaths, prices, fairness, roles. Without an argument: all but roles, in about eight
 minutes. Each load is scaled to the speed of the machine, which is measured first.
 Writes benchmarks/results/live-SCENE.json.
 """
@@ -32,7 +32,7 @@ SLO_RATIO = 6.0
 """SLO of a request, as a multiple of its latencies on an idle server."""
 SHARES = (0.7, 1.0, 3.0)
 """Offered load as shares of the capacity."""
-OVERLOAD_S = 15.0
+OVERLOAD_S = 12.0
 TOGETHER = 40
 FLEET = ("--prefill", "1", "--decode", "1")
 
@@ -106,10 +106,10 @@ def overload() -> dict[str, Any]:
 SCENES: dict[str, Callable[[], dict[str, Any]]] = {
     "overload": overload,
     "classes": classes,
-    "fairness": fairness,
     "aborts": aborts,
     "deaths": deaths,
     "prices": prices,
+    "fairness": fairness,
     "roles": roles,
 }
 

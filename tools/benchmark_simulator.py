@@ -97,20 +97,6 @@ def tiers() -> list[str]:
     return lines + section("Preemption", "preemption", heads, rows)
 
 
-def eviction() -> list[str]:
-    rows = []
-    for trace, figures in load("eviction").items():
-        if not isinstance(figures, dict) or "policies" not in figures:
-            continue
-        hits = {(row["pool_blocks"], row["policy"]): row["hit_ratio"] for row in figures["policies"]}
-        for blocks in (1000, 10000, 50000):
-            found = [hits.get((blocks, policy)) for policy in ("lru", "lfu", "cost-aware", "bound")]
-            if all(value is not None for value in found):
-                rows.append([f"{trace}, {blocks:,} blocks", *(percent(value or 0.0, 1) for value in found)])
-    heads = ["Trace, cache", "`lru`", "`lfu`", "`cost-aware`", "upper bound"]
-    return section("Eviction: prefix hits", "eviction", heads, rows)
-
-
 def fit() -> list[str]:
     fitted = load("engine-profile-fit")
     error = fitted["error"]

@@ -121,22 +121,6 @@ def start() -> list[str]:
     return section("Start", "start", ["Command or topology", "CPU s", "Memory without arena, MB"], rows)
 
 
-def batching() -> list[str]:
-    rows = [
-        [
-            name,
-            *(
-                ms(row[key][q])
-                for key, q in (("ttft_s", "p50"), ("ttft_s", "p99"), ("tpot_s", "p99"), ("itl_s", "p99"))
-            ),
-        ]
-        for name, row in load("batching")["policies"].items()
-    ]
-    heads = ["Policy", "TTFT p50, ms", "TTFT p99, ms", "TPOT p99, ms", "ITL p99, ms"]
-    note = "One mixed worker, 40 requests at 2 per second, prompts of 100 to 700 tokens, TPOT target 60 ms."
-    return section("Batching policies", "batching", heads, rows, note)
-
-
 def steps(name: str, title: str, note: str = "", *, clock: str = "median_s") -> list[str]:
     """Return a table of steps. `clock`: `median_s`, or `cpu_min_s` for a run on a busy machine."""
     rows = [
@@ -266,19 +250,10 @@ def stores() -> list[str]:
     return section("Stores", "stores", heads, rows)
 
 
-def conversion() -> list[str]:
-    rows = [
-        [row["case"], f"{row['cpu_times_memcpy']:.1f}"]
-        for row in load("conversion")["figures"]
-        if row["model"] == "llama-3.1-8b" and row["blocks"] == "scattered"
-    ]
-    return section("Layout conversion", "conversion", ["Llama-3.1-8B", "CPU time over a memcpy"], rows)
-
-
 def live_control() -> list[str]:
     """Return what the live server held; a scene without a result is left out."""
     rows = [row for scene in (_overload, _classes, _fairness, _aborts, _deaths, _prices) for row in scene()]
-    note = "Live, SmolLM2-135M; loads are scaled to the machine. `live-SCENE.json` has each scene."
+    note = "Live; each attack has its own `live-SCENE.json`."
     return section("Control under attack", "live-overload", ["Attack", "Found"], rows, note)
 
 
@@ -291,15 +266,15 @@ def _overload() -> list[list[str]]:
             f"{percent(row['admitted_in_slo_ratio'])} of the admitted in SLO",
         ]
         found += [f"refusals in {ms(row['refusal']['p99_s'])} ms (p99)"] if row["refused"] else []
-        rows.append([f"3 times the capacity, {name}", ", ".join(found)])
+        rows.append([f"3x overload, {name}", ", ".join(found)])
     return rows
 
 
 def _classes() -> list[list[str]]:
-    found = [
-        f"{figures['p99_over_idle']:.2f} ({fleet})" for fleet, figures in load("live-classes").items() if "-" in fleet
-    ]
-    return [["saturating free class", f"premium TTFT p99 over idle: {', '.join(found)}"]] if found else []
+    found = [f"{row['p99_over_idle']:.2f}" for fleet, row in load("live-classes").items() if "-" in fleet]
+    return (
+        [["saturating free class, 1P1D / mixed", f"premium TTFT p99 over idle: {' / '.join(found)}"]] if found else []
+    )
 
 
 def _fairness() -> list[list[str]]:

@@ -42,7 +42,6 @@ SECTIONS: dict[str, list[Table]] = {
         ("serving", tables.overhead),
         ("edge-overhead", tables.edge),
         ("start", tables.start),
-        ("batching", tables.batching),
         ("live-overload", tables.live_control),
     ],
     "Engine": [
@@ -64,7 +63,6 @@ SECTIONS: dict[str, list[Table]] = {
         _streaming("streaming-simulated", "The same, Llama-3.1-8B on H100, simulated"),
         ("patterns", tables.patterns),
         ("stores", tables.stores),
-        ("conversion", tables.conversion),
     ],
     "Simulator": [
         ("validation", sim.validation),
@@ -72,7 +70,6 @@ SECTIONS: dict[str, list[Table]] = {
         ("sim-speed", sim.speed),
         ("policies-second", sim.policies),
         ("tiers-conversation", sim.tiers),
-        ("eviction", sim.eviction),
         ("planner", sim.planner),
         ("published-transfer", published.published),
     ],
