@@ -84,7 +84,7 @@ def test_a_plan_that_admits_all_has_no_slo_and_its_file_gives_the_same_bytes_as_
     """Flags override the file. A second run of one seed gives the same bytes."""
     out, config = tmp_path / "a.json", tmp_path / "a.toml"
     files = ["--json", str(out), "--serve-config", str(config)]
-    small = ["--output-tokens", "20", "--requests", "40", "--hardware", "h100=1", "--finalists", "1"]
+    small = ["--requests", "40", "--hardware", "h100=1", "--finalists", "1"]
     assert main([*QUICK, *SLO, *small, "--admission", "all", *files]) == 0
     assert [each["admission"] for each in json.loads(out.read_text())["admissions"]] == ["all"]
     assert load(config.read_text()).slo.ttft_s is None
@@ -92,7 +92,7 @@ def test_a_plan_that_admits_all_has_no_slo_and_its_file_gives_the_same_bytes_as_
     path.write_text(
         'llm = "llama3.1-8b"\ntp = [1, 2]\nrequests = 40\nfinalists = 1\nhardware = [{name = "h100", gpus = 1}]\n'
         'admission = ["all"]\n[slo]\nttft_s = 9.0\ntpot_s = 0.03\n'
-        "[workload]\ninput_tokens = 1000\noutput_tokens = 20\n"
+        "[workload]\ninput_tokens = 1000\noutput_tokens = 100\n"
     )
     assert main(["plan", str(path), "--ttft-slo-s", "0.5", "--json", str(again)]) == 0
     assert again.read_bytes() == out.read_bytes()
