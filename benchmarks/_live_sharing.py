@@ -37,7 +37,7 @@ headers = { "x-tier" = "free" }
 PREMIUM = Planned(input_tokens=256, output_tokens=8, headers={"x-tier": "premium"})
 FREE = Planned(input_tokens=200, output_tokens=64, headers={"x-tier": "free"})
 FREE_CLIENTS = 48
-PREMIUM_REQUESTS = 24
+PREMIUM_REQUESTS = 20
 GAP_RATIO = 2.0
 """Mean time between premium requests, as a multiple of the time of one on an idle server."""
 TENANTS = """

@@ -2,7 +2,7 @@
 
     python benchmarks/live_control.py [SCENE ...]
 
-Scenes: overload, classes, aborts, deaths, prices, fairness, roles. Without an argument: all but roles, in about eight
+Scenes: overload, aborts, deaths, prices, classes, fairness, roles. Without an argument: all but roles, in about eight
 minutes. Each load is scaled to the speed of the machine, which is measured first.
 Writes benchmarks/results/live-SCENE.json.
 """
@@ -105,10 +105,10 @@ def overload() -> dict[str, Any]:
 
 SCENES: dict[str, Callable[[], dict[str, Any]]] = {
     "overload": overload,
-    "classes": classes,
     "aborts": aborts,
     "deaths": deaths,
     "prices": prices,
+    "classes": classes,
     "fairness": fairness,
     "roles": roles,
 }
