@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 import random
-import re
+import socket
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.attack.conftest import RunningServer, unharmed
+from baton.compute.hash_engine import hash_card
+from baton.serve.http.wire.openapi import openapi_document
+from tests.attack.conftest import RunningServer, check_alive, unharmed, warm_up
+from tests.attack.refusals import check_refusal
 from tests.attack.test_hostile_model_files import mutate_bytes, mutate_json
+from tests.http.test_schemathesis import run_schemathesis
+from tests.serving import NO_TLS, all_workers_ready, serving
 
-pytestmark = pytest.mark.deep
+pytestmark = pytest.mark.timeout(900)
 
 REQUESTS = 2000
 THREADS = 8
@@ -38,6 +45,9 @@ SAMPLING = {
     "logit_bias": {"70": 1.5},
 }
 FORMAT = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
+ROLE, RESTART, HOSTS = "/cluster/workers/{worker}/role", "/cluster/restart", "/cluster/hosts"
+LOG, EVENTS = "/cluster/log", "/cluster/events"
+ADMIN_KEY = "the-key-of-the-operator"
 POSTS: dict[str, list[dict[str, Any]]] = {
     "/v1/completions": [
         {"prompt": "The tide", "max_tokens": 4, "logprobs": 2, "stop": ["x"], "seed": 3, "user": "u", **SAMPLING},
@@ -55,15 +65,18 @@ POSTS: dict[str, list[dict[str, Any]]] = {
     "/v1/embeddings": [{"input": ["a", "b"], "encoding_format": "base64"}, {"input": [5, 6, 7], "dimensions": 16}],
     "/tokenize": [{"prompt": "The tide", "add_special_tokens": True}, {"messages": TALK, "tools": [TOOL]}],
     "/detokenize": [{"tokens": [5, 6, 7]}],
-    "/cluster/workers/{worker}/role": [{"role": "mixed"}],
-    "/cluster/hosts": [{"a": 1}],
+    ROLE: [{"role": "mixed"}],
+    RESTART: [{"workers": ["decode-7"]}],
+    HOSTS: [{"a": 1}],
 }
 GETS = (
-    *("/v1/models", "/v1/models/hash", "/health", "/ready", "/metrics", "/cluster", "/cluster/log"),
-    *("/ui", "/", "/favicon.ico", "/openapi.json", "/version"),
+    *("/v1/models", "/v1/models/{model}", "/health", "/ready", "/metrics", "/cluster", LOG, EVENTS),
+    *("/ui", "/", "/chat", "/static/{file}", "/favicon.ico", "/openapi.json", "/version"),
 )
-STATUSES = {200, 204, 307, 400, 403, 404, 405, 413, 415, 429, 431}
-BOUND = re.compile(r"\d.*\b(limits|http|sandbox|policy)\.\w+", re.DOTALL)
+UNDOCUMENTED = {"/", "/static/{file}", "/favicon.ico", HOSTS}
+STATUSES = {200, 204, 400, 401, 403, 404, 405, 413, 415, 429, 431, 503}
+"""503: the server sees a little later that a reader of events is gone."""
+METHODS = ("GET", "POST", "HEAD", "OPTIONS", "DELETE", "PUT", "PATCH", "X")
 TYPES = ("application/json", "application/json; charset=utf-8", "text/plain", "application/xml", "", "a" * 5000)
 
 
@@ -89,56 +102,137 @@ def path_of(path: str, rng: random.Random) -> str:
     return path + (query if rng.random() < 0.1 else f"?{query}" if query else "")
 
 
+def request_of(path: str, rng: random.Random) -> dict[str, Any]:
+    """Return a request, most often with the method of its route."""
+    seeds = POSTS.get(path, [])
+    method = rng.choice(METHODS) if rng.random() < 0.2 else "POST" if seeds else "GET"
+    content = body_of(seeds or [{"a": [1, "b"]}], rng) if method in ("POST", "PUT", "PATCH") else None
+    return {"method": method, "url": path_of(path, rng), "headers": headers_of(rng), "content": content}
+
+
 def check(response: httpx.Response) -> int:
-    """A refusal has OpenAI's body, and one for a limit names the limit and its setting. Return the status."""
+    """Fail for another status than that of a success or of a clear refusal. Return the status."""
     status = response.status_code
     assert status in STATUSES, f"{status}: {response.text[:500]}"
-    if status >= 400:
-        error = response.json()["error"]
-        assert list(error) == ["message", "type", "param", "code"]
-        assert error["message"]
-        if status in (413, 429, 431):
-            assert BOUND.search(error["message"]), error["message"]
+    assert status != 503 or response.json()["error"]["code"] == "too_many_readers", response.text
+    if status >= 400 and response.request.method != "HEAD":
+        check_refusal(status, response.content)
     return status
 
 
-def fuzz(server: RunningServer, path: str, seeds: list[dict[str, Any]], part: int) -> Counter[int]:
-    """Send one client's part of the requests for a route. Return how often each status came."""
+def request_once(client: httpx.Client, sent: dict[str, Any]) -> httpx.Response:
+    """Send a request and read its response: of endless events the first."""
+    if EVENTS not in sent["url"]:
+        return client.request(**sent)
+    with client.stream(**sent) as response:
+        if response.headers.get("content-type", "").startswith("text/event-stream") and sent["method"] != "HEAD":
+            next(response.iter_raw())
+        else:
+            response.read()
+        return response
+
+
+def fuzz(url: str, path: str, names: dict[str, str], part: int, keys: tuple[str, ...] = ("",)) -> Counter[int]:
+    """Send one client's part of the requests for a route. Return how often each status came.
+
+    `names`: those of the worker and the model in the path. `keys`: one of them is sent.
+    """
     rng = random.Random(f"{path} {part}")
     found: Counter[int] = Counter()
-    with server.client() as client:
+    with httpx.Client(base_url=url, timeout=60, verify=NO_TLS) as client:
         for _ in range(REQUESTS // THREADS):
-            if seeds:
-                sent = {"content": body_of(seeds, rng), "headers": headers_of(rng)}
-                response = client.post(path, **sent)
-            else:
-                method = rng.choice(("GET", "GET", "GET", "HEAD", "OPTIONS", "DELETE", "PUT", "X"))
-                sent = {"method": method, "url": path_of(path, rng), "headers": headers_of(rng)}
-                response = client.request(**sent)
-            if response.request.method == "HEAD" or response.headers.get("content-length") == "0":
-                assert response.status_code in STATUSES, sent
-                continue
+            sent, key = request_of(path, rng), rng.choice(keys)
+            sent["url"] = sent["url"].format(**names)
+            if key:
+                sent["headers"]["authorization"] = f"Bearer {key}"
             try:
-                found[check(response)] += 1
-            except (AssertionError, ValueError, KeyError) as error:
-                raise AssertionError(f"{path}: {error}; sent: {str(sent)[:2000]}") from error
+                found[check(request_once(client, sent))] += 1
+            except (AssertionError, ValueError, KeyError, httpx.TransportError) as error:
+                raise AssertionError(f"{path}: {error!r}; sent: {str(sent)[:2000]}") from error
     return found
 
 
-@pytest.mark.parametrize("path", POSTS)
-def test_fuzzed_bodies(target: RunningServer, control: RunningServer, path: str) -> None:
-    worker = target.cluster()["workers"][0]
-    route = path.format(worker=worker["id"])
-    with unharmed(target, control), ThreadPoolExecutor(THREADS) as threads:
-        found = sum(threads.map(lambda part: fuzz(target, route, POSTS[path], part), range(THREADS)), Counter())
-    assert found[200] > REQUESTS // 50, found
-    assert found[400] > REQUESTS // 50 or path == "/cluster/hosts", found  # its body is not read
+def fuzz_by_all(url: str, path: str, names: dict[str, str], keys: tuple[str, ...] = ("",)) -> Counter[int]:
+    """Send all requests for a route, by several clients at once. Return how often each status came."""
+    with ThreadPoolExecutor(THREADS) as threads:
+        return sum(threads.map(lambda part: fuzz(url, path, names, part, keys), range(THREADS)), Counter())
+
+
+def names_of(server: RunningServer) -> dict[str, str]:
+    return {"worker": server.cluster()["workers"][0]["id"], "model": "hash", "file": "chat.js"}
+
+
+def test_every_route_is_attacked() -> None:
+    documented = openapi_document(hash_card(), "1", choices_max=1)["paths"]
+    assert {*POSTS, *GETS} - UNDOCUMENTED == {*documented}
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("path", [path for path in (*POSTS, *GETS) if path != RESTART])
+def test_fuzzed_requests(target: RunningServer, control: RunningServer, path: str) -> None:
+    role = target.cluster()["workers"][0]["role"]
+    with unharmed(target, control):
+        found = fuzz_by_all(target.url, path, names_of(target))
+    assert found.total() == REQUESTS
+    assert found[405] > REQUESTS // 50, found
+    assert found[204 if path == "/favicon.ico" else 404 if path == LOG else 200] > 0, found
+    assert found[400] > REQUESTS // 50 or path not in POSTS or path == HOSTS, found  # the body for a host is not read
+    if path == ROLE:
+        set_role(target, role)
+
+
+@pytest.mark.deep
+def test_fuzzed_restarts() -> None:
+    """Those without a worker's name restart all workers, so no stream is watched."""
+    with serving("hash") as server:
+        found = fuzz_by_all(server.url, RESTART, names_of(server))
+        assert found[400] + found[404] > REQUESTS // 50, found
+        server.wait_until(all_workers_ready, reason="the workers have restarted")
+        check_alive(server)
+
+
+def set_role(server: RunningServer, role: str) -> None:
+    with server.client() as client:
+        client.post(ROLE.format(**names_of(server)), json={"role": role}).raise_for_status()
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningServer, str]]:
+    """A server with an admin key and a decision log, and the URL of its admin port."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    log = tmp_path_factory.mktemp("guarded") / "log"
+    arguments = ("--admin-port", str(port), "--admin-key", ADMIN_KEY, "--log", str(log))
+    with serving("hash", *arguments) as server:
+        warm_up(server)
+        yield server, f"http://127.0.0.1:{port}"
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("path", [ROLE, HOSTS, LOG])
+def test_fuzzed_requests_at_the_ports_of_a_guarded_server(
+    guarded: tuple[RunningServer, str], control: RunningServer, path: str
+) -> None:
+    """Only the admin key at the admin port does anything."""
+    server, admin_url = guarded
+    with unharmed(server, control):
+        refused = fuzz_by_all(server.url, path, names_of(server), ("", "guess", ADMIN_KEY))
+        unknown = fuzz_by_all(admin_url, path, names_of(server), ("", "guess"))
+        served = fuzz_by_all(admin_url, path, names_of(server), ("", "guess", ADMIN_KEY))
+    assert not refused[200], refused
+    assert not unknown[200], unknown
+    assert refused[403] > REQUESTS // 2, refused
+    assert unknown[401] > REQUESTS // 2, unknown
+    assert served[200] > REQUESTS // 50, served
+
+
+@pytest.mark.deep
+def test_schemathesis_beside_another_client(target: RunningServer, control: RunningServer, tmp_path: Path) -> None:
+    """Requests made from the OpenAPI document, with its examples, its limits and beyond them."""
+    roles = {worker["id"]: worker["role"] for worker in target.cluster()["workers"]}
+    with unharmed(target, control):
+        found = run_schemathesis(target.url, tmp_path, examples=200)
+    assert found.returncode == 0, found.stdout + found.stderr
     with target.client() as client:
-        client.post(f"/cluster/workers/{worker['id']}/role", json={"role": worker["role"]}).raise_for_status()
-
-
-def test_fuzzed_reading(target: RunningServer, control: RunningServer) -> None:
-    with unharmed(target, control), ThreadPoolExecutor(THREADS) as threads:
-        for path in GETS:
-            found = sum(threads.map(lambda part, path=path: fuzz(target, path, [], part), range(THREADS)), Counter())
-            assert found[405] > REQUESTS // 50, (path, found)
+        for worker, role in roles.items():
+            client.post(ROLE.format(worker=worker), json={"role": role}).raise_for_status()

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import random
 import socket
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
 from baton.move.ipc.frames import ControlWriter
-from baton.move.store.node import StoreNode
+from baton.move.store.checksum import fingerprint_digest
+from baton.move.store.node_wire import HELLO, MAGIC
 from tests.attack.conftest import (
     HEAD,
+    KEPT_BYTES,
+    KEPT_RATIO,
     RunningServer,
     check_alive,
     connections,
@@ -23,16 +25,15 @@ from tests.attack.conftest import (
     requests_in,
     send,
     unharmed,
+    warm_up,
 )
+from tests.attack.refusals import statuses
 from tests.hosting import cluster
+from tests.process.test_pool_node import baton_pool
 from tests.serving import serving
+from tests.stores import BLOCK_BYTES, get, names, open_pool, put
 
-pytestmark = pytest.mark.deep
-
-
-def statuses(answers: list[bytes]) -> Counter[str]:
-    """Count the statuses of raw responses. Empty: the server closed without one."""
-    return Counter(answer[9:12].decode() for answer in answers)
+pytestmark = [pytest.mark.deep, pytest.mark.timeout(900)]
 
 
 def test_headers_without_end(target: RunningServer, control: RunningServer) -> None:
@@ -60,11 +61,11 @@ def test_unfinished_bodies(target: RunningServer, control: RunningServer) -> Non
     """250 bodies of 4 MiB without their last byte held 900 MB. A client's budget is 64 MiB."""
     length = 4 * 1024 * 1024
     head = HEAD + b"Content-Length: %d\r\n\r\n" % length
-    before = memory_bytes(target)
+    before = memory_bytes(target.process.pid)
     with unharmed(target, control), connections(target, 250, head) as attackers:
         with ThreadPoolExecutor(16) as pool:
             list(pool.map(lambda attacker: send(attacker, b"x" * (length - 1)), attackers))
-        held = memory_bytes(target) - before
+        held = memory_bytes(target.process.pid) - before
         answers = statuses([read_all(attacker) for attacker in attackers])
     assert held < 3 * 64 * 1024 * 1024, f"{held >> 20} MiB are held"
     assert answers["429"] + answers["408"] + answers[""] == 250, answers
@@ -81,27 +82,29 @@ def test_slow_writers(target: RunningServer, control: RunningServer) -> None:
 
 
 def test_slow_readers(target: RunningServer, control: RunningServer) -> None:
-    """8 streams that nobody reads are cut, and their requests cancelled; another client's answer is whole.
+    """8 streams that their clients do not read are cut, and their requests cancelled; another client's answer is whole.
 
     Their 56 choices leave room in the batch of the decode worker (64) for the other client.
     """
     choices = {"n": 7, "max_tokens": 1000, "logprobs": 20, "ignore_eos": True, "stream": True}
     body = json.dumps({"prompt": "a", **choices}).encode()
     request = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
-    with unharmed(target, control), connections(target, 8, request) as attackers:
-        for attacker in attackers:
-            attacker.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    with unharmed(target, control), connections(target, 8, request, receive_bytes=4096) as attackers:
         check_alive(target)
         while requests_in(target) > 1:
             pass  # until the last of them is cancelled
         assert all(b"[DONE]" not in read_all(attacker) for attacker in attackers)
 
 
-def random_bytes(address: tuple[str, int], *, rounds: int) -> None:
-    """Send random bytes, alone and as the content of a frame with its right length, and close at any moment."""
+def random_bytes(address: tuple[str, int], *, rounds: int, first: bytes = b"") -> None:
+    """Send random bytes, alone and as the content of a frame with its right length, and close at any moment.
+
+    `first`: sent on every second connection before them.
+    """
     draw = random.Random(address[1])
-    for _ in range(rounds):
+    for number in range(rounds):
         with socket.create_connection(address, timeout=10) as connection:
+            send(connection, first * (number % 2))
             for _ in range(draw.randrange(1, 4)):
                 data = draw.randbytes(draw.choice((1, 4, 100, 5000, 70_000)))
                 if not send(connection, ControlWriter().frame(data) if draw.random() < 0.3 else data):
@@ -139,21 +142,30 @@ def worker_of(server: RunningServer) -> str:
     return server.cluster()["workers"][0]["id"]
 
 
-def test_random_bytes_at_a_pool_node(node: StoreNode) -> None:
-    host, port = node.address.split(":")
-    random_bytes((host, int(port)), rounds=300)
-    with socket.create_connection((host, int(port)), timeout=10):
-        pass  # it still takes connections
+def test_random_bytes_at_a_pool_node() -> None:
+    """Its blocks stay, and it reads and writes them for another client meanwhile."""
+    with baton_pool() as (node, url):
+        store = open_pool(url)
+        assert put(store, names(5), BLOCK_BYTES) == [True] * 5
+        before = memory_bytes(node.pid)
+        host, port = url.removeprefix("pool://").split(":")
+        for _ in range(30):
+            hello = HELLO.pack(MAGIC, fingerprint_digest("a layout"), BLOCK_BYTES)
+            random_bytes((host, int(port)), rounds=10, first=hello)
+            assert get(store, names(5), BLOCK_BYTES) == [True] * 5
+        assert node.poll() is None
+        assert memory_bytes(node.pid) <= before * (1 + KEPT_RATIO) + KEPT_BYTES
+        store.close()
 
 
-def test_random_bytes_at_the_ports_of_movers() -> None:
-    """KV still moves between the hosts afterwards, and the text is as before."""
+def test_random_bytes_at_the_ports_of_movers(control: RunningServer) -> None:
+    """KV still moves between the hosts, and the text of a stream stays the same."""
     hosts = {"a": ["--prefill", "1"], "b": ["--decode", "1"]}
-    body = {"prompt": "a prompt of some length " * 8, "max_tokens": 20, "temperature": 0, "ignore_eos": True}
-    with cluster("hash", hosts) as (server, _), server.client() as client:
-        text = client.post("/v1/completions", json=body).raise_for_status().json()["choices"][0]["text"]
-        for host in server.cluster()["hosts"]:
-            name, port = host["address"].rsplit(":", 1)
-            random_bytes((name, int(port)), rounds=100)
-        again = client.post("/v1/completions", json=body).raise_for_status().json()["choices"][0]["text"]
-        assert again == text
+    with cluster("hash", hosts) as (server, joined):
+        warm_up(server)
+        pids = [host.process.pid for host in joined.values()]
+        with unharmed(server, control, *pids):
+            for host in server.cluster()["hosts"]:
+                name, port = host["address"].rsplit(":", 1)
+                random_bytes((name, int(port)), rounds=300)
+        assert [host.process.poll() for host in joined.values()] == [None] * len(joined)

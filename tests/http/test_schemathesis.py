@@ -1,4 +1,4 @@
-"""What the OpenAPI document promises is what the server does, for requests that nobody thought of."""
+"""The server does what its OpenAPI document promises, for generated requests."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def test_schemathesis_finds_nothing(tmp_path: Path, seeds: Seeds) -> None:
     On a server of its own: it finds the workers' names, and flips their roles.
     """
     with serving("hash") as server:
-        found = _run(server.url, tmp_path, examples=50 if seeds.deep else 4)
+        found = run_schemathesis(server.url, tmp_path, examples=50 if seeds.deep else 4)
         assert found.returncode == 0, found.stdout + found.stderr
         with server.client() as client:
             assert client.get("/health").status_code == 200
 
 
-def _run(url: str, folder: Path, *, examples: int) -> subprocess.CompletedProcess[str]:
+def run_schemathesis(url: str, folder: Path, *, examples: int) -> subprocess.CompletedProcess[str]:
     command = [
         str(Path(sys.executable).with_name("schemathesis")),
         "run",

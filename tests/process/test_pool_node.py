@@ -32,7 +32,7 @@ from tests.stores import BLOCK_BYTES, ask_until_reachable, get, names, open_pool
 
 
 @contextmanager
-def _baton_pool(*, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def baton_pool(*, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run the command. Yield its process and URL."""
     command = [sys.executable, "-m", "baton.cli.main", "pool", "--bytes", "4e6", "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as node:
@@ -44,7 +44,7 @@ def _baton_pool(*, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]
 
 
 def test_a_node_that_is_killed_is_a_miss_and_comes_back() -> None:
-    with _baton_pool() as (_, url):
+    with baton_pool() as (_, url):
         ours, theirs = open_pool(url), open_pool(url)
         assert put(ours, names(5), BLOCK_BYTES) == [True] * 5
         assert get(theirs, names(5), BLOCK_BYTES) == [True] * 5
@@ -56,7 +56,7 @@ def test_a_node_that_is_killed_is_a_miss_and_comes_back() -> None:
         ours.held()
     with pytest.raises(StoreError, match="start it with baton pool"):
         open_pool(url)
-    with _baton_pool(port=int(url.rpartition(":")[2])):
+    with baton_pool(port=int(url.rpartition(":")[2])):
         ask_until_reachable(ours)
         assert get(ours, names(5), BLOCK_BYTES) == [False] * 5
         assert put(ours, names(5), BLOCK_BYTES) == [True] * 5
@@ -68,7 +68,7 @@ def test_a_node_that_is_killed_is_a_miss_and_comes_back() -> None:
 def test_a_node_that_is_stopped_delays_no_caller_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its blocks are misses until it answers again."""
     monkeypatch.setattr("baton.move.store.node_link.ANSWER_TIMEOUT_S", 0.2)
-    with _baton_pool() as (node, url):
+    with baton_pool() as (node, url):
         store = open_pool(url)
         put(store, names(5), BLOCK_BYTES)
         node.send_signal(signal.SIGSTOP)
@@ -83,7 +83,7 @@ def test_a_node_that_is_stopped_delays_no_caller_for_long(monkeypatch: pytest.Mo
 
 
 def test_a_signal_ends_the_command_in_order() -> None:
-    with _baton_pool() as (node, url):
+    with baton_pool() as (node, url):
         store = open_pool(url)
         put(store, names(1), BLOCK_BYTES)
         node.send_signal(signal.SIGTERM)
