@@ -130,3 +130,9 @@ def test_the_openapi_document_covers_every_path_and_resolves(client: httpx.Clien
 
 def test_the_version_is_the_packages(client: httpx.Client) -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+", client.get("/version").json()["version"])
+
+
+def test_a_head_of_the_event_stream_ends(client: httpx.Client) -> None:
+    """A response without a body that never ends would keep its connection from the next request."""
+    assert client.head("/cluster/events").status_code == 200
+    assert client.get("/health").status_code == 200

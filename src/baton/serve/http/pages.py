@@ -152,7 +152,10 @@ class Pages:
         if self._readers >= READERS_MAX:
             message = f"{READERS_MAX} clients read /cluster/events already; close a dashboard"
             raise RequestError(message, status=503, code="too_many_readers")
-        return StreamingResponse(self._event_stream(), media_type=EVENTS_TYPE, headers={"cache-control": "no-store"})
+        headers = {"cache-control": "no-store"}
+        if request.method == "HEAD":  # it would never be answered completely, and its connection never be free again
+            return Response(headers=headers, media_type=EVENTS_TYPE)
+        return StreamingResponse(self._event_stream(), media_type=EVENTS_TYPE, headers=headers)
 
     async def _event_stream(self) -> AsyncIterator[bytes]:
         self._readers += 1
