@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,7 @@ from baton.compute.mask_sandboxes import MaskSandboxes
 from baton.core.config import SandboxConfig
 from baton.core.step import Slice
 from baton.core.types import Grammar, RequestId, Sampling
+from tests.attack.conftest import memory_bytes
 from tests.unit.compute.steps import part_of
 
 LIMITS = SandboxConfig(memory_bytes=64 << 20, processes=1)
@@ -39,6 +41,17 @@ def _part(number: int, text: str) -> Slice:
 def test_grammars_that_stay_in_memory_fail_no_later_request(sandboxes: MaskSandboxes) -> None:
     """Each takes half of the memory, and stays compiled."""
     assert [_failure(sandboxes, _part(n, str(n) + "x" * 70_000)) for n in range(3)] == [""] * 3
+
+
+@pytest.mark.deep
+def test_an_idle_sandbox_returns_the_memory_of_its_grammars(sandboxes: MaskSandboxes) -> None:
+    assert _failure(sandboxes, _part(0, "[a-c]")) == ""
+    before = memory_bytes(os.getpid())
+    assert _failure(sandboxes, _part(1, "x" * 70_000)) == ""
+    assert memory_bytes(os.getpid()) > before + (8 << 20)
+    while memory_bytes(os.getpid()) > before + (4 << 20):
+        pass  # the test's timeout bounds it
+    assert _failure(sandboxes, _part(1, "x" * 70_000)) == ""
 
 
 def test_a_grammar_that_needs_too_much_memory_alone_fails_its_request(sandboxes: MaskSandboxes) -> None:

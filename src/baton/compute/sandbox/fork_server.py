@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import resource
+import select
 import signal
 import socket
 from pathlib import Path
@@ -19,6 +20,10 @@ from baton.compute.sandbox.work import SandboxWork, open_work
 from baton.core.config import SandboxConfig
 from baton.move.ipc.child import die_with_parent
 from baton.move.ipc.frames import HEAD_BYTES, frame
+from baton.move.memory_limits import trim_heap
+
+IDLE_S = 5.0
+"""A sandbox without a job for this long drops its caches, so that hostile grammars hold no memory."""
 
 
 def run_fork_server(descriptor: int) -> int:
@@ -81,6 +86,9 @@ def _run_sandbox(sock: socket.socket, work: SandboxWork, limits: SandboxConfig) 
     _limit(resource.RLIMIT_FSIZE, 0)
     try:
         while True:
+            if not select.select([sock], [], [], IDLE_S)[0]:
+                work.forget()
+                trim_heap()
             job = receive(sock)
             _set_timers(limits.cpu_s, limits.wall_s)
             answer = _answer(work, job)

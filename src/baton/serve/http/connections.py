@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ctypes
 import ipaddress
 import logging
 from collections import Counter
@@ -15,6 +13,7 @@ from typing import Protocol
 from baton.core.errors import RequestError
 from baton.core.limits import LimitsConfig
 from baton.move.clock import now_s
+from baton.move.memory_limits import trim_heap
 from baton.serve.http.wire.errors import ClusterError
 from baton.serve.live.recorder import Recorder
 
@@ -132,12 +131,6 @@ class RefusalLog:
         more = self._since.pop(kind, 0)
         self._logged_s[kind] = now_s
         return f"refused {text}" + (f" ({more} more like it since the last line)" if more else "")
-
-
-def trim_heap() -> None:
-    """Return free memory to the system, which glibc otherwise keeps below the last block in use. Takes milliseconds."""
-    with contextlib.suppress(AttributeError):  # other C libraries have no such function
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 @lru_cache(maxsize=4096)
