@@ -111,7 +111,7 @@ class TorchEngine:
         results: list[SliceResult] = []
         for part, row in zip(step.slices, rows, strict=True):
             found, failure = next(drawn) if part.sample else ([], "")
-            (token, logprob), *further = found or [(None, None)]
+            token, logprob = found[0] if found else (None, None)
             prompt = tuple(self._prompt_logprobs(part, row, hidden)) if part.sampling.prompt_logprobs else ()
             vector = self._embedding(row, hidden) if part.sample and part.sampling.embedding else b""
             results.append(
@@ -121,7 +121,7 @@ class TorchEngine:
                     logprob=logprob,
                     prompt_logprobs=prompt,
                     embedding=vector,
-                    further=tuple(further),
+                    further=tuple(found[1:]),
                 )
             )
         return StepResult(tuple(results))
