@@ -80,7 +80,16 @@ def test_a_conversation(hash_server: RunningServer, tmp_path: Path) -> None:
 
 SET_ROLE = """(() => {{ const select = document.querySelectorAll('#workers select')[{row}];
     select.value = '{role}'; select.dispatchEvent(new Event('change')); }})()"""
-OUTPUT = "import('/static/dashboard.js').then(page => page.store.sum('output_tokens', 900))"
+LAST_SAMPLE = "import('/static/dashboard.js').then(page => page.store.times.at(-1))"
+OUTPUT = """import('/static/dashboard.js').then(page => new Promise(done => {{
+    const look = () => {{
+        const later = page.store.samples.filter(sample => sample.unix_s > {since});
+        const tokens = later.reduce((sum, sample) => sum + (sample.counts.output_tokens ?? 0), 0);
+        if (tokens >= {least}) done(tokens); else setTimeout(look, 50);
+    }};
+    look();
+}}))"""
+"""Wait until the samples after a time have at least so many output tokens. Return how many."""
 
 
 def generated_tokens(server: RunningServer) -> float:
@@ -97,14 +106,14 @@ def test_the_dashboard_agrees_with_the_metrics_and_shows_faults(hash_server: Run
         await page.until("document.querySelectorAll('#workers tr').length === 2")
         assert [[row[0], row[2]] for row in await page.run(WORKERS)] == [["prefill-0", "ready"], ["decode-0", "ready"]]
         await page.until("document.querySelector('#tiles b') !== null")
-        before = await page.run(OUTPUT)
+        since = await page.run(LAST_SAMPLE)
         counted = generated_tokens(hash_server)
         body = {"prompt": "a prompt of some length", "max_tokens": 30, "ignore_eos": True}
         async with httpx.AsyncClient(base_url=hash_server.url, timeout=60) as client:
             done = await asyncio.gather(*(client.post("/v1/completions", json=body) for _ in range(8)))
             assert {response.status_code for response in done} == {200}
-            await page.until("document.querySelectorAll('#requests details').length >= 8")
-            assert await page.run(OUTPUT) - before == generated_tokens(hash_server) - counted == 8 * 30
+            shown = await page.run(OUTPUT.format(since=since, least=8 * 30))
+            assert shown == generated_tokens(hash_server) - counted == 8 * 30
             await page.until("document.querySelector('#flow path') !== null")
             await page.run(SET_ROLE.format(row=1, role="mixed"))
             await page.until("document.querySelector('#marks').textContent.includes('decode-0: decode to mixed')")
@@ -113,6 +122,7 @@ def test_the_dashboard_agrees_with_the_metrics_and_shows_faults(hash_server: Run
             pids = {each["id"]: each["pid"] for each in (await client.get("/cluster")).json()["workers"]}
             os.kill(pids["decode-0"], signal.SIGKILL)
             await page.until("/decode-0 is ready/.test(document.querySelector('#marks').textContent)")
+            await page.until("document.querySelector('#requests summary') !== null")
             await page.run("document.querySelector('#requests summary').click()")
             assert "baton explain" in await page.run("document.querySelector('#requests dl').textContent")
         for width in (360, 1280):
