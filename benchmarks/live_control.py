@@ -2,8 +2,8 @@
 
     python benchmarks/live_control.py [SCENE ...]
 
-Scenes: overload, aborts, deaths, prices, classes, fairness, roles. Without an argument: all but roles, in about eight
-minutes. Each load is scaled to the speed of the machine, which is measured first.
+Scenes: overload, aborts, deaths, prices, classes, fairness, roles. `all`, the default, is all but roles, in about
+eight minutes. Each load is scaled to the speed of the machine, which is measured first.
 Writes benchmarks/results/live-SCENE.json.
 """
 
@@ -116,11 +116,12 @@ SCENES: dict[str, Callable[[], dict[str, Any]]] = {
 
 def main(names: Sequence[str]) -> None:
     """Play the scenes and write their figures, each as soon as it is known."""
-    for name in names or [name for name in SCENES if name != "roles"]:
+    for name in names:
         record.write(f"live-{name}", SCENES[name]())
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scene", nargs="*", choices=tuple(SCENES), metavar="SCENE")
-    main(parser.parse_args().scene)
+    parser.add_argument("scene", nargs="*", choices=(*SCENES, "all"), default="all", metavar="SCENE")
+    scenes = parser.parse_args().scene
+    main([name for name in SCENES if name != "roles"] if "all" in scenes else scenes)
