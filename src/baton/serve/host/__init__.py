@@ -1,1 +1,1 @@
-"""One host: its arena, the supervisors of its worker and mover processes, the mover, and the joining agent."""
+"""Parts of one host: arena, worker processes, the mover process that copies KV, and the agent that joins a server."""

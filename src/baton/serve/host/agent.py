@@ -33,31 +33,31 @@ class HostOptions:
     url: str
     name: str
     model: str
-    """Empty: the server's model name, which must resolve on this host too."""
+    """Model to load. Empty: the server's; its name or path must resolve on this host too."""
     topology: Topology
     tensor: int | None
     pipeline: int | None
-    """Ranks and stages of each worker. None: as on the server."""
+    """Tensor-parallel ranks and pipeline stages of each worker. None: as on the server."""
     device: str
-    """As `Config.device`; it does not depend on the server."""
+    """Device of this host's workers, with the values of `Config.device`. The server's device is ignored."""
     threads: int
     kv_blocks: int
-    """0: chosen by free memory."""
+    """Blocks in the arena. 0: chosen from the free memory."""
     block_tokens: int
-    """A multiple of the server's block size. 0: the same."""
+    """Tokens per block: a multiple of the server's block size. 0: the server's block size."""
     kv_dtype: KVDtypeChoice | None
     """None: as on the server."""
     tiers: tuple[TierConfig, ...]
-    """Tiers of this host alone; they come before those that it shares with the server."""
+    """Tiers that only this host uses. They are searched before the tiers that the server shares."""
     listen: str
     advertise: str
     api_key: str | None
     join_wait_s: float
-    """How long to try to reach a server that does not answer."""
+    """Seconds of failed attempts to join, after which the agent ends."""
 
 
 class Agent:
-    """Join the server again and again, until a signal comes or the server is unreachable for `join_wait_s`."""
+    """Keep this host joined to a server, until a signal arrives or joining has failed for `join_wait_s`."""
 
     def __init__(self, options: HostOptions, *, tell: Callable[[str], None]) -> None:
         self._options = options
@@ -65,12 +65,12 @@ class Agent:
         self._stopped = asyncio.Event()
         self._staying: asyncio.Task[str] | None = None
         self._membership: Membership | None = None
-        """None: the agent asks for the terms, or resolves the model."""
+        """None: the server's terms and the model are not known yet."""
 
     async def run(self) -> int:
-        """Serve. Return the exit code: 0 after a signal, 1 if the server is unreachable or no worker can be kept alive.
+        """Run until the host ends. Return the exit code: 0 after a signal, 1 if joining or all workers failed for good.
 
-        Raises ConfigError or ModelError if trying again would not help.
+        Raises ConfigError or ModelError if another attempt to join cannot succeed.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -82,7 +82,7 @@ class Agent:
                 reason = await self._staying
             except asyncio.CancelledError:
                 if not self._stopped.is_set():
-                    raise  # another task cancels this one
+                    raise  # not cancelled by `_on_signal`, but from outside
                 break
             except JoinFailedError as error:
                 if self._stopped.is_set():
@@ -147,7 +147,7 @@ def _config(terms: HostTerms, options: HostOptions) -> Config:
     return msgspec.structs.replace(
         terms.config,
         model=options.model or terms.config.model,
-        served_name="" if options.model else terms.config.served_name,  # for log lines only: requests go to the server
+        served_name="" if options.model else terms.config.served_name,  # for log lines: clients see the server's name
         topology=options.topology,
         parallel=ParallelConfig(
             tensor=options.tensor or terms.config.parallel.tensor,

@@ -1,4 +1,4 @@
-"""Copy KV blocks out of and into an arena, in host or device memory, for writes and reads of tiers."""
+"""Read and write the KV blocks of an arena in host or device memory, on behalf of tiers."""
 
 from __future__ import annotations
 
@@ -24,14 +24,17 @@ Blocks = npt.NDArray[np.uint8]
 
 
 class ArenaBytes(Protocol):
-    """Whole blocks of one arena. Any thread may call it, but two threads must not use the same block."""
+    """Reads and writes whole blocks of one arena, from any thread. Two threads must not use one block at a time."""
 
     def read(self, blocks: Sequence[int]) -> Blocks:
-        """Return copies of blocks. Raises TransferError if the device fails, or after `close`."""
+        """Return copies of the blocks. Raises TransferError if the device fails, or after `close`."""
         ...
 
     def write(self, blocks: Sequence[int], contents: Blocks) -> None:
-        """Fill blocks. Raises TransferError if the device fails, or after `close`; their content is undefined then."""
+        """Fill blocks with `contents`. Raises TransferError if the device fails, or after `close`.
+
+        After an error the content of the blocks is undefined.
+        """
         ...
 
     def close(self) -> None:
@@ -78,7 +81,7 @@ class DeviceBytes:
             _copy_whole(_spread_of(contents), self._spread(blocks))
 
     def close(self) -> None:
-        """Close the staged memory too: close the transports before."""
+        """Close the staged memory. The transports that use it must be closed before."""
         memory, self._memory = self._memory, None
         if memory is not None:
             memory.close()
@@ -92,14 +95,14 @@ class DeviceBytes:
 
 
 def transferable(arena: Arena | CudaArena, layout: KVLayout) -> Memory:
-    """Return an arena's memory in the form that transports use. Close a device's memory after the transports."""
+    """Return an arena's memory in the form that transports use. Close a `StagedMemory` after the transports."""
     if isinstance(arena, Arena):
         return arena.memory
     return StagedMemory(CudaMemory(arena.parts, layout))
 
 
 def bytes_of(memory: Memory, block_bytes: int) -> ArenaBytes:
-    """Return an arena's blocks in the form that tiers use."""
+    """Return access to an arena's blocks in the form that tiers use."""
     return DeviceBytes(memory, block_bytes) if isinstance(memory, StagedMemory) else HostBytes(memory, block_bytes)
 
 

@@ -37,7 +37,7 @@ from baton.serve.host.sizing import (
 from baton.serve.messages.setup import WorkerSetup
 
 GROWTH_TOKENS_MAX = 2**20
-"""Longer than any request's output, so that a request gets all of its blocks at once."""
+"""Allocation step without on-demand allocation: longer than any output, so a request gets all its blocks at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Computing:
 
 @dataclass(frozen=True, slots=True)
 class HostParts:
-    """Parts of a host before any process runs."""
+    """A host's arena and the setups of its workers, before any process runs."""
 
     id: HostId
     blocks_total: int
@@ -64,9 +64,9 @@ class HostParts:
 
 
 def choose_computing(config: Config, card: ModelCard, hash_tokens: int | None = None) -> Computing:
-    """Resolve the automatic choices of the configuration. Raises ConfigError if a choice is not possible here.
+    """Choose device, precision and KV layout from the configuration. Raises ConfigError if this host cannot use them.
 
-    `hash_tokens`: see `Computing`. None: the block size.
+    `hash_tokens`: tokens per block hash. None: the block size.
     """
     parallel = config.parallel
     device = choose_device(config.device, card, ranks=parallel.tensor * parallel.pipeline)
@@ -84,9 +84,9 @@ def choose_computing(config: Config, card: ModelCard, hash_tokens: int | None = 
 
 
 def priced(config: Config, card: ModelCard, computing: Computing) -> Config:
-    """Fill in missing prices of the linear cost model, for one worker of the topology on the expected engine.
+    """Return the configuration with estimates for the missing prices of the linear cost model.
 
-    Another cost model keeps its values; only its files are read.
+    The values of other cost models do not change; the contents of their files are read in.
     """
     if config.cost.get("model", "linear") != "linear" or "kinds" in config.cost:
         return msgspec.structs.replace(config, cost=inline_files(config.cost, folder=Path()))
@@ -94,7 +94,7 @@ def priced(config: Config, card: ModelCard, computing: Computing) -> Config:
 
 
 def device_prices(config: Config, card: ModelCard, computing: Computing) -> dict[str, float]:
-    """Return the expected prices of a step for one worker of the topology, by the keys of the linear cost model."""
+    """Estimate the prices of a step on one worker of the topology. The keys are those of the linear cost model."""
     workers = len(worker_views(config.topology, HostId("")))
     threads = share_cores(workers, config.threads, cpu_quota())[0][0] if workers else 1
     return estimated_costs(
@@ -108,7 +108,7 @@ def device_prices(config: Config, card: ModelCard, computing: Computing) -> dict
 
 
 def _engine_kind(card: ModelCard, computing: Computing) -> EngineKind:
-    """Return the engine that `choose_engine` will pick, without compiling it, which takes half a minute."""
+    """Predict the engine that `choose_engine` will pick. Compiling the native engine to find out would take 30 s."""
     if computing.device.drivers:
         return "cuda"
     refusal = native_problem(card, computing.layout, computing.device.name)
@@ -121,7 +121,7 @@ def shares_weights(card: ModelCard, computing: Computing) -> bool:
 
 
 def limit_context(config: Config, card: ModelCard) -> ModelCard:
-    """Apply the configured name and context length. Raises ConfigError if the model has a shorter context."""
+    """Return the card with the configured name and context. Raises ConfigError if the model has a shorter context."""
     name = config.served_name or card.name
     context_tokens = config.context_tokens or card.context_tokens
     if context_tokens > card.context_tokens:
@@ -132,9 +132,9 @@ def limit_context(config: Config, card: ModelCard) -> ModelCard:
 
 
 def build_host(config: Config, card: ModelCard, computing: Computing, host: HostId, prefix: str = "") -> HostParts:
-    """Reserve the arena and build the workers' setups; start nothing. Raises ConfigError or ArenaError.
+    """Reserve the arena and build the workers' setups, but start no process. Raises ConfigError or ArenaError.
 
-    `prefix` begins the names of the workers on every host but the server's own.
+    `prefix` starts the names of the host's workers. It is empty on the server's own host.
     """
     drivers, layout = computing.device.drivers, computing.layout
     requests_max = config.batch.requests_max
@@ -158,7 +158,7 @@ def build_host(config: Config, card: ModelCard, computing: Computing, host: Host
 
 
 def batch_limits(config: Config) -> BatchLimits:
-    """Return the batch bounds. Without on-demand allocation a request grows once, to its longest output."""
+    """Return batch limits. Without on-demand allocation, a request gets all blocks of its longest output at once."""
     if config.kv.allocate == "on_demand":
         return config.batch
     return msgspec.structs.replace(config.batch, growth_tokens=GROWTH_TOKENS_MAX)

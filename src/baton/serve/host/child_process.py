@@ -1,4 +1,4 @@
-"""A child process of a host, worker or mover: its socket, its output, its exit."""
+"""A child process of a host (a worker or the mover): its socket, its output and its exit."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from baton.serve.messages.setup import ToWorkerMessage, WorkerSetup
 _OUTPUT_BYTES = 4096
 """Largest read of output; a longer line is split."""
 _DRAIN_S = 1.0
-"""How long to wait for the remaining messages and output of a dead process. They are available at once, unless a
-grandchild holds the pipe open."""
+"""Maximum wait for the remaining messages and output of a dead process. They arrive at once, unless a grandchild
+holds the pipe open."""
 
 
 class ChildProcess(asyncio.Protocol):
-    """One process. It is started once; a restart is another object."""
+    """One child process. It is started once; each restart needs a new object."""
 
     def __init__(
         self, name: str, module: str, *, on_message: Callable[[bytes], None], on_output: Callable[[str], None]
     ) -> None:
-        """`on_message` gets each message, `on_output` each line of output."""
+        """`on_message` gets each encoded message, `on_output` each line of output."""
         self.pid = 0
         self._name = name
         self._module = module
@@ -40,7 +40,7 @@ class ChildProcess(asyncio.Protocol):
         self._reader = ControlReader()
         self._writer = ControlWriter()
         self._broken = ""
-        """Why its messages are not handled any more. Empty: they are."""
+        """Reason why further messages are ignored. Empty: messages are handled."""
         self._transport: asyncio.Transport | None = None
         self._hung_up = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
@@ -49,7 +49,7 @@ class ChildProcess(asyncio.Protocol):
     async def start(self, setup: bytes, descriptors: Sequence[int], *, threads: int) -> None:
         """Start the process and send its first message, with descriptors attached.
 
-        Raises OSError if the process cannot be started or dies before the message: no process is left then.
+        Raises OSError, and leaves no process, if the process cannot be started or dies before it gets the message.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -66,7 +66,7 @@ class ChildProcess(asyncio.Protocol):
             raise
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's class is not a subclass
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport does not subclass it
 
     def data_received(self, data: bytes) -> None:
         if self._broken:
@@ -93,14 +93,14 @@ class ChildProcess(asyncio.Protocol):
             self._transport.write(self._writer.frame(payload))
 
     def kill(self) -> None:
-        """Kill the process. `wait` then returns, as for any other end."""
+        """Kill the process. `wait` then returns."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
     async def wait(self) -> str:
-        """Wait until the process is dead and its messages are delivered. Return a description of its end, in one line.
+        """Wait until the process is dead and its messages are delivered. Return how it ended, in one line.
 
-        The description excludes the output, whose lines were passed on already.
+        The line excludes the output, which `on_output` has received.
         """
         if self._process is None:
             raise WorkerError(f"{self._name} was never started")
@@ -129,7 +129,7 @@ class ChildProcess(asyncio.Protocol):
             self._transport.abort()
 
     async def _relay_output(self, process: asyncio.subprocess.Process) -> None:
-        """Pass on the output line by line. A full pipe would block the process."""
+        """Pass each line of output to `on_output`. An unread pipe would fill up and block the process."""
         assert process.stdout is not None
         rest = b""
         while piece := await process.stdout.read(_OUTPUT_BYTES):
@@ -146,7 +146,7 @@ class ChildProcess(asyncio.Protocol):
 
 
 def _killed_by(number: int) -> str:
-    """Return how a signal ended a process. Some are the only trace of a fault of the machine."""
+    """Describe a process's death by a signal, with the likely fault of the machine if only the signal shows it."""
     match number:
         case signal.SIGBUS:
             why = ": a page of the model file or the KV cache could not be read, or memory for it ran out"
@@ -168,7 +168,7 @@ async def _spawn(module: str, theirs: socket.socket, *, threads: int) -> asyncio
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         env={**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"},
-        start_new_session=True,  # Ctrl-C goes to the server only, which then ends its workers in order
+        start_new_session=True,  # so that Ctrl-C reaches the server only, which then ends its workers in order
     )
 
 

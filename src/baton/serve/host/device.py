@@ -75,12 +75,12 @@ def _check_torch() -> None:
 def device_budget(
     drivers: Sequence[CudaDriver], topology: Topology, card: ModelCard, layout: KVLayout, requests_max: int
 ) -> MemoryBudget:
-    """Return the GPU memory that is left for KV after every worker has its share. The arena takes nine tenths of it.
+    """Return the GPU memory that all workers together leave free for KV. By default the arena takes nine tenths of it.
 
     A worker needs its weights, the partial results of its largest decode step, and a constant.
 
-    Each GPU holds its rank's part of weights and blocks; the one with the least room limits all. Quantized files are
-    computed in bfloat16, so 4-bit weights take four times their size.
+    Each GPU holds its rank's part of weights and blocks, so the GPU with the least free memory limits all. Quantized
+    weights are expanded to bfloat16, so 4-bit weights take four times their size.
     """
     weights_bytes = card.weight_bytes * (4 if card.format == "gguf" else 1) // layout.ranks
     workers = max(2 if topology == Topology() else 0, topology.prefill + topology.decode + topology.mixed)

@@ -24,7 +24,7 @@ class JoinFailedError(BatonError):
 
 
 def request_terms(url: str, api_key: str | None) -> HostTerms:
-    """Send one request and block until the answer. Raises JoinFailedError, or ConfigError if a retry would not help."""
+    """Request the terms and block until the answer. Raises JoinFailedError, or ConfigError if a retry is in vain."""
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
     request = urllib.request.Request(f"{url.rstrip('/')}/cluster/hosts", data=b"{}", headers=headers, method="POST")
     try:
@@ -56,7 +56,7 @@ class _Error(msgspec.Struct):
 
 
 def _error_message(body: bytes) -> str:
-    """Return the message of an error body, or the first line of a body in another format."""
+    """Return the message in an error response, or the first line of a body that is not Baton's JSON."""
     try:
         return msgspec.json.decode(body, type=_Error).error.message
     except msgspec.DecodeError:

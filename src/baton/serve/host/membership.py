@@ -1,6 +1,6 @@
-"""One membership of a host in a cluster: from joining to the end of its last process.
+"""One membership of a host in a cluster: from joining to the end of the host's last process.
 
-Each membership has a new arena, so that no late message of an earlier one can read or write its blocks.
+Each membership has a new arena, so that late messages of an earlier membership cannot touch its blocks.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class HostAddress:
     listen: str
     """Address that the mover listens on. Empty: the local address of the connection to the server."""
     advertise: str
-    """Address by which other hosts reach the mover. Empty: the same."""
+    """Address by which other hosts reach the mover. Empty: the address it listens on."""
 
 
 class Membership:
@@ -107,12 +107,12 @@ class Membership:
         self._supervisor: Supervisor | None = None
         self._is_leaving = False
         self.failure = ""
-        """Reason why no worker of this host can be kept alive. Empty: there is none."""
+        """Reason why no worker of this host can be kept alive. Empty: workers run or are restarting."""
 
     async def join_and_serve(self, address: HostAddress) -> str:
-        """Join and serve. Return the reason of the end; no process is left then.
+        """Join the cluster and serve until the membership ends. Return the reason; no process of the host is left then.
 
-        Raises JoinFailedError if the host may try again, ConfigError if that would not help.
+        Raises JoinFailedError if the host may try again, ConfigError if another attempt cannot succeed.
         """
         parts = build_host(self._config, self._card, self._computing, address.host, f"{address.host}.")
         tasks: list[asyncio.Task[None]] = []
@@ -132,9 +132,9 @@ class Membership:
             parts.arena.close()
 
     def leave(self, reason: str) -> None:
-        """Ask the server to let this host go. It moves the running requests away first, for `drain_s` at most.
+        """Leave the cluster after the server has moved the running requests away, for which it has `drain_s` seconds.
 
-        A second call ends the membership at once, and so does the first one before the host has joined.
+        A second call ends the membership at once, and so does a call before the host has joined.
         """
         if self._supervisor is None or self._is_leaving:
             self._quit(reason)
@@ -187,7 +187,7 @@ class Membership:
             raise JoinFailedError(f"the mover of {address.host} is not ready after {_MOVER_S:.0f} s, see above")
 
     async def _enter(self, parts: HostParts, address: HostAddress) -> None:
-        """Introduce this host to the server, and wait for its answer."""
+        """Send HostHello and wait until the server admits this host. Raises JoinFailedError or ConfigError if not."""
         generation, ready = self._mover_up.result()
         hello = HostHello(
             token=address.token,
@@ -210,7 +210,10 @@ class Membership:
             )
 
     async def _first(self, wanted: asyncio.Future[Any], limit_s: float | None) -> bool:
-        """Return whether a result comes within `limit_s` (None: no limit). Raises JoinFailedError if this has ended."""
+        """Return whether `wanted` is done within `limit_s` (None: no limit).
+
+        Raises JoinFailedError if the membership ends first.
+        """
         await asyncio.wait([wanted, self._over], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         if not wanted.done() and self._over.done():
             raise JoinFailedError(f"could not join: {self._over.result()}")
@@ -291,7 +294,7 @@ class Membership:
             self._stream.put(MoverUp(generation, ready))
 
     def mover_lost(self, host: HostId, generation: int, reason: str) -> None:
-        """Forward the loss, unless the server does not know of the mover yet: then the host cannot join."""
+        """Report the loss to the server. Before the mover was ready for the first time, end the membership instead."""
         if self._mover_up.done():
             self._stream.put(MoverDown(generation, reason))
         else:

@@ -1,7 +1,7 @@
 """`python -m baton.serve.host.mover FD`: moves KV blocks between this host's arena, other arenas and tiers.
 
-The mover is a separate process for two reasons. Copies must delay neither the server's event loop nor a worker's step;
-and a mover that hangs can be killed, because it holds no other state. It makes no decisions, it carries out orders.
+The mover is a separate process for two reasons. Copies must delay neither the server's event loop nor a worker's step.
+A mover that hangs can be killed, because it holds no other state. It only carries out orders; the server decides.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ from baton.serve.messages.setup import Ping
 log = logging.getLogger("baton.host")
 
 _THREADS = 4
-"""Threads for conversions, withdrawals and cancels, which may block. The transports have their own for copies."""
+"""Threads for conversions, withdrawals and cancels, which may block. Copies run in threads of the transports."""
 
 
 @dataclass(slots=True)
 class _Pulling:
-    """One pull under way."""
+    """A pull in progress."""
 
     pull: Pull
     began_s: float
@@ -72,7 +72,7 @@ class _Pulling:
 
 
 class Mover:
-    """Carry out orders on one arena, and report results through the outbox."""
+    """Carries out orders on one arena, and reports the results through the outbox."""
 
     def __init__(self, setup: MoverSetup, memory: Memory, arena_fd: int, outbox: Outbox) -> None:
         """Raises ConfigError if no configured transport can move this memory."""
@@ -109,7 +109,7 @@ class Mover:
 
     @property
     def transports(self) -> tuple[str, ...]:
-        """Names, the best first."""
+        """Names of the usable transports, the best first."""
         return tuple(self._transports)
 
     def handle(self, order: MoverOrder) -> None:
@@ -137,7 +137,7 @@ class Mover:
         return self._tiers
 
     def close(self) -> None:
-        """Cancel every transfer. A conversion that has begun is finished."""
+        """Cancel every transfer, and wait for conversions that have begun."""
         for transport in self._transports.values():
             transport.close()
         self._ending.shutdown()
@@ -189,9 +189,9 @@ class Mover:
             self._submit(partial(self._finish, number))
 
     def _submit(self, work: Callable[[], None]) -> None:
-        """Run work in a thread. A failure ends this process, as a failure of the main thread does.
+        """Run `work` in a thread. If it fails, end this process.
 
-        Otherwise the order would stay unanswered and its blocks reserved. The death of the process releases them.
+        Otherwise the order would stay unanswered and its blocks reserved. The end of the process releases them.
         """
         self._ending.submit(work).add_done_callback(self._end_if_failed)
 
@@ -218,7 +218,7 @@ class Mover:
             target.give_back(self._staging)
 
     def _register(self, memory: memoryview) -> int:
-        """Register memory with every transport. All of them give it the same region number."""
+        """Register memory with every transport. Return the region number, which is the same for all of them."""
         regions = {transport.register(memory) for transport in self._transports.values()}
         assert len(regions) == 1, f"transports count their regions differently: {regions}"
         return regions.pop()
@@ -236,7 +236,7 @@ def _usable(names: Sequence[str], memory: Memory) -> Sequence[str]:
 
 
 class Outbox:
-    """Send messages to the parent process, from any thread."""
+    """Sends messages to the parent process, from any thread."""
 
     def __init__(self, parent: ParentSocket) -> None:
         self._parent = parent

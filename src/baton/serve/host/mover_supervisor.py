@@ -26,29 +26,29 @@ from baton.serve.messages.moving import (
 from baton.serve.messages.setup import Ping
 
 _BACKOFF = Backoff(0.05, 6.4)
-"""There is no limit of restarts: a host without a mover still serves."""
+"""Pauses before restarts, in seconds. Restarts are unlimited, because a host without a mover still serves."""
 _QUICK_DEATH_S = 10.0
 """A mover that dies within this time counts as a failed start."""
 _START_S = 30.0
-"""How long a mover may take until it listens."""
+"""A mover that is not ready after this time is killed."""
 
 
 class MoverListener(Protocol):
-    """Gets the events of a host's mover. Each process of the mover is a new generation."""
+    """Receives the events of a host's mover. Each start of a mover process is a new generation."""
 
     def mover_ready(self, host: HostId, generation: int, ready: MoverReady) -> None:
-        """The mover accepts orders of this generation."""
+        """Note that the mover accepts orders, which must name this generation."""
         ...
 
     def mover_lost(self, host: HostId, generation: int, reason: str) -> None:
-        """The mover is dead: no thread of this generation reads or writes the arena any more."""
+        """Note that the mover is dead: this generation does not read or write the arena any more."""
         ...
 
     def mover_reported(self, host: HostId, generation: int, event: MoverEvent) -> None: ...
 
 
 class MoverSupervisor:
-    """Run one mover process after the other. Each is a generation, and an order is for one generation only."""
+    """Runs a host's mover process and restarts it when it ends. Each process is a new generation."""
 
     def __init__(
         self, setup: MoverSetup, arena_fd: int, listener: MoverListener, *, silent_s: float, tell: Callable[[str], None]
@@ -78,7 +78,7 @@ class MoverSupervisor:
         self._tasks = [spawn(work, self._tell) for work in (self._supervise(), self._watch())]
 
     def send(self, generation: int, order: MoverOrder) -> None:
-        """Send an order. One of an earlier generation is dropped: the loss of that mover has ended its transfer."""
+        """Send an order to the mover of `generation`. If that mover is lost, drop the order: its transfer has ended."""
         if self._process is not None and generation == self.generation:
             self._process.send_payload(self._encoder.encode(order))
 
@@ -126,7 +126,7 @@ class MoverSupervisor:
         return await process.wait()
 
     async def _watch(self) -> None:
-        """Kill a mover that does not answer: the blocks of its transfers stay reserved as long as it lives."""
+        """Kill a mover that does not answer, because the blocks of its transfers stay reserved as long as it lives."""
         while True:
             await asyncio.sleep(self._silent_s / 4)
             if self._process is None:

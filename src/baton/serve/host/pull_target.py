@@ -1,7 +1,7 @@
-"""Where a mover puts pulled KV: straight into the arena, or into buffers from which it is converted.
+"""The destination of pulled KV: the arena itself, or buffers from which the KV is converted into the arena.
 
-The CPU converts numbers. For an arena on a device, a copy between two layouts is therefore planned into a *shadow*:
-host memory of as many blocks as the target has. The shadow's bytes are then copied to the device.
+KV is converted on the CPU. If the arena is on a device and the layouts differ, the KV is converted into a *shadow*:
+host memory with one block for each target block. The shadow is then copied to the device.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ARENA = 0
 """Region number of the arena: every mover registers it first."""
 _BUFFER_BYTES_MIN = 1 << 20
 _STAGING_BYTES_MAX = 1 << 30
-"""Bound of a mover's buffers together. A copy that finds no buffer fails, and its KV is computed again."""
+"""Bound of all conversion buffers of a mover. A copy that would exceed it fails, and its KV is computed again."""
 
 
 def plan_of(spec: CopySpec) -> CopyPlan | None:
@@ -42,13 +42,13 @@ def plan_of(spec: CopySpec) -> CopyPlan | None:
     assert spec.layers is None, "layers are cut out of blocks of one layout only"
     conversion = Conversion(source, target)
     first = spec.first_token
-    # The request owns the unused slots of its last block on both hosts, and a whole block is one run.
+    # Copy the unused slots of the last block too: the request owns them on both hosts, and a whole block is one run.
     end = conversion.spare_end(first + spec.tokens)
     return conversion.plan(spec.read, spec.write, range(first, end), tables_from=first)
 
 
 def block_extents(blocks: Sequence[BlockId], layout: KVLayout, layers: LayerSpan | None) -> list[Extent]:
-    """Return the bytes of blocks, or of some of their layers: a block is contiguous over its layers."""
+    """Return the arena's extents of blocks, or of some of their layers. The layers of a block are contiguous."""
     first, size = 0, layout.block_bytes
     if layers is not None:
         layer_bytes = layout.block_bytes // layout.layers
@@ -58,7 +58,7 @@ def block_extents(blocks: Sequence[BlockId], layout: KVLayout, layers: LayerSpan
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Host memory that every transport of a mover knows by the same region number."""
+    """Host memory that is registered with every transport of a mover under one region number."""
 
     region: int
     memory: memoryview
@@ -77,7 +77,10 @@ class Staging:
     _made_bytes: int = 0
 
     def take(self, size_bytes: int) -> Buffer:
-        """Return the smallest idle buffer that is large enough, or a new one. Raises TransferError at the bound."""
+        """Return the smallest idle buffer of sufficient size, or a new one.
+
+        Raises TransferError if all buffers together would exceed 1 GiB.
+        """
         fitting = [buffer for buffer in self._idle if buffer.size_bytes >= size_bytes]
         if fitting:
             buffer = min(fitting, key=lambda idle: idle.size_bytes)
@@ -100,7 +103,7 @@ class Staging:
 
 @dataclass(slots=True)
 class PullTarget:
-    """Destination of one pull. Order of calls: `plan`, `borrow`, pull into `extents()`, `finish`, `give_back`."""
+    """The destination of one pull. Call `plan`, `borrow`, pull into `extents()`, then `finish` and `give_back`."""
 
     spec: CopySpec
     arena: Memory
@@ -111,7 +114,7 @@ class PullTarget:
 
     @property
     def is_direct(self) -> bool:
-        """The bytes arrive in their final place; `finish` has nothing to do."""
+        """Return whether the transport writes into the arena itself, so that `finish` has nothing to do."""
         return self._staged is None and self._shadow is None
 
     def plan(self) -> None:
@@ -155,12 +158,12 @@ class PullTarget:
 
 
 def _into_shadow(spec: CopySpec) -> CopySpec:
-    """Return the copy with the shadow's blocks as its target instead of the arena's."""
+    """Return the copy with blocks 0, 1, ... of the shadow as its target, instead of the arena's blocks."""
     return msgspec.structs.replace(spec, write=tuple(BlockId(place) for place in range(len(spec.write))))
 
 
 def _copy_shadow(plan: CopyPlan, spec: CopySpec, shadow: memoryview, arena: StagedMemory) -> None:
-    """Copy the runs that the plan has written in the shadow to their blocks on the device. Other bytes stay."""
+    """Copy the bytes that the plan wrote to the shadow to their blocks on the device. Other bytes do not change."""
     block_bytes = spec.target.block_bytes
     written = _written(plan, block_bytes)
     source = Spread(written, {0: shadow})
@@ -171,17 +174,17 @@ def _copy_shadow(plan: CopyPlan, spec: CopySpec, shadow: memoryview, arena: Stag
 
 
 def _written(plan: CopyPlan, block_bytes: int) -> Rows:
-    """Return the runs that a plan writes, collated within each block: [runs, 3], the last column 0."""
+    """Return the byte runs that a plan writes, merged within each block: [runs, 3] of offset, size and region 0."""
     landed = [(landing.offset_bytes, landing.size_bytes) for landing in plan.landings if not landing.staged]
     runs = np.concatenate([np.array(landed, np.int64).reshape(-1, 2), *(_runs(plan, copy) for copy in plan.copies)])
     runs = runs[np.argsort(runs[:, 0])]
-    rows = collated(np.column_stack((runs, runs[:, 0] // block_bytes)))  # the block number keeps blocks apart
+    rows = collated(np.column_stack((runs, runs[:, 0] // block_bytes)))  # by block, so that no run crosses two
     rows[:, 2] = 0
     return rows
 
 
 def _runs(plan: CopyPlan, copy: StridedCopy) -> np.ndarray:
-    """Return the runs that one copy writes: [runs, 2], offset and size."""
+    """Return the byte runs that one strided copy writes: [runs, 2] of offset and size."""
     cell_bytes = plan.head_dim * DTYPE_BYTES[plan.target_dtype] + SCALE_BYTES.get(plan.target_dtype, 0)
     offsets = np.array([copy.target_bytes], np.int64)
     for loop in copy.loops:

@@ -26,7 +26,7 @@ _WORKER_BYTES = 256 * 2**20
 def worker_views(topology: Topology, host: HostId, prefix: str = "") -> list[WorkerView]:
     """Return the workers of a topology: `prefill-0`, `decode-0`, ... An empty topology means 1 prefill + 1 decode.
 
-    `prefix` keeps the names of different hosts apart.
+    `prefix` starts each name, so that names of different hosts differ.
     """
     if topology == Topology():
         topology = Topology(prefill=1, decode=1)
@@ -56,8 +56,8 @@ class MemoryBudget:
 def host_budget() -> MemoryBudget:
     """Return the budget of host memory: 2 GiB by default, at most a quarter of all and half of the free memory.
 
-    A share of the free memory alone would shrink with each restart: the processes of a host that was killed may not
-    have ended, and their memory is not free yet.
+    A share of the free memory alone would make the arena smaller after each restart, because processes of a killed
+    host may still hold memory.
     """
     return memory_budget(free_bytes=memory_free_bytes(), total_bytes=memory_total_bytes())
 
@@ -71,7 +71,7 @@ def blocks_total(config: Config, card: ModelCard, layout: KVLayout, budget: Memo
     """Return the number of blocks in the arena.
 
     Raises ConfigError if the arena would hold less than two blocks or exceed the free memory. Without this check the
-    server would start, because pages are reserved by use, and the system would kill it under load.
+    server would start, because the system provides pages only on first use, and would be killed under load.
     """
     size_bytes = config.kv.bytes or _default_arena_bytes(card, layout, budget)
     blocks = config.kv.blocks or size_bytes // layout.block_bytes
@@ -91,7 +91,7 @@ def blocks_total(config: Config, card: ModelCard, layout: KVLayout, budget: Memo
 
 
 def _default_arena_bytes(card: ModelCard, layout: KVLayout, budget: MemoryBudget) -> int:
-    """Return the budget's default size, limited to 1 to 64 full contexts and to the budget's own limit."""
+    """Return the budget's default size, clamped to 1 to 64 full contexts and then to the budget's limit."""
     context_bytes = -(-card.context_tokens // layout.block_tokens) * layout.block_bytes
     wanted_bytes = min(max(budget.wanted_bytes, context_bytes), _CONTEXTS_MAX * context_bytes)
     return min(wanted_bytes, budget.most_bytes)
@@ -100,9 +100,8 @@ def _default_arena_bytes(card: ModelCard, layout: KVLayout, budget: MemoryBudget
 def workers_max(initial: int, *, threads: int, worker_bytes: int, shared_bytes: int, is_on_gpu: bool) -> int:
     """Return how many workers the cores, the memory and the devices of this host can run; at least the initial ones.
 
-    `threads`: of one worker. `worker_bytes`: weights that each worker has for itself. `shared_bytes`: the arena and
-    the weights that all workers map. A GPU has room for the initial workers only: the arena takes the rest of its
-    memory.
+    `threads`: threads of one worker. `worker_bytes`: weights that each worker loads itself. `shared_bytes`: arena and
+    weights that all workers map. A GPU runs the initial workers only: the arena takes the rest of its memory.
     """
     if is_on_gpu:
         return initial
@@ -114,9 +113,9 @@ def workers_max(initial: int, *, threads: int, worker_bytes: int, shared_bytes: 
 def share_cores(workers: int, threads: int, quota: float = math.inf) -> list[tuple[int, tuple[int, ...]]]:
     """Divide this process's cores among the workers. Return (threads, cores to pin to) for each worker.
 
-    Workers are pinned to different cores if there are enough: two workers on one core lose more than they gain. They
-    are not pinned if a CPU quota is smaller than the number of cores: other containers use the same cores then, and
-    all of them would be pinned to the first ones.
+    Workers are pinned to different cores if there are enough, because two workers on one core slow each other down.
+    They are not pinned if a CPU quota is below the number of cores: containers that share the cores would all pin
+    their workers to the first ones.
     """
     cores = own_cores()
     each = threads or max(1, math.ceil(min(quota, len(cores))) // workers)
@@ -128,7 +127,7 @@ def share_cores(workers: int, threads: int, quota: float = math.inf) -> list[tup
 def neighbour_cores(shares: Sequence[tuple[int, tuple[int, ...]]]) -> list[tuple[int, ...]]:
     """Return the cores that each worker may borrow while their owner sleeps: those of the next worker, in a ring.
 
-    So each core has at most one guest. A worker that is not pinned borrows none.
+    Each core is lent to at most one worker. A worker that is not pinned borrows none.
     """
     if len(shares) < 2:
         return [()] * len(shares)

@@ -1,4 +1,4 @@
-"""Keep the worker processes of one host alive: start, watch, kill if hung, restart with back-off, give up in time."""
+"""Keep the worker processes of one host alive: start, watch, kill if hung, restart with back-off or give up."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from baton.serve.messages.setup import Ping, Pong, WorkerSetup
 _SHUTDOWN_S = 3.0
 """How long a worker may take to end after `Shutdown`, before it is killed."""
 _PING_S = 2.0
-"""Longest pause between two pings of a worker. A ping shows that a message was lost."""
+"""Maximum pause between two pings of a worker."""
 _BACKOFF = Backoff(0.05, 3.2)
 
 
 @dataclass(slots=True)
 class _Slot:
-    """A worker's name with its current process and the deaths of the earlier ones."""
+    """One worker: its setup, its current process, and the times of death of its earlier processes."""
 
     setup: WorkerSetup
     process: WorkerProcess | None = None
@@ -41,14 +41,14 @@ class _Slot:
     heard_s: float = 0.0
     failure: str = ""
     cannot_load: bool = False
-    """The process reported that it cannot load the model: a second one would fail too."""
+    """The process reported that it cannot load the model. It is not restarted: a new process would fail too."""
     given_up: bool = False
     is_added: bool = False
-    """Started by the scaling policy. If it is given up, its name is removed, and scaling asks for a new one."""
+    """Started by the scaling policy. If it is given up, it is removed, and scaling asks for a worker of a new name."""
     retiring: bool = False
-    """Ended by the scaling policy: its end is no failure, and it is not restarted."""
+    """Told to end by the scaling policy: its end is no failure, and it is not restarted."""
     is_restarting: bool = False
-    """Ended by a rolling restart: its end is no failure, and it starts again at once."""
+    """Told to end by a rolling restart: its end is no failure, and it starts again at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class Notices:
 
 
 class Supervisor:
-    """Run two tasks per worker: one restarts its process, one checks that it answers."""
+    """Runs two tasks for each worker: one starts and restarts its process, one kills a process that does not answer."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Supervisor:
         self._listener = listener
         self._slots: dict[WorkerId, _Slot] = {setup.view.id: _Slot(setup) for setup in setups}
         self._like = setups[0]
-        """Template of workers that scaling adds, even after it has ended every other worker."""
+        """Template for workers that scaling adds. It stays when scaling has ended every worker."""
         self._arena_fd = arena_fd
         self._weights_fd = create_weights_file()
         self._survival = survival
@@ -97,10 +97,10 @@ class Supervisor:
         for tasks, run in ((self._supervising, self._supervise), (self._watchers, self._watch)):
             task = spawn(run(slot), self._notices.tell)
             tasks.add(task)
-            task.add_done_callback(tasks.discard)  # scaling adds and ends workers for as long as the server lives
+            task.add_done_callback(tasks.discard)  # else the set grows with each worker that scaling adds
 
     def resize(self, command: StartWorker | RetireWorker | RestartWorker) -> None:
-        """Carry out a decision: start a worker like the others, end an idle one, or restart one."""
+        """Carry out a decision about the fleet: start a worker like the others, end an idle one, or restart one."""
         match command:
             case StartWorker(worker=worker, role=role):
                 view = msgspec.structs.replace(self._like.view, id=worker, role=role)
@@ -123,13 +123,13 @@ class Supervisor:
                 assert_never(command)
 
     def _free_cores(self) -> tuple[int, ...]:
-        """Return cores for another worker that no worker is pinned to. Empty: too few are left, or none is pinned."""
+        """Return cores for a new worker to pin to. Empty: too few cores are free, or workers here are not pinned."""
         taken = {core for slot in self._slots.values() for core in slot.setup.cores}
         free, count = [core for core in own_cores() if core not in taken], len(self._like.cores)
         return tuple(free[:count]) if len(free) >= count else ()
 
     def abandon(self) -> None:
-        """Kill every worker, because their results are not needed any more. `stop` waits for their end."""
+        """Kill every worker at once: their results are not needed any more. `stop` waits until they have ended."""
         self._stopping = True
         for slot in self._slots.values():
             if slot.process is not None:
@@ -210,7 +210,7 @@ class Supervisor:
         return await process.wait()
 
     async def _may_restart(self, slot: _Slot, reason: str) -> bool:
-        """Wait for the back-off of recent deaths. Return False if there were too many."""
+        """Wait for the back-off that recent deaths require. Return False, and give up, if there were too many."""
         moment_s, survival = now_s(), self._survival
         slot.deaths_s.append(moment_s)
         recent = sum(moment_s - death_s < survival.restart_window_s for death_s in slot.deaths_s)
@@ -219,7 +219,7 @@ class Supervisor:
                 f"{slot.setup.view.id} died {recent} times within {survival.restart_window_s:.0f} s: given up"
             )
             slot.given_up = True
-            if not slot.is_added:  # scaling learns of the loss of an added worker, and asks for another one on any host
+            if not slot.is_added:  # for an added worker, scaling asks for another one on any host
                 self._notify(reason)
             return False
         await asyncio.sleep(_BACKOFF.pause_s(recent))

@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 def spawn(work: Coroutine[None, None, None], tell: Callable[[str], None]) -> asyncio.Task[None]:
-    """Start a background task. If it fails, report the bug with `tell`: no caller awaits the task."""
+    """Start a background task. If it fails, report the error with `tell`, because no caller awaits the task."""
     task = asyncio.create_task(work)
 
     def report(task: asyncio.Task[None]) -> None:
@@ -33,7 +33,7 @@ def spawn(work: Coroutine[None, None, None], tell: Callable[[str], None]) -> asy
 def run_in_thread(work: Callable[[], Result]) -> asyncio.Future[Result]:
     """Run blocking work in a daemon thread of its own. Cancelling the future abandons the thread.
 
-    Why not the executor of the event loop: its threads are joined at the end of the process, which would wait for a
+    The event loop's executor is not used: its threads are joined when the process ends, which would then wait for a
     name server or a download that does not answer.
     """
     outcome: Future[Result] = Future()
@@ -53,7 +53,7 @@ def run_in_thread(work: Callable[[], Result]) -> asyncio.Future[Result]:
 
 
 async def prefault(arena: Arena | CudaArena, failed: Callable[[str], None]) -> None:
-    """Reserve the arena's pages in small portions, so that no step pays for a first use and no stream stalls.
+    """Make the system provide the arena's pages now, so that no step waits for them. Small portions block no stream.
 
     Call `failed` with the reason if the system has less memory than the arena.
     """

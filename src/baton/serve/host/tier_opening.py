@@ -19,7 +19,7 @@ from baton.move.store.port import Store
 from baton.move.store.store_url import open_store, parse_store_url
 
 _PLACES_DEFAULT = 1_000_000
-"""Bound of the block hashes that are remembered for a store whose capacity is not known."""
+"""Maximum block hashes that the pool remembers for a store of unknown capacity."""
 
 
 @dataclass(slots=True)
@@ -41,14 +41,14 @@ class UnopenedTier:
     """A tier whose store could not be opened."""
 
     rules: TierRules
-    """With the largest capacity, because the real one is not known yet."""
+    """Rules with the maximum capacity, because the store's own is not known yet."""
     problem: str
     open: Callable[[], OpenTier]
-    """Tries again. Raises StoreError or ConfigError if the store still cannot be opened."""
+    """Opens the store. Raises StoreError or ConfigError if it still cannot be opened."""
 
 
 def is_shared(url: str) -> bool:
-    """Return whether the store is shared by all hosts instead of local to the machine that opens it."""
+    """Return whether all hosts share the store at this URL, instead of each having its own."""
     return url.partition(":")[0] not in ("file", "memory")
 
 
@@ -80,9 +80,9 @@ def open_tiers(configs: Sequence[TierConfig], *, layout: KVLayout, fingerprint: 
 def open_usable_tiers(
     configs: Sequence[TierConfig], *, layout: KVLayout, fingerprint: str
 ) -> list[OpenTier | UnopenedTier]:
-    """Open the available stores, and return the others with their problem. Tier names do not depend on either.
+    """Open the available stores. Return every tier, with its problem if its store could not be opened.
 
-    Raises ConfigError with the problems of every URL; no store is open then.
+    A tier has the same name in both cases. Raises ConfigError, with no store open, if an URL is invalid.
     """
     check_tiers(configs)
     found: list[OpenTier | UnopenedTier] = []
@@ -138,7 +138,7 @@ def _close(found: Sequence[OpenTier | UnopenedTier]) -> None:
 
 
 def _store_id(url: str, fingerprint: str) -> str:
-    """Return an id that is equal for hosts which can read each other's blocks in a store. It hides the URL."""
+    """Return an id of a shared store. It is equal for hosts that can read each other's blocks, and hides the URL."""
     return blake2b(f"{fingerprint} {url}".encode(), digest_size=16).hexdigest()
 
 

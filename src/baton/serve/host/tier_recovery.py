@@ -1,4 +1,4 @@
-"""Tiers whose stores fail: a circuit breaker for an open store, and new attempts to open one that could not be."""
+"""Handle failing stores of tiers: a circuit breaker for an open store, and repeated attempts to open the others."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from baton.serve.host.tier_opening import OpenTier, UnopenedTier
 log = logging.getLogger("baton.host")
 
 FAILURES_MAX = 3
-"""Calls in a row that fail before the pool stops using a store."""
+"""Consecutive failed calls after which the pool stops using a store."""
 BACKOFF = Backoff(1.0, 60.0)
 
 
 class CircuitBreaker:
-    """Count the failures of one store in a row, and tell the pool to stop using it for a while."""
+    """Counts consecutive failures of one store, and tells the pool to stop using it for a while."""
 
     def __init__(self, tier: str, tell: Callable[[StoreEvent], None]) -> None:
         """`tell` is called from any thread."""
@@ -31,11 +31,11 @@ class CircuitBreaker:
         self._pauses = 0
         """Pauses since the last successful call."""
         self._timer: threading.Timer | None = None
-        """Runs while the store is not used."""
+        """Ends the current pause. None: the store is in use."""
         self._closed = False
 
     def succeed(self) -> None:
-        """Note a successful call. One that began before the pause does not end it."""
+        """Note a successful call. During a pause it is ignored, because the call began before the pause."""
         with self._lock:
             if self._timer is None:
                 self._failures = self._pauses = 0
@@ -67,10 +67,10 @@ class CircuitBreaker:
 
 
 class TierReopener:
-    """Try again to open stores that could not be opened at the start. The pool does not use their tiers until then.
+    """Repeats attempts to open stores that could not be opened at the start. Until then the pool skips their tiers.
 
-    One thread per tier, which ends once the store is open. A store that hangs while it is opened occupies its thread,
-    and its tier stays unused.
+    Each tier has one thread, which ends once the store is open. A store that hangs while it is opened blocks only its
+    own thread.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class TierReopener:
             threading.Thread(target=partial(self._try, tier), name=f"{name}-opens", daemon=True).start()
 
     def close(self) -> None:
-        """Add no further tier."""
+        """End the attempts. No tier is added after this."""
         with self._lock:
             self._closed.set()
 
@@ -104,7 +104,7 @@ class TierReopener:
         while not self._closed.wait(BACKOFF.pause_s(failures)):
             try:
                 opened = tier.open()
-            except (StoreError, ConfigError, OSError) as error:  # a client library may let a network error through
+            except (StoreError, ConfigError, OSError) as error:  # OSError: a client library may pass a network error on
                 failures += 1
                 pause_s = BACKOFF.pause_s(failures)
                 log.warning("tier %s: %s; tried again in %g s", tier.rules.name, error, pause_s)

@@ -1,7 +1,7 @@
 """Read and write KV blocks of tiers in threads: in the server for its own host, in the mover for other hosts.
 
-Bytes pass through separate buffers between arena and store. So a command to a store that hangs is answered after
-`ANSWER_S`, and the hanging call cannot touch a block later. No request waits longer than that for a store.
+A command to a store that hangs is answered after `ANSWER_S`; no request waits longer for a store. The hanging call
+uses a buffer of its own, so it cannot touch a block of the arena later.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from baton.serve.host.tier_recovery import CircuitBreaker, TierReopener
 log = logging.getLogger("baton.host")
 
 ANSWER_S = 5.0
-"""A command is answered after this time even if its store is not done: late blocks count as missing."""
+"""Deadline of a command, in seconds. Blocks that a store has not finished by then count as missing."""
 CLOSE_S = 10.0
-"""How long a store may take to finish its calls and to close. After that the end of the process closes it."""
+"""Maximum seconds for the stores to finish their calls and close. A later one stays open until the process ends."""
 PIECE_BYTES = 32 << 20
-"""Buffer of one thread. Larger reads and writes are done in pieces."""
+"""Size of each thread's buffer. Larger reads and writes are split into pieces."""
 READERS = 3
 """Threads that read from one store. One more thread writes and drops, in the order of the commands."""
 LIST_PIECE = 1000
-"""Block hashes in one message: the pool's event loop handles a message without interruption."""
+"""Maximum block hashes per message. A longer message would block the pool's event loop."""
 LISTED_MAX = 1_000_000
-"""Bound of the hashes in a listing, which has the youngest ones. Each takes about 80 bytes of memory."""
+"""Maximum block hashes in a listing: the youngest blocks. Each hash takes about 80 bytes of memory."""
 
 
 @dataclass(slots=True)
 class _Work:
-    """A read or write under way. A thread holds the lock while it uses the arena, and never uses it once closed."""
+    """A read or write in progress. A thread uses the arena only while it holds `lock` and `closed` is False."""
 
     command: StoreBlocks | LoadBlocks
     began_s: float
@@ -62,7 +62,7 @@ class _Work:
     """Tiers that have not answered yet."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     took_s: dict[str, float] = field(default_factory=dict[str, float])
-    """Duration by tier, for the tiers that have answered."""
+    """Seconds that each tier took to answer, or to miss the deadline."""
     closed: bool = False
 
 
@@ -73,16 +73,16 @@ class _Tier:
     store: Store
     list_s: float
     blocks_max: int
-    """Capacity as the pool knows it."""
+    """Capacity that was last reported to the pool."""
     writer: WorkThreads
     readers: WorkThreads
     breaker: CircuitBreaker
     damaged: int = 0
-    """Damaged blocks that were reported so far."""
+    """Number of damaged blocks reported so far."""
 
 
 class TierWork:
-    """Carry out a pool's commands to its tiers. Every command is answered exactly once, even if its store fails."""
+    """Carries out a pool's commands to its tiers. Every read and write is answered exactly once, even if it fails."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class TierWork:
         threading.Thread(target=self._watch, name="tiers-watch", daemon=True).start()
 
     def _add_late(self, tier: OpenTier, blocks_max: int) -> None:
-        """Add a tier that could not be opened at the start: tell the pool that it is usable, and its blocks."""
+        """Add a tier whose store was opened late. Tell the pool that the tier is usable, and list its blocks."""
         self._add(tier, blocks_max)
         self._report_capacity(tier.name)
         self._tell(TierRests(tier.name, rests=False))
@@ -140,9 +140,9 @@ class TierWork:
                     self._tiers[tier].readers.submit(partial(self._get, work, command, tier))
 
     def list_held(self) -> None:
-        """Report the blocks of earlier runs in every tier: TierOpened, empty if the store cannot list them.
+        """Report the blocks that every tier has from earlier runs, as TierOpened; empty if the store cannot list them.
 
-        Shared stores are listed again and again, for blocks of other hosts. Unopened stores are tried again.
+        Shared stores are listed periodically, to find blocks of other hosts. Opening the unopened stores is retried.
         """
         opened = list(self._tiers)
         self._reopener.begin()
@@ -156,7 +156,7 @@ class TierWork:
     def close(self) -> list[str]:
         """Finish the current writes, drop the queued ones, and close stores and arena.
 
-        Return the tiers whose stores did not end in time. No thread uses the arena after this.
+        Return the tiers whose stores did not close in time. No thread uses the arena after this.
         """
         self._reopener.close()
         self._closed.set()
@@ -182,7 +182,7 @@ class TierWork:
         return hung
 
     def _begin(self, command: StoreBlocks | LoadBlocks, tiers: set[str]) -> _Work:
-        """Queue a command. A tier without an open store counts as answered: it keeps no block and has none."""
+        """Start the deadline of a command. Tiers without an open store count as answered: they have no block."""
         work = _Work(command, now_s(), [False] * len(command.hashes), {name for name in tiers if name in self._tiers})
         if work.waiting:
             self._begun.put(work)
@@ -191,7 +191,7 @@ class TierWork:
         return work
 
     def _watch(self) -> None:
-        """Answer commands that take too long. All have the same limit, so they expire in the order of their start."""
+        """Answer commands after their deadline. All have the same limit, so they expire in the order they began."""
         while (work := self._begun.get()) is not None:
             self._closed.wait(max(0.0, work.began_s + ANSWER_S - now_s()))
             if self._closed.is_set():
@@ -206,7 +206,7 @@ class TierWork:
                 self._answer(work)
 
     def _end(self, work: _Work, tier: str) -> None:
-        """Note that a tier has finished its part of a command. The last tier answers the command."""
+        """Note that a tier has finished its part of a command. Answer the command if all tiers have."""
         with work.lock:
             if work.closed:
                 return
@@ -251,7 +251,7 @@ class TierWork:
         self._report_capacity(command.tier)
 
     def _put_piece(self, work: _Work, command: StoreBlocks, places: Sequence[int]) -> bool:
-        """Write some blocks. Return False if the command was answered meanwhile."""
+        """Write the blocks at `places` to the store. Return False if the command's deadline has passed."""
         with work.lock:
             if work.closed:
                 return False
@@ -284,7 +284,7 @@ class TierWork:
             self._end(work, tier)
 
     def _get_piece(self, work: _Work, command: LoadBlocks, tier: str, places: Sequence[int]) -> bool:
-        """Read some blocks. Return whether all of them were found."""
+        """Read the blocks at `places` into the arena. Return whether the store had all of them."""
         read = np.empty((len(places), self._block_bytes), np.uint8)  # [blocks, bytes]
         pairs = [(command.hashes[place], memoryview(read[row])) for row, place in enumerate(places)]
         whole = self._ask(tier, partial(self._tiers[tier].store.get, pairs), len(pairs))
@@ -304,7 +304,7 @@ class TierWork:
             log.warning("tier %s: %s; blocks that should be dropped stay there", tier, error)
 
     def _list(self, tier: str, list_s: float) -> None:
-        """Report the blocks of a store, and every `list_s` seconds its new blocks."""
+        """Report the blocks of a store, then its new blocks every `list_s` seconds (0: never again)."""
         told: set[BlockHash] = set()
         pause_s = 0.0
         while not self._closed.wait(pause_s):

@@ -1,6 +1,6 @@
-"""The ports between a host's workers and the server: commands to a worker, and events of the workers.
+"""The interfaces between a host's workers and the server: commands to a worker, and events of the workers.
 
-The server implements them for its own host; an agent forwards both over its connection to the server.
+The server implements them for its own host. On another host, the agent forwards both over its connection.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from baton.core.types import WorkerId, WorkerView
 from baton.serve.messages.setup import Pong
 
 WorkerMessage = WorkerReady | WorkerProgress | WorkerFailed | Pong
-"""Messages of a worker about itself, for its supervisor."""
+"""Messages of a worker that its supervisor handles, instead of the driver."""
 
 
 class WorkerLink(Protocol):
-    """A worker on any host, as the receiver of commands."""
+    """Sends commands to one worker, on this host or another."""
 
     view: WorkerView
     state: str
@@ -29,7 +29,7 @@ class WorkerLink(Protocol):
 
 
 class WorkerListener(Protocol):
-    """Gets the events of one host's workers from their supervisor."""
+    """Receives the events of one host's workers from their supervisor."""
 
     def add(self, link: WorkerLink) -> None:
         """Register a worker that is being started."""
@@ -44,16 +44,16 @@ class WorkerListener(Protocol):
         ...
 
     def retire(self, worker: WorkerId, reason: str) -> None:
-        """Remove a worker for good: scaling has ended it, or has added it and it cannot be kept alive."""
+        """Remove a worker for good: scaling has ended it, or it was added by scaling and cannot be kept alive."""
         ...
 
     def receive(self, worker: WorkerId, payload: bytes) -> WorkerMessage | None:
-        """Handle an encoded message of a worker. Return it if it concerns the supervisor."""
+        """Handle an encoded message of a worker. If its supervisor must handle it, return it decoded."""
         ...
 
 
 class EngineHosts(Protocol):
-    """Servers of another inference engine as hosts, each with one worker."""
+    """Servers of another inference engine. Each takes the place of a host with one worker."""
 
     @property
     def joined(self) -> int:

@@ -18,13 +18,13 @@ class HostTerms(Struct, frozen=True, kw_only=True):
     port: int
     """Port for the agent's connection, on the server's address."""
     token: str
-    """Proves that the agent requested terms. Valid for one connection; expires after many later requests."""
+    """Proves that the agent requested terms. Valid for one connection; expires if many other hosts request terms."""
     tls: bool
     """The agent's connection uses TLS, with the certificate of HTTPS."""
     mover_secret: bytes
     """Secret of all movers of the cluster."""
     config: Config
-    """The server's resolved configuration, without the parts that concern the server only."""
+    """The server's resolved configuration, without the settings that only the server uses."""
 
 
 # ---- from an agent to the server
@@ -67,7 +67,7 @@ class WorkerDown(Struct, frozen=True, tag=True):
 
 
 class FromWorker(Struct, frozen=True, tag=True):
-    """An encoded message of a worker, as it came over its socket."""
+    """A worker's message, encoded as the worker sent it."""
 
     worker: WorkerId
     payload: bytes
@@ -93,7 +93,7 @@ class HostPong(Struct, frozen=True, tag=True):
 
 
 class HostLeaves(Struct, frozen=True, tag=True):
-    """The agent ends, and its workers with it."""
+    """The agent wants to leave the cluster and will end its workers."""
 
     reason: str
 
@@ -110,7 +110,7 @@ class JoinRefused(Struct, frozen=True, tag=True):
 
     reason: str
     again: bool
-    """The host may try again."""
+    """Whether the host may try again."""
 
 
 class ForWorker(Struct, frozen=True, tag=True):
@@ -134,7 +134,7 @@ class Resize(Struct, frozen=True, tag=True):
 
 
 class HostPing(Struct, frozen=True, tag=True):
-    """Answered with HostPong at once. Each side treats a connection that stays silent as lost."""
+    """The agent answers with HostPong at once. Each side treats a connection that stays silent as lost."""
 
 
 class Dismissed(Struct, frozen=True, tag=True):

@@ -31,7 +31,7 @@ class MoverSetup(Struct, frozen=True, kw_only=True, tag=True):
     tiers: tuple[TierConfig, ...] = ()
     """Tiers below the arena, the fastest first."""
     secret: bytes = b""
-    """Secret of all movers of the cluster: each mover proves it before it reads. Empty: movers have no secret."""
+    """Secret of all movers of the cluster. A mover must prove that it knows it before it reads. Empty: no secret."""
     fingerprint: str = ""
     """Digest of everything that a block's bytes depend on, except its tokens."""
 
@@ -57,7 +57,7 @@ class OfferBlocks(Struct, frozen=True, tag=True):
     transport: str
     lease_s: float
     request_id: RequestId = RequestId("")
-    """The request whose KV it is. A server of another engine finds its KV by it, not by blocks."""
+    """Request that owns the KV. A server of another engine finds the KV by this id instead of by block ids."""
 
 
 class PullBlocks(Struct, frozen=True, tag=True):
@@ -69,7 +69,7 @@ class PullBlocks(Struct, frozen=True, tag=True):
 
 
 class WithdrawBlocks(Struct, frozen=True, tag=True):
-    """End an offer. The answer is BlocksWithdrawn once the blocks may be written again, even for an unknown copy."""
+    """End an offer. BlocksWithdrawn is the answer once the blocks may be written again, or if the copy is unknown."""
 
     number: int
 
@@ -128,7 +128,7 @@ class PullEnded(Struct, frozen=True, tag=True):
 
 
 class MoverPong(Struct, frozen=True, tag=True):
-    """Answer to a Ping. A mover that does not answer in time is considered hung."""
+    """Answer of a mover to a Ping. A mover that does not answer in time is considered hung and killed."""
 
 
 TierOrder = StoreBlocks | DropBlocks | LoadBlocks | ListTiers

@@ -42,7 +42,7 @@ class WorkerSetup(Struct, frozen=True, kw_only=True, tag=True):
     cores: tuple[int, ...]
     """Cores that the worker is pinned to. Empty: not pinned."""
     guest_cores: tuple[int, ...] = ()
-    """Cores of another worker, borrowed for steps while their owner sleeps."""
+    """Cores of another worker. This worker uses them for its steps while the other one sleeps."""
     limits: BatchLimits
     batching: Plugin
     fairness: Plugin
@@ -58,7 +58,7 @@ class WorkerSetup(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Ping(Struct, frozen=True, tag=True):
-    """Answered with Pong between two steps. A worker that does not answer in time is considered hung."""
+    """A worker answers with Pong between two steps. One that does not answer in time is considered hung and killed."""
 
 
 class Pong(Struct, frozen=True, tag=True):

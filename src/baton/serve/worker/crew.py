@@ -1,4 +1,4 @@
-"""The further rank processes of a parallel worker, as its first rank manages them: start, send orders, watch.
+"""Start and watch the rank processes of a parallel worker, and send them orders. The first rank runs this code.
 
 To the server, the worker is one process. If a rank dies, the first rank exits and the kernel kills the others, so the
 server sees the death of one worker and no rank is left.
@@ -36,7 +36,7 @@ class _Rank:
 
 
 class RankCrew:
-    """Implements `RankProcesses`. Starts the processes at once, because their imports take longest."""
+    """Implements `RankProcesses`. The constructor starts the processes, because their imports take long."""
 
     def __init__(self, setup: WorkerSetup, arena_fd: int) -> None:
         self._setup = setup
@@ -49,7 +49,7 @@ class RankCrew:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the further ranks."""
+        """Process ids of all ranks but the first."""
         return [rank.process.pid for rank in self._ranks]
 
     def begin(self, port: int) -> None:
@@ -58,7 +58,7 @@ class RankCrew:
             socket.send_fds(rank.sock, [frame(self._encoder.encode(setup))], [self._arena_fd])
 
     def wait_ready(self) -> None:
-        """Wait until all ranks have loaded. Raises WorkerError if one ended instead."""
+        """Wait until all ranks have loaded their part of the model. Raises WorkerError if a rank ended instead."""
         for rank in self._ranks:
             reader, messages = FrameReader(), list[bytes]()
             while not messages:
@@ -81,7 +81,7 @@ class RankCrew:
             rank.process.wait()
 
     def _watch(self, rank: _Rank) -> None:
-        """End this process when a rank's process ends, even in the middle of a step."""
+        """Wait for the end of a rank's process, then end this process too, even in the middle of a step."""
         code = rank.process.wait()
         if not self._closing:
             ended = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
@@ -90,7 +90,7 @@ class RankCrew:
 
 
 def _start(rank: int, setup: WorkerSetup) -> _Rank:
-    """Start a rank. Its output goes where this worker's goes: to the host."""
+    """Start a rank's process. It inherits this worker's output, which the host reads."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with theirs:
         process = subprocess.Popen(

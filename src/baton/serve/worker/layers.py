@@ -12,7 +12,7 @@ from baton.core.step import Step
 from baton.core.types import WorkerId
 
 _LOOK_S = 0.0005
-"""Polling interval during a watched step; a layer takes longer. Other steps are not polled."""
+"""Polling interval during a watched step, shorter than a layer takes. Other steps are not polled."""
 
 
 class LayerWatch:
@@ -21,7 +21,7 @@ class LayerWatch:
     def __init__(
         self, worker: WorkerId, progress: Progress, layers: int, *, tell: Callable[[LayersDone], None]
     ) -> None:
-        """`layers`: number of layers of the engine. `tell` is called from the polling thread too."""
+        """`layers`: number of layers of the model. `tell` is called from the polling thread too."""
         self._worker = worker
         self._progress = progress
         self._layers = layers
@@ -63,7 +63,7 @@ class LayerWatch:
                 self._changed.wait_for(lambda done=step: self._step is not done)
 
     def _wait_for(self, step: Step, layers: int) -> bool:
-        """Wait until `layers` layers of a step are done. Return False if the step ends first, which its report says."""
+        """Wait until `layers` layers of a step are done. Return False if the whole step ends first."""
         with self._changed:
             while self._step is step and self._progress.layers < layers:
                 self._changed.wait(_LOOK_S)

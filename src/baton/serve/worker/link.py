@@ -15,7 +15,7 @@ from baton.serve.messages.setup import FromWorkerMessage, Ping, Pong, ToWorkerMe
 
 
 class ServerLink:
-    """Receive commands and send reports. `closed` is true once the host has hung up."""
+    """Receives commands and sends reports. `closed` is true once the host has closed the connection."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = ParentSocket(sock)

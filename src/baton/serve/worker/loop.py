@@ -20,7 +20,7 @@ log = logging.getLogger("baton.worker")
 
 @dataclass(slots=True)
 class StepLoop:
-    """Run steps of one engine until the host hangs up or sends Shutdown."""
+    """Runs steps of one engine until the host hangs up or sends Shutdown."""
 
     link: ServerLink
     batcher: Batcher
@@ -33,7 +33,7 @@ class StepLoop:
     def run(self) -> None:
         """Run steps. Commands are applied between steps; an idle worker blocks in `take`.
 
-        Requests for blocks leave before the step, so that the host pool answers while the step runs.
+        Requests for KV blocks are sent before the step, so that the host pool answers while the step runs.
         """
         idle = True
         while not (self.link.closed or self.batcher.closed):
@@ -70,7 +70,7 @@ class StepLoop:
         """Run each slice of a failed step by itself, and fail only the request that the engine cannot compute.
 
         If two requests fail, the worker itself is broken: raise the error, so that other workers take the requests.
-        A request that is too large for the device's memory says nothing about the worker.
+        Requests that fail because the device's memory is too small for them do not count.
         """
         failed = 0
         for part in step.slices:

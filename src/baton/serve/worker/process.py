@@ -117,9 +117,9 @@ def _batcher(setup: WorkerSetup) -> Batcher:
 
 
 def _watch(setup: WorkerSetup, engine: StepEngine, link: ServerLink) -> LayerWatch | None:
-    """Return the watch for the step loop, or None where layers cannot be observed.
+    """Return the watch for the step loop, or None if finished layers cannot be observed.
 
-    On a GPU, launched kernels may be unfinished; ranks finish a layer at different times.
+    On a GPU, the kernels of a layer may still run after their launch. Ranks finish a layer at different times.
     """
     if setup.device != "cpu" or setup.layout.ranks > 1:
         return None
@@ -133,7 +133,7 @@ def _step_log(setup: WorkerSetup) -> StepLogWriter | None:
 
 
 def _pin(setup: WorkerSetup) -> None:
-    """Pin this process to its cores. It is the first rank of a parallel worker."""
+    """Pin this process to its cores. In a parallel worker, this process is the first rank."""
     _, cores = rank_cores(setup, 0) if setup.card.format != "hash" else (0, setup.cores)
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)

@@ -1,6 +1,6 @@
-"""`python -m baton.serve.worker.rank FD`: a further rank of a parallel worker, started by the first rank.
+"""`python -m baton.serve.worker.rank FD`: one rank of a parallel worker, started by the worker's first rank.
 
-It computes its part of every step, and blocks in a read between two steps.
+It computes its part of every step. Between two steps it blocks until the first rank sends the next one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def run_rank(descriptor: int) -> None:
 
 
 def _frames(sock: socket.socket, data: bytes) -> Iterator[bytes]:
-    """Yield messages, beginning with bytes that were received already, until the other side hangs up."""
+    """Yield the messages in `data`, which was received before, then those of the socket until the peer hangs up."""
     reader = FrameReader()
     while data:
         yield from reader.feed(data)

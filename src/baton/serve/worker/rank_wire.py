@@ -1,4 +1,4 @@
-"""Messages between the first rank of a worker and a further rank, and the rank's share of the worker."""
+"""Messages between the first rank of a worker and another rank, and a rank's part of the arena and cores."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def open_rank_arena(setup: WorkerSetup, descriptor: int, rank: int) -> Arena | C
 def rank_cores(setup: WorkerSetup, rank: int) -> tuple[int, tuple[int, ...]]:
     """Return (threads, cores to pin to) of one rank.
 
-    The ranks of a pipeline stage compute at the same time and share the worker's cores. Stages take turns, so each
-    stage uses all of them.
+    The ranks of a pipeline stage compute at the same time, so they divide the worker's cores. Stages take turns, so
+    each stage uses all cores.
     """
     ranks = setup.layout.tensor_parallel
     threads, each, column = max(1, setup.threads // ranks), len(setup.cores) // ranks, rank % ranks

@@ -25,7 +25,7 @@ class StepLogWriter:
     """Append one line per step to FOLDER/WORKER.jsonl, until the file reaches its bound (INV-9)."""
 
     def __init__(self, folder: Path, worker: WorkerId, bytes_max: int) -> None:
-        """Start a new log. If the disk fails, as it may when a worker restarts, log that and write nothing."""
+        """Start a new log. If the file cannot be opened, log a warning and write no steps."""
         self._path = folder / f"{worker}.jsonl"
         self._left_bytes = bytes_max
         self._file: BinaryIO | None = None
@@ -37,7 +37,7 @@ class StepLogWriter:
             self._end(error)
 
     def note(self, shape: StepShape, *, at_s: float, engine_s: float, turn_s: float) -> None:
-        """Append a step. Once the log is full or the disk fails, do nothing: serving must go on."""
+        """Append a step. Does nothing once the log is full or the disk has failed: serving must go on."""
         step = LoggedStep(
             prefill_tokens=shape.prefill_tokens,
             prefill_chunks=shape.prefill_chunks,
@@ -58,7 +58,7 @@ class StepLogWriter:
             self._end(error)
 
     def close(self) -> None:
-        """Flush buffered lines. A worker that is killed loses them."""
+        """Flush the buffered lines and close the file. A worker that is killed loses its buffered lines."""
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.close()
