@@ -1,4 +1,4 @@
-"""Send one request and read its answer. Errors of a request are not raised: they are its result."""
+"""Send one request and read its answer. A failed request raises no error: its `Reply` holds the reason."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class Client:
 
 
 def _prompt_tokens(answer: StreamedAnswer, request: TraceRequest) -> int:
-    """Return the server's count; without one, the intended length."""
+    """Return the number of prompt tokens that the server counted, or the trace's number if the server does not tell."""
     counted = answer.usage.prompt_tokens if answer.usage is not None else None
     return counted or request.input_tokens
 

@@ -20,7 +20,7 @@ from baton.move.clock import now_s
 PREPARED_BYTES_MAX = 64 * 1024 * 1024
 """Bound of request bodies that are made ahead of time, so that making one delays no other request."""
 _MARGIN_S = 0.01
-"""No body is made if a request is due within this time."""
+"""A body is only made ahead of time if no request is due within this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,10 @@ class LoadGenerator:
         return PreparedRequest(index, request, self._body(text, request), messages)
 
     def _prepare_turn(self, turn: Turn, messages: tuple[Message, ...]) -> PreparedRequest:
-        """Make a body of the conversation so far and this turn's own words: as chat messages, or as one text."""
+        """Return a turn with its request body.
+
+        The body has the conversation so far and the turn's new words, as chat messages or as one text.
+        """
         words = self.prompts.text(turn.request, turn.index).split(" ")
         own = " ".join(words[min(turn.known_tokens, len(words) - 1) :])
         messages = (*messages, Message("user", own))

@@ -30,7 +30,7 @@ from baton.lab.workload.retime import rate_problems, read_arrivals
 INPUT_TOKENS = 512
 OUTPUT_TOKENS = 128
 REQUESTS = 100
-"""Default of a synthetic run."""
+"""Number of requests of a synthetic run, unless --requests is given."""
 ATTAINMENT_MIN = 0.9
 TIMEOUT_S = 600.0
 POSITIVE = Range(above=0.0)
@@ -51,7 +51,7 @@ class _Checks:
         return value if isinstance(value, str) else None
 
     def number(self, name: str, bounds: Range) -> float | None:
-        """Read a number within the bounds."""
+        """Return the number of a flag. None: it was not given, or is a problem because it is out of bounds."""
         text = self.text(name)
         try:
             value = None if text is None else float(text)
@@ -60,7 +60,7 @@ class _Checks:
         return self._within(name, bounds, value)
 
     def count(self, name: str, *, least: int) -> int | None:
-        """Read a whole number."""
+        """Return the whole number of a flag. None: it was not given, or is a problem because it is too small."""
         text = self.text(name)
         value = None if text is None else int(text) if text.strip().isdecimal() else math.nan
         found = self._within(name, Range(least=least), value, "whole number")
@@ -156,7 +156,10 @@ def _workload(checks: _Checks) -> TraceFile | Synthetic:
 
 
 def _pacing(checks: _Checks) -> Pacing:
-    """Return new times, a number of clients, or the trace's own times. The default of a synthetic run is one client."""
+    """Return how the run is paced: at new times, by a number of clients, or at the trace's times.
+
+    Without a flag, a synthetic run has one client.
+    """
     checks.refuse_together("rate", "concurrency", "requests are sent either at a rate or when an answer has arrived")
     checks.refuse_together("rate", "rate-scale", "--rate-scale stretches the trace's own times")
     checks.refuse_together("concurrency", "rate-scale", "--rate-scale stretches the trace's own times")

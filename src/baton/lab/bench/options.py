@@ -16,7 +16,7 @@ PromptFormat = Literal["ids", "text"]
 
 @dataclass(frozen=True, slots=True)
 class TraceFile:
-    """Requests with lengths, prefixes and (unless paced otherwise) times from a file."""
+    """A trace or workload file. Requests keep their lengths and prefixes, and their times unless paced otherwise."""
 
     path: Path
     limit: int | None
@@ -36,7 +36,7 @@ class OpenLoop:
     """Requests are sent at their times, however slow the answers are."""
 
     rate_rps: float | None
-    """Mean rate. None: that of the trace; unused if all requests arrive at once."""
+    """Mean rate. None: the trace's rate. Ignored if all requests arrive at once."""
     arrivals: Arrivals
     """The arrival process at one request a second."""
 
@@ -60,7 +60,7 @@ Pacing = OpenLoop | ClosedLoop | TraceTimes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """One run."""
+    """The checked options of one run of `baton bench`."""
 
     url: str
     """Base URL of the API, with `/v1` or another prefix."""

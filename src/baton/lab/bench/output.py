@@ -17,7 +17,7 @@ from baton.lab.workload.arrivals import AllAtOnce
 from baton.lab.workload.retime import describe_arrivals
 
 REASONS_MAX = 5
-"""Failure reasons that are shown."""
+"""Maximum number of different failure reasons in the output."""
 _LATE_NOTABLE_S = 0.01
 _HIT_NOTABLE_RATIO = 0.01
 

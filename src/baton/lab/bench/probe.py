@@ -45,9 +45,10 @@ class _Models(Struct):
 
 
 async def probe(client: Client, options: BenchOptions) -> Target:
-    """Ask for the model's name and request one token, with token ids first unless a format is given.
+    """Return the server's model and prompt format, after a test request for one token.
 
-    Raises TargetError with the server's answer and the flag that may help.
+    Unless a prompt format is given, token ids are tried before text. Raises TargetError with the server's answer and
+    the flag that may help.
     """
     try:
         model = options.model if options.model is not None else await _first_model(client)
@@ -98,7 +99,7 @@ async def _prompt_format(client: Client, options: BenchOptions, model: str) -> P
 
 
 def _why(error: aiohttp.ClientError | OSError) -> str:
-    """Return the operating system's message without the client's: `Connection refused`."""
+    """Return the operating system's error message, such as `Connection refused`, without aiohttp's own words."""
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)
     return str(error)

@@ -180,7 +180,7 @@ async def run_bench(options: BenchOptions, *, stop: asyncio.Event, watcher: RunL
 
 
 def _as_text(options: BenchOptions) -> BenchOptions:
-    """Send prompts as text: a turn repeats the previous answer, which the client has as text only."""
+    """Return the options with text prompts: a turn repeats the previous answer, which the client has as text only."""
     if options.prompt_format == "ids":
         raise ConfigError("--prompt-format ids cannot carry conversations: a turn repeats the text of the answer")
     return dataclasses.replace(options, prompt_format="text")

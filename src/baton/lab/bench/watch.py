@@ -41,7 +41,7 @@ class WorkerWatch:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
-        """Poll until `ended` is set, and once more then; stop early at an answer that is not Baton's."""
+        """Poll until `ended` is set, then once more. Stop early at an answer that does not come from a Baton server."""
         while await self.poll():
             try:
                 async with asyncio.timeout(POLL_S):

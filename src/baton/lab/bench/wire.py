@@ -14,7 +14,7 @@ from baton.core.messages import Outcome
 from baton.lab.bench.options import Endpoint
 
 LINE_BYTES_MAX = 16 * 1024 * 1024
-"""Longest accepted event; a longer one without a line end is an error."""
+"""Maximum size of one event of a stream. An answer with a larger event counts as failed."""
 _REASON_CHARS_MAX = 200
 _WHOLE = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter"})
 """Finish reasons of a complete answer. Others (`abort`, `error`) are failures."""
@@ -141,7 +141,7 @@ class StreamedAnswer:
     usage: TokenUsage | None = None
     error: str = ""
     text: list[str] | None = None
-    """The pieces of its text. None: do not keep the text."""
+    """Pieces of the answer's text. None: do not keep them."""
     _rest: bytes = b""
 
     def feed(self, data: bytes, now_s: float) -> None:
@@ -190,7 +190,7 @@ class StreamedAnswer:
         return "usage" if self.usage is not None and self.usage.completion_tokens else "chunks"
 
     def token_times_s(self) -> array[float]:
-        """Return the arrival time of each output token, shared out by `spread_token_times`."""
+        """Return a time for each output token, as `spread_token_times` derives it from the times of the chunks."""
         total = (self.usage.completion_tokens or 0) if self.usage else 0
         times_s, tokens = self.chunk_times_s, self.chunk_tokens
         if not times_s and total and self.finish_reason is not None:

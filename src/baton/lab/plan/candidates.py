@@ -14,9 +14,10 @@ from baton.lab.plan.search import Search, Shape
 from baton.lab.plan.verify import VerifiedFleet
 
 Verdict = Literal["recommended", "dearer", "missed the SLO", "short"]
-"""Why a candidate is recommended or not. `missed the SLO`: in simulation. `short`: it carries less of the asked rate.
+"""Why a candidate is recommended or not.
 
-`dearer` includes the pool penalty; without an asked rate it means a lower rate for the price.
+`missed the SLO`: in simulation. `short`: it carries only a part of the asked rate. `dearer`: its price with the pool
+penalty is higher; without an asked rate, its rate per price is lower.
 """
 
 
@@ -72,9 +73,9 @@ def _candidate(search: Search, fleet: PlannedFleet, verdict: Verdict) -> Candida
 
 
 def _alternatives(search: Search, verified: Mapping[Shape, VerifiedFleet]) -> Iterable[tuple[PlannedFleet, bool]]:
-    """Yield the best fleet of each shape, also on each kind of GPU alone, and whether its simulation missed the SLO.
+    """Yield (fleet, missed the SLO in simulation): the best of each shape, also on each kind of GPU alone.
 
-    A shape is screened with the derating factor that its own simulations led to.
+    The fleets of a shape are screened with the derating factor that its simulations found.
     """
     shapes: tuple[Shape, ...] = ("disaggregated", "mixed")
     stocks = sorted({option.stock.name for option in search.options})
@@ -129,7 +130,7 @@ class CostPoint(Struct, frozen=True, kw_only=True):
 def cost_points(search: Search, verified: Mapping[Shape, VerifiedFleet]) -> list[CostPoint]:
     """Return the price of the best fleet of each shape at multiples of the asked rate, or [] if none is asked.
 
-    The fleets have the derating factor of their shape's simulations, so the asked rate has the compared fleets.
+    Each shape has the derating factor that its simulations found, so its curve contains its compared fleet.
     """
     asked_rps, found = search.demand.rate_rps, list[CostPoint]()
     shapes: tuple[Shape, ...] = ("disaggregated", "mixed")

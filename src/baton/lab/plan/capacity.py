@@ -230,7 +230,10 @@ def _met_ratio(
 def _wait(
     demand: WorkloadDemand, times_s: list[float], service_s: float, *, workers: int, busy_ratio: float
 ) -> tuple[float, float]:
-    """Return the share of requests that wait, and the mean wait of those. `service_s`: if prompts share steps."""
+    """Return the share of requests that wait, and the mean wait of those in seconds.
+
+    `times_s`: time of a prompt that runs alone, by length class. `service_s`: time per prompt if prompts share steps.
+    """
     weights = [each.weight for each in demand.lengths]
     mean_s = _mean(times_s, weights)
     variation = max(0.0, _mean([s * s for s in times_s], weights) / mean_s**2 - 1)
@@ -315,7 +318,7 @@ def requests_max(option: WorkerOption) -> int:
 
 
 def _fitting(option: WorkerOption, demand: WorkloadDemand, workers: int) -> tuple[float, str]:
-    """Return the largest mean number of requests that leaves room for peaks, and the name of its limit."""
+    """Return the largest mean number of decoding requests that leaves room for peaks, and the name of its limit."""
     held = KV_MAX_RATIO * option.facts.kv_tokens_max / (demand.context_tokens + demand.output_tokens / 2)
     most, full = min((held, "KV memory"), (requests_max(option), "requests at once"))
     return largest(lambda count: _peak_requests(count, workers, demand) <= most, most), full

@@ -75,7 +75,10 @@ def weighted_quantile(pairs: Iterable[tuple[Value, float]], ratio: float) -> Val
 
 
 def strata(pairs: Iterable[tuple[int, int]]) -> tuple[LengthClass, ...]:
-    """Group pairs of input and output tokens by input length into equally large classes. Return the mean of each."""
+    """Return length classes of equal size, made of (input tokens, output tokens) in order of input length.
+
+    A class has the mean lengths of its requests.
+    """
     ordered = sorted(pairs)
     count = min(STRATA, len(ordered))
     classes: list[LengthClass] = []

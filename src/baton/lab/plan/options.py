@@ -109,7 +109,7 @@ def build_options(
 
 
 def _no_cut(choices: OptionRanges, stock: GpuStock) -> str:
-    """Return the reason why no combination of parallel degrees fits the stock, with the largest degree that does."""
+    """Return the error that no combination of parallel degrees fits the stock, with degrees to try instead."""
     name, node = stock.hardware.name, stock.hardware.gpus_per_node
     tp, pp, cp = min(choices.tp), min(choices.pp), min(choices.cp)
     widest = max((degree for degree in (1, 2, 4, 8, 16) if degree <= min(node, stock.gpus)), default=1)

@@ -29,8 +29,10 @@ to show a queue that grows slowly."""
 SEQUENCES_MAX = 3
 """Sequences of arrivals that are judged together, because a burst may occur in one and not in another."""
 PLAYED_MAX = 6_000
-"""Bound on the requests of all sequences, unless the judged requests alone need more. A fleet with many concurrent
-requests gets fewer sequences, then a shorter one: bursts matter less there."""
+"""Bound on the requests of all sequences. Only the judged requests may exceed it.
+
+A fleet with many concurrent requests gets fewer sequences, then a shorter one, because bursts matter less for it.
+"""
 _POLICY = policy_set("baton")
 
 

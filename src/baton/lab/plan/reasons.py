@@ -12,7 +12,7 @@ from baton.lab.plan.planned_fleet import PlannedFleet, WorkerGroup
 from baton.lab.plan.search import Search, Shape
 
 CUTS_MAX = 3
-"""Number of alternative cuts named per role. The remaining ones are counted."""
+"""Number of alternative parallel layouts that are named per role. The output states how many more there are."""
 NETWORK_RATIO = 0.98
 """The network is the limit if the fleet carries less than this share of its scarcer side."""
 LOW_RATIO = 0.3
@@ -63,9 +63,9 @@ def _bound(group: WorkerGroup, demand: WorkloadDemand) -> str:
 
 
 def not_recommended(search: Search, candidates: Sequence[tuple[Candidate, PlannedFleet]]) -> list[str]:
-    """Return lines about the alternatives: the other candidates, the best of them first, and other cuts of each role.
+    """Return lines about the alternatives: other fleets, the best first, and other parallel layouts of each role.
 
-    Each line says why the alternative is behind, or that no such fleet meets the SLO.
+    Each line says why the alternative is worse, or that it does not meet the SLO.
     """
     (best, best_fleet), *others = candidates
     found = [describe_candidate(best, other, fleet, search) for other, fleet in others]
@@ -79,7 +79,7 @@ def not_recommended(search: Search, candidates: Sequence[tuple[Candidate, Planne
 
 
 def _cuts(search: Search, best: PlannedFleet) -> list[str]:
-    """Return lines about other cuts of each role on the same hardware, with their loss of capacity per price."""
+    """Return lines about other parallel layouts of each role on the same GPUs, with their loss of capacity."""
     found: list[str] = []
     used = {(group.role, group.option.name) for group in best.groups}
     for group in best.groups:

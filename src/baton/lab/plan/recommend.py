@@ -61,7 +61,7 @@ class Recommendation:
 
     @property
     def notes(self) -> list[str]:
-        """Figures of the recommended fleet that are taken from other hardware, for lack of measurements."""
+        """Figures of the recommended fleet that were not measured on its hardware but taken from other hardware."""
         return sorted({note for group in self.best.groups for note in group.option.facts.notes})
 
     @property

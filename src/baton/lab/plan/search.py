@@ -72,7 +72,7 @@ class Search:
         return fleet.price(self.objective) * (1 + self.pool_penalty_ratio * fleet.extra_pools)
 
     def worth(self, fleet: PlannedFleet) -> Worth:
-        """Return the sort key of a fleet, without regard to its simulation."""
+        """Return the value that ranks a fleet: a larger one is better. Simulation results do not influence it."""
         asked_rps = min(fleet.rate_rps, self.demand.rate_rps or 0.0)
         return asked_rps, fleet.rate_rps / max(1e-12, self.penalized_price(fleet))
 
@@ -104,7 +104,7 @@ class Search:
     def _choices(
         self, roles: Sequence[Role], options: Sequence[WorkerOption]
     ) -> list[tuple[float, list[tuple[Role, WorkerOption]]]]:
-        """Return the choices of one option per role with a lower bound of their price, cheapest first.
+        """Return (lower bound of the price, one option per role) for every choice of options, cheapest first.
 
         KV is not converted, so all options of a choice have one KV format.
         """
@@ -119,7 +119,7 @@ class Search:
         return sorted((each for each in choices if each[0] < math.inf), key=lambda each: each[0])
 
     def _bound_price(self, role: Role, option: WorkerOption) -> float:
-        """Return a lower bound of the price of workers that carry the asked rate. Infinite if the stock cannot."""
+        """Return a lower bound of the price of a role's workers for the asked rate. Infinite: too few in stock."""
         rate_rps, most = self.demand.rate_rps or 0.0, option.stock.gpus // option.facts.gpus
         each_rps = self._each_rps(role, option, most)  # the largest pool has the shortest queues
         if most * each_rps < rate_rps:
@@ -158,9 +158,9 @@ class Search:
         return self.price(option) / each_rps if each_rps > 0 else math.inf
 
     def _many_pools(self, shape: Shape, options: Sequence[WorkerOption]) -> PlannedFleet | None:
-        """Return the solver's fleet, with the capacities of pools of the chosen sizes.
+        """Return the fleet that the solver chooses, with the capacities of pools of its sizes.
 
-        If these carry less than the solver assumed, the next round asks it for more.
+        If the fleet carries less than the solver assumed, the next round asks for more.
         """
         sizes: dict[tuple[Role, str], int] = {}
         fleets: list[PlannedFleet] = []

@@ -21,7 +21,8 @@ RECENT_MAX = 65_536
 class EarlyRejection:
     """Reject a request by the current prefill and decode load.
 
-    The load may change until the prompt finishes. Then rejections and admissions alternate in waves.
+    The load may have changed when the prompt finishes. Under overload, the policy therefore alternates between phases
+    of admission and of rejection.
     """
 
     requests_max: int = 65_536

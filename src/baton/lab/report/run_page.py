@@ -36,7 +36,7 @@ class RunPage:
 
 
 def render_run(run: RunPage) -> str:
-    """Return the page."""
+    """Return the HTML page of a run."""
     return page(
         run.title,
         run.subtitle,
@@ -138,10 +138,7 @@ def _seconds(value: float | None) -> str:
 
 
 def render_log(timeline: Timeline, name: str) -> str:
-    """Return the page.
-
-    A log holds the time of a request's first token and its token count, but no other token times.
-    """
+    """Return the HTML page of a decision log. It lacks ITL and TPOT: the log has only the first token's time."""
     lines = list(timeline.requests.values())
     records = [_record(line, timeline.end_s) for line in lines]
     known = [_record(line, timeline.end_s) for line in lines if line.first_token_s is not None]

@@ -44,7 +44,7 @@ class RequestRecord(Struct, frozen=True, kw_only=True, gc=False):
     cached_tokens: int | None = None
     """Input tokens that needed no prefill. None: the server does not report it."""
     cut_tokens: int = 0
-    """Output tokens of the trace that the request could not ask for."""
+    """Output tokens of the trace that were not requested, because the request's output limit was lower."""
     slo: Slo | None = None
     """SLO of this request. None: the targets of the run apply."""
     tenant: str = ""
