@@ -16,24 +16,25 @@ CLASSES_MAX = 16
 
 
 class ClassConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A service class. Other classes use its reserve while it does not, and give it back at once."""
+    """A service class. Other classes may use its reserved capacity while it is idle, and must give it back at once."""
 
     name: str
     priority: Annotated[int, Range(least=-100, most=100)] = 0
     """Lower values are served first."""
     prefill_ratio: Ratio = 0.0
-    """Part of each step that less urgent prompts leave free. Less urgent decodes skip every other step of a prompt."""
+    """Share of each step's tokens that less urgent prompts leave free. Less urgent decodes skip every other step of a
+    prompt."""
     decode_ratio: Ratio = 0.0
-    """Reserved part of the requests that decode workers run at once."""
+    """Share of the concurrent requests of decode workers that is reserved."""
     kv_ratio: Ratio = 0.0
-    """Reserved part of each host's KV blocks."""
+    """Share of each host's KV blocks that is reserved."""
     aging_s: Annotated[float, Range(above=0, most=86400)] = 30.0
     """Waiting time after which the class counts as one `priority` more urgent."""
     ttft_slo_s: Annotated[float, Range(above=0, such_as="seconds, such as 1.0")] | None = None
     """Targets of requests that name none: both or neither."""
     tpot_slo_s: Annotated[float, Range(above=0, such_as="seconds, such as 0.1")] | None = None
     output_tokens_max: Annotated[int, Range(least=0, most=2**31)] = 0
-    """Longest answer of a request that would be rejected otherwise. 0: rejected."""
+    """Instead of a rejection, a request may get at most this many output tokens. 0: it is rejected."""
     defer_s: Annotated[float, Range(least=0, most=86400)] = 0.0
     """A request that cannot meet its SLO waits without one, for at most this long. 0: rejected."""
 
@@ -49,7 +50,7 @@ class RouteConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     path: str = ""
     """Path of the request, such as `/v1/embeddings`."""
     headers: dict[str, str] = {}
-    """Headers with their values. `classes` in a key's limits allows what headers may ask for."""
+    """Headers with their values. A key's limit `classes` names the classes that its clients may choose by header."""
 
 
 def class_problems(classes: Sequence[ClassConfig], routes: Sequence[RouteConfig], default: str) -> list[str]:
@@ -87,7 +88,7 @@ def class_problems(classes: Sequence[ClassConfig], routes: Sequence[RouteConfig]
 
 
 def late_targets(classes: Sequence[ClassConfig], ttft_slo_s: float | None, queue_s: float) -> list[str]:
-    """Return a problem for each TTFT target that the deadline of the queue forbids. `queue_s` 0: it has none."""
+    """Return a problem for each TTFT target above `queue_s`, the longest wait in the queue (0: no limit)."""
     targets = {f"ttft_slo_s of the class {each.name}": each.ttft_slo_s for each in classes} | {"slo.ttft_s": ttft_slo_s}
     return [
         f"{name} is {target_s:g} s, but requests that wait for {queue_s:g} s are rejected: set limits.queue_s to"

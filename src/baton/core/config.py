@@ -107,8 +107,8 @@ class TierConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     when: Literal["cached", "sealed"] = "cached"
     """Write blocks once no request uses them (`cached`), or as soon as they are full (`sealed`)."""
     list_s: Annotated[float, Range(least=0, most=86400)] = 30.0
-    """Interval for listing a shared store, to find blocks that other servers have written. At least 20 times as long as
-    a listing takes. 0: only at the start."""
+    """Interval for listing a shared store, to find blocks that other servers have written. At least 20 times the
+    duration of a listing. 0: only at the start."""
 
 
 class Plugin(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -186,7 +186,7 @@ class SurvivalConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     retries_per_minute: Annotated[int, Range(least=0, most=10**6)] = 1024
     """Requests that may be tried again in a minute after the loss of workers or hosts. The rest get 503."""
     retry_ratio: Annotated[float, Range(least=0, most=1)] = 0.2
-    """Further retries for each admitted request."""
+    """Retries that each admitted request adds to this limit."""
     restarts_max: Annotated[int, Range(least=0, most=1000)] = 5
     """Restarts of one worker within `restart_window_s` before the server stops restarting it."""
     restart_window_s: Timeout = 60.0
@@ -200,26 +200,26 @@ class SurvivalConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     drain_s: Annotated[float, Range(least=0, most=86400)] = 10.0
     """Grace period for running requests after SIGTERM or Ctrl-C. A second signal ends them at once."""
     resume_folder: str = ""
-    """Folder for streams that the end of the server cuts. Clients can resume them later. Empty: none is kept."""
+    """Folder where a stopping server saves unfinished streams, for clients to resume. Empty: none is saved."""
     resume_s: Timeout = 600.0
-    """How long a cut stream can be resumed."""
+    """How long a saved stream can be resumed."""
     resume_bytes_max: Bytes = 64 * 1024 * 1024
-    """Maximum size of all cut streams."""
+    """Maximum size of all saved streams together."""
 
 
 class SandboxConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Processes that run grammars and chat templates."""
 
     cpu_s: Annotated[float, Range(least=0.05, most=3600)] = 2.0
-    """CPU time of compiling a grammar, of one token mask, or of rendering a conversation."""
+    """Maximum CPU time to compile a grammar, compute one token mask, or render a conversation."""
     wall_s: Annotated[float, Range(least=0.1, most=3600)] = 10.0
     """Wall time of the same work."""
     memory_bytes: Annotated[int, Range(least=2**24, most=2**40)] = 512 * 1024 * 1024
-    """Memory of a sandbox beyond libraries and vocabulary."""
+    """Maximum memory of one sandbox, without libraries and vocabulary."""
     processes: Annotated[int, Range(least=1, most=256)] = 2
     """Sandboxes for grammars, for chat templates, and for the token masks of each worker."""
     waiting_max: Annotated[int, Range(least=1, most=2**16)] = 64
-    """Maximum grammars that wait for a sandbox. One client may have a quarter."""
+    """Maximum grammars that wait for a sandbox. One client may have a quarter of them."""
 
 
 class HostsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -300,7 +300,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     classes: tuple[ClassConfig, ...] = ()
     routes: tuple[RouteConfig, ...] = ()
     default_class: str = ""
-    """Class of requests that no route matches. Empty: none, as with the priority 0."""
+    """Class of requests that no route matches. Empty: no class, which counts as priority 0."""
     survival: SurvivalConfig = SurvivalConfig()
     sandbox: SandboxConfig = SandboxConfig()
     hosts: HostsConfig = HostsConfig()
@@ -346,7 +346,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return found
 
     def lacks(self) -> list[str]:
-        """Return settings whose requirements are missing. Call it after flags are merged into the file's settings."""
+        """Return an error for each setting that needs another one. Call it after flags are merged in."""
         own = [self.topology != Topology(), self.hosts.expected > 0, bool(self.tiers)]
         if self.engines.servers and any(own):
             return ["engines.servers are all the workers: leave out --prefill, --decode, --mixed, --hosts and --tier"]

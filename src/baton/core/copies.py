@@ -1,8 +1,8 @@
-"""Events and commands of a transfer between two hosts: for both pools, and for the movers that copy.
+"""Events and commands of a KV transfer between two hosts, exchanged with both host pools and the mover processes.
 
 A transfer asks the target's pool for blocks, leases the source's blocks, copies, and notifies both pools. While a
 prompt is computed, its sealed blocks may be sent ahead to the host that will probably continue the request. There they
-are cached without a holder, and a later transfer finds them.
+are cached without belonging to a request, and a later transfer reuses them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from baton.core.types import BlockHash, BlockId, HostId, Request, RequestId, Wor
 
 
 class LayerSpan(Struct, frozen=True, array_like=True):
-    """A run of a model's layers: `first` .. before `end`, of `total`."""
+    """Layers `first` to `end - 1` of a model with `total` layers."""
 
     first: int
     end: int
@@ -23,7 +23,7 @@ class LayerSpan(Struct, frozen=True, array_like=True):
 class LayersDone(Struct, frozen=True, tag=True):
     """The KV of a step's first `layers` layers is complete, for requests whose KV is copied by layer.
 
-    A worker reports it at the beginning of a step that ends a prompt, with 0 layers, and as the step proceeds.
+    A worker sends it in a step that ends a prompt: at the start of the step with 0 layers, then as layers finish.
     """
 
     worker: WorkerId
@@ -114,7 +114,7 @@ class CopyBlocks(Struct, frozen=True, tag=True):
 
     @property
     def whole_tokens(self) -> int:
-        """Return the number of tokens whose KV in all layers has as many bytes as this copy, for time estimates."""
+        """Return the size of this copy for time estimates, in tokens with KV in all layers."""
         span = self.layers
         return self.tokens if span is None else -(-self.tokens * (span.end - span.first) // span.total)
 

@@ -26,7 +26,7 @@ class EnginesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     servers: tuple[EngineConfig, ...] = ()
     key: str = ""
-    """Their bearer key. Prefer BATON_ENGINE_KEY."""
+    """Bearer key that Baton sends to these servers. Prefer BATON_ENGINE_KEY."""
     silent_s: Annotated[float, Range(least=0.1, most=3600)] = 10.0
     """A server without an answer for this long is lost."""
     check_s: Annotated[float, Range(least=0.01, most=60)] = 1.0
@@ -52,7 +52,7 @@ class EnginesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def _is_url(url: str) -> bool:
-    """Return whether a URL names a server and nothing below it."""
+    """Return whether a URL has only an HTTP scheme, a host and optionally a port."""
     try:
         parts = urlsplit(url)
         port = parts.port

@@ -15,7 +15,7 @@ BatonError
 from __future__ import annotations
 
 _HALF_CHARS = 800
-"""Half of the longest message about a model."""
+"""Half of the maximum length of a ModelError message, in characters: the middle of a longer one is cut."""
 
 
 class BatonError(Exception):

@@ -18,7 +18,7 @@ Form = Literal["toml", "yaml", "json"]
 
 
 def placed(place: object, error: Exception) -> list[str]:
-    """Return the lines of an error, each with the name of the file or section in front."""
+    """Return the lines of an error message, each prefixed with the name of its file or section."""
     return [f"{place}: {line}" for line in str(error).splitlines()]
 
 
@@ -26,8 +26,8 @@ def placed(place: object, error: Exception) -> list[str]:
 def in_file(path: object, what: str) -> Generator[None]:
     """Add a file's name to every error that the block raises.
 
-    `what`: the purpose of the file with its article, such as `the cluster`. Raise ConfigError for a file that cannot
-    be read, for invalid UTF-8, and for every ConfigError of the block.
+    `what` describes the file in the message, such as `the cluster`. Raise ConfigError for a file that cannot be read,
+    for invalid UTF-8, and for every ConfigError of the block.
     """
     try:
         yield
@@ -45,7 +45,7 @@ def form_of(path: Path) -> Form:
 
 
 def keys_of(text: str, form: Form, *, example: str) -> dict[str, Any]:
-    """Decode a file whose top level is a table of keys, such as `example`. Raise ConfigError if it is not."""
+    """Decode text whose top level must be a table of keys. Raise ConfigError, which shows `example`, if it is not."""
     decode = {"toml": msgspec.toml.decode, "yaml": msgspec.yaml.decode, "json": msgspec.json.decode}[form]
     try:
         raw: object = decode(text)  # JSON has its own decoder, since YAML reads 1e1 as text
@@ -63,7 +63,7 @@ def _kind(raw: object) -> str:
 
 
 def output_problems(outputs: Mapping[str, Path | None]) -> list[str]:
-    """Return an error for each output file that cannot be written, so that no run starts whose results are lost."""
+    """Return an error for each output file that cannot be written. Call it before a run, so that no result is lost."""
     return [
         f"{flag} {path}: {path.parent} must be a folder that exists, and {path.name or path} a file in it"
         for flag, path in outputs.items()
@@ -84,7 +84,7 @@ def open_private(path: Path, mode: Literal["ab", "wb"], buffering: int = DEFAULT
 
 
 def open_private_fd(path: str | Path, flags: int) -> int:
-    """Return the descriptor of a file in mode 0600. A device, a pipe and the file of another user keep their mode."""
+    """Open a file, set its mode to 0600 and return its descriptor. Devices, pipes and others' files keep their mode."""
     fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
     if stat.S_ISREG(os.fstat(fd).st_mode):
         with suppress(OSError):

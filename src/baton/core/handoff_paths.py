@@ -1,4 +1,4 @@
-"""Paths of KV between hosts: the predicted cost of each, for the policy that chooses."""
+"""The paths on which KV can move between hosts, with predicted costs, for the handoff policy."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class HandoffView(Struct, frozen=True, kw_only=True):
     """Leading part of `tokens` whose KV the remote pool already has."""
     direct: LinkView
     put: LinkView
-    """From the source into the pool, for the KV that the pool lacks. 0 seconds if it lacks none."""
+    """Link from the source to the pool, for the KV that the pool lacks. `expected_s` is 0 if it lacks none."""
     get: LinkView
-    """From the pool to the target."""
+    """Link from the pool to the target."""
     run_ratio: float
-    """Share of the KV in one write or read: the target reads one run while the source writes the next."""
+    """Share of the KV in one run. Runs are pipelined: the target reads one while the source writes the next."""
     rest_s: float
     """Time to recompute the tokens that fill no block: only full blocks go through the pool."""
 

@@ -27,11 +27,11 @@ class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     admin_host: str = "127.0.0.1"
     """Address for `admin_port`."""
     admin_port: Port = 0
-    """Separate port for the routes of `admin` and `join`. 0: `port` has them."""
+    """Separate port for the routes of `admin` and `join`. 0: `port` serves them."""
     join_key: str = ""
     """Key with the scope `join`. Prefer BATON_JOIN_KEY."""
     key_file: str = ""
-    """File of `baton keys`, read again on SIGHUP."""
+    """Key file that `baton keys` writes, read again on SIGHUP."""
     public_prefixes: tuple[str, ...] = ()
     """Texts, such as system prompts, whose cached blocks all tenants share."""
     tls_cert: str = ""
@@ -52,7 +52,7 @@ class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Maximum choices (prompts x n) of one HTTP request."""
 
     def tenants(self) -> int:
-        """Return the number of tenants with keys for the model. Raise ConfigError if the key file is invalid."""
+        """Return the number of tenants whose keys may use the model. Raise ConfigError for an invalid key file."""
         entries = read_keys(Path(self.key_file)).keys if self.key_file else ()
         return len(self.api_keys) + len({entry.tenant for entry in entries if "generate" in entry.scopes})
 
@@ -71,7 +71,7 @@ class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return found
 
     def missing_keys(self) -> list[str]:
-        """Return the settings that need keys if there are none. Empty: clients need a key, or `insecure` is set."""
+        """Return an error for each setting that exposes a server without keys, unless `insecure` is set."""
         if self.api_keys or self.key_file or self.insecure:
             return []
         remedy = "give it --api-key-file or --keys, or allow everything to every client with --insecure"

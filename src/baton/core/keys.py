@@ -38,11 +38,11 @@ class KeyLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     streams_max: Limit | None = None
     """Requests at once."""
     priority_min: Annotated[int, Range(least=-(2**31), most=2**31 - 1)] | None = None
-    """Most urgent `priority` of a request: lower values are served earlier. None: 0."""
+    """Lowest (most urgent) `priority` that its requests may have. None: 0."""
     classes: tuple[str, ...] | None = None
-    """Service classes that its requests may have. None: those of the routes, except by headers of the client."""
+    """Service classes that its requests may have. None: those of routes without header conditions."""
     kv_blocks_max: Limit | None = None
-    """Quota of the tenant on each host, in KV blocks, cached or of running requests; its keys share the quota."""
+    """Maximum KV blocks of the tenant on each host, cached ones included. All keys of the tenant share this quota."""
 
 
 class KeyEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

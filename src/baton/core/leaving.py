@@ -1,4 +1,4 @@
-"""Hosts that leave and workers that restart in order: their requests go elsewhere first, with their KV."""
+"""Messages about leaving hosts and rolling restarts: running requests first move elsewhere, with their KV."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class HostLeaving(Struct, frozen=True, tag=True):
 
 
 class DismissHost(Struct, frozen=True, tag=True):
-    """No request and no transfer needs the leaving host any more: let it go."""
+    """No request and no transfer needs the leaving host any more: it may end."""
 
     host: HostId
 
 
 class RestartWanted(Struct, frozen=True, tag=True):
-    """An administrator wants these workers to restart one after the other. None: the restart is called off."""
+    """Restart these workers one after the other. An empty tuple cancels the restart in progress."""
 
     workers: tuple[WorkerId, ...]
 

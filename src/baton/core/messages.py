@@ -1,6 +1,6 @@
 """Messages between the coordinator, the host pools and the workers: plain data that is logged, replayed and sent.
 
-An *event* reports what happened, a *command* tells what to do. Messages about a request carry (request_id, attempt), so
+An *event* reports what happened, a *command* says what to do. Messages about a request carry (request_id, attempt), so
 that late events of an abandoned attempt are recognized. Frequent messages are not tracked by Python's garbage collector
 (`gc=False`): frozen data has no cycles.
 """
@@ -173,7 +173,7 @@ class SendAhead(Struct, frozen=True, tag=True):
 
 
 class StopRequest(Struct, frozen=True, tag=True):
-    """Drop the request between two steps; `only_unstarted`: if it was in no step. The worker answers RequestDropped."""
+    """Drop the request between two steps; if `only_unstarted`, only if no step has run it. RequestDropped answers."""
 
     request_id: RequestId
     attempt: int
@@ -235,7 +235,7 @@ CoordinatorCommand = (
 
 
 class BlocksWanted(Struct, frozen=True, tag=True, gc=False):
-    """A batcher asks for the first blocks of a request, with a prefix hit, or for further ones. It may ask twice."""
+    """A batcher asks for a request's first blocks, with a prefix hit, or for further ones. It may ask repeatedly."""
 
     request_id: RequestId
     attempt: int

@@ -35,14 +35,14 @@ class CostModel(Protocol):
         ...
 
     def on(self, kind: str) -> CostModel:
-        """Return the cost model for a `WorkerView.kind`. Where all workers are alike: this model."""
+        """Return the cost model for workers of this `WorkerView.kind`: the model itself if all workers are alike."""
         ...
 
 
 def handoff_between_s(cost: CostModel, kinds: Collection[str], *, tokens: int, same_host: bool) -> float:
     """Return the seconds of a handoff between workers of these kinds (`WorkerView.kind`): the slower end decides.
 
-    Without kinds, for example if the workers of the source have left: the cost model's value for any two workers.
+    If `kinds` is empty, for example because the workers have left: the cost model's value for two workers of one kind.
     """
     if not kinds:
         return cost.handoff_s(tokens=tokens, same_host=same_host)

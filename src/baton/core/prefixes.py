@@ -8,12 +8,12 @@ from baton.core.types import BlockHash, HostId
 
 
 class BlocksStored(Struct, frozen=True, tag=True, gc=False):
-    """A host's arena has these cached blocks now. Tiers are looked up when a request arrives."""
+    """A host's arena has cached these blocks. Blocks in tiers are looked up when a request arrives instead."""
 
     host: HostId
     hashes: tuple[BlockHash, ...]
     block_runs: int = 1
-    """Hashed runs of tokens in a block of this host: it knows every nth hash of a prompt."""
+    """Hashes per block of this host: it knows only every `block_runs`-th hash of a prompt."""
 
 
 class BlocksRemoved(Struct, frozen=True, tag=True, gc=False):

@@ -105,7 +105,7 @@ class Step(Struct, frozen=True, gc=False):
 
     @property
     def shape(self) -> StepShape:
-        """The sums that cost models use."""
+        """The sums over the step that cost models use."""
         prefill_tokens = chunks = decodes = context_tokens = 0
         pairs = 0.0
         for part in self.slices:
@@ -133,7 +133,7 @@ class SliceResult(Struct, frozen=True, kw_only=True, gc=False):
     """The result of one slice."""
 
     token: int | None = None
-    """The sampled token, if `Slice.sample` is set. None then means that its masks are late: sample again."""
+    """The sampled token, if `Slice.sample` is set. None then means that the grammar's masks are late: sample again."""
     failure: str = ""
     """The reason why this request alone cannot be computed, if it cannot."""
     logprob: TokenLogprob | None = None

@@ -1,4 +1,4 @@
-"""Events of the coordinator that the driver makes: timers, counts of tokens, and wishes of administrators."""
+"""Events that the driver makes for the coordinator: timers, token counts, and commands of administrators."""
 
 from __future__ import annotations
 

@@ -85,27 +85,27 @@ class Sampling(Struct, frozen=True, kw_only=True):
 
 
 class ServiceClass(Struct, frozen=True, kw_only=True, gc=False):
-    """The service class of a request: its place among the classes, and what is reserved for the class."""
+    """The service class of a request: its priority, reservations and limits."""
 
     name: str
     priority: int = 0
     """Classes with lower values are served earlier."""
     step_ratio: float = 1.0
-    """Part of a step that prompts of this class may fill while no prompt of a more urgent class is there."""
+    """Share of a step's tokens that prompts of this class may fill if no prompt of a more urgent class waits."""
     decode_ratio: float = 0.0
-    """Reserved part of the requests that decode workers run at once."""
+    """Share of the concurrent requests of decode workers that is reserved."""
     kv_ratio: float = 0.0
-    """Reserved part of each host's KV blocks."""
+    """Share of each host's KV blocks that is reserved."""
     aging_s: float = 30.0
     """Waiting time after which the class counts as one priority more urgent."""
     output_tokens_max: int = 0
-    """Longest answer of a request that would be rejected otherwise. 0: it is rejected."""
+    """A request that would be rejected is served with at most this many output tokens instead. 0: it is rejected."""
     defer_s: float = 0.0
     """A request that cannot meet its SLO waits without one for at most this long. 0: it is rejected."""
 
 
 OVERTAKEN_TURNS = 64
-"""Requests of one class that a request of a class with a priority lower by 1 may overtake on a worker."""
+"""Number of requests that a request of the next more urgent class (priority lower by 1) may overtake on a worker."""
 
 
 class Request(Struct, frozen=True, kw_only=True, gc=False):
@@ -127,19 +127,19 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     tenant: str = ""
     """Tenant, for fair queues and quotas. Empty: anonymous."""
     client: int = 0
-    """Number of the client, for fair turns in steps: of its API key, or of its address. 0: not known."""
+    """Number that identifies the client (its API key or address), for fair turns in steps. 0: not known."""
     priority: int = 0
     """Lower values are served earlier."""
     turn: int = 0
-    """Number of its turn in the fair queue. Workers and arenas serve lower ones first. 0: there is no such queue."""
+    """Position in the order of the fair queue. Workers and arenas serve lower ones first. 0: there is no fair queue."""
     service: ServiceClass | None = None
-    """Its service class. None: it has none, and counts as one with the priority 0."""
+    """None: the request counts as one of priority 0."""
     cache_salt: str = ""
     """Requests share cached blocks only if their salts are equal."""
     may_wait: bool = False
     """The request has no deadline in the queue. Set for all but the first choice of an HTTP request."""
     deferred_s: float = 0.0
-    """Its deadline in the queue if it has given up its SLO. 0: it has not."""
+    """Deadline in the queue, in seconds, of a request whose SLO was dropped. 0: its SLO holds."""
     resumed_tokens: int = 0
     """Output tokens from before a restart of the server. The worker that decodes it computes them again."""
     shares_blocks: bool = True
@@ -147,7 +147,7 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def place(self) -> int:
-        """Its order on workers and in arenas, if it has had a turn: by class, but no class overtakes without bound."""
+        """Sort key on workers and in arenas, lowest first. More urgent classes overtake within a bound."""
         return self.turn + OVERTAKEN_TURNS * (self.service.priority if self.service is not None else 0)
 
 
@@ -361,7 +361,7 @@ class ClusterView(Struct, frozen=True, kw_only=True, gc=False):
     """Errors of the predictions for recent requests. Set for a request with an SLO."""
 
     def having(self, role: Role) -> list[WorkerView]:
-        """Return the workers that may do this role's work: workers with the role, and mixed ones."""
+        """Return the workers that can serve this role: those with the role, and mixed ones."""
         roles = (role, "mixed")
         return [worker for worker in self.workers if worker.role in roles]
 

@@ -121,7 +121,7 @@ def valid_part(given: Mapping[str, Any], kind: type[Struct]) -> dict[str, Any]:
 
 
 def out_of_range(value: Struct, path: str = "") -> list[str]:
-    """Return every number of a struct that is outside its declared range, sections below included.
+    """Return an error for each number of a struct outside its declared range, nested sections included.
 
     `path`: the position of the section, such as `cost.wire`.
     """
@@ -191,7 +191,7 @@ def _described(kind: object) -> str:
 
 
 def _as_number(value: object) -> str:
-    """Show a number that a file has as text in a form that is read as a number: YAML reads `5e12` as text."""
+    """Return a hint for a number that the file has as text: YAML reads `5e12` as text."""
     try:
         return f"; as a number it is {float(value):e}" if isinstance(value, str) else ""
     except ValueError:
