@@ -1,1 +1,1 @@
-"""The serving processes: HTTP at the edge, the live driver of the deciding half, hosts, and worker processes."""
+"""The serving processes: the HTTP server, the live driver of the cluster's decisions, hosts, and worker processes."""

@@ -40,7 +40,7 @@ from baton.serve.live.tiers import kv_blocks
 
 _CHECK_S = 30.0
 _HTTP_CLOSE_S = 3.0
-"""Time for open connections to close after the last request has ended."""
+"""Seconds that open connections have to close after the last request has ended."""
 
 _FILES_ENOUGH = 1024
 """The server warns if it may open fewer files than this."""
@@ -51,7 +51,7 @@ Tell = Callable[[str], None]
 async def serve(parts: Parts, *, tell: Tell, engines: EngineHosts | None = None) -> int:
     """Serve until a signal arrives. Return the exit code. Raises ConfigError if the port cannot be used.
 
-    `engines`: the workers, if they are servers of another engine.
+    `engines`: servers of another engine that replace Baton's workers. None: Baton starts its own workers.
     """
     connections_max = _connections_max(tell)
     http = parts.config.http
@@ -74,7 +74,7 @@ class Service:
         connections_max: int,
         tell: Tell,
     ) -> None:
-        """`listeners`: the socket for clients, then that of the admin port if one is configured.
+        """`listeners`: the socket for clients, then the socket of the admin port, if one is configured.
 
         `connections_max`: maximum HTTP connections that the system's limit of open files allows.
         """
@@ -104,7 +104,7 @@ class Service:
         self._engines = engines
 
     async def run(self) -> int:
-        """Serve. Return the exit code: 0 after a signal, 1 if the workers cannot be kept alive."""
+        """Serve until the end. Return the exit code: 0 after a signal, 1 if the workers cannot be kept alive."""
         parts = self._parts
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -121,12 +121,12 @@ class Service:
         return 1 if self._failure else 0
 
     async def _serve(self) -> None:
-        """Serve until the stop event. Raises ModelError or ConfigError."""
+        """Start everything, and serve until the stop event. Raises ModelError or ConfigError if the start fails."""
         await self._start_tiers()
         if self._engines is not None:
             await self._engines.start(self._on_hosts)
         self._start_workers()
-        # The tokenizer is read meanwhile: that takes as long as the imports of a worker.
+        # Read the tokenizer while the workers start: it takes as long as their imports.
         http = HttpServer(await asyncio.to_thread(self._http_config))
         self._on_ready()
         serving = asyncio.create_task(http.serve(sockets=self._listeners))
@@ -162,7 +162,7 @@ class Service:
             await tiers.start(bytes_of(transferable(own.arena, layout), layout.block_bytes), layout.block_bytes)
 
     def _start_workers(self) -> None:
-        """Start the workers of this host, if it has any."""
+        """Start the workers of the server's own host, if it has any."""
         parts = self._parts
         if self._engines is not None:
             return
@@ -174,7 +174,7 @@ class Service:
         self._own.start()
 
     def _resize(self, command: StartWorker | RetireWorker | RestartWorker | DismissHost) -> None:
-        """Carry out a decision about the fleet on its host: the server's own one, or a joined one."""
+        """Carry out a decision about the fleet, on the server's own host or on a joined host."""
         driver, own = self._parts.driver, self._parts.own
         if isinstance(command, RetireWorker | RestartWorker):
             host = driver.links[command.worker].view.host if command.worker in driver.links else ""
@@ -187,7 +187,7 @@ class Service:
             if isinstance(command, StartWorker):
                 driver.lose(command.worker, "no host can start it")
             elif isinstance(command, RestartWorker) and command.worker in driver.links:
-                driver.join(driver.links[command.worker])  # it serves on, and the next worker restarts
+                driver.join(driver.links[command.worker])  # it stays; the restart goes on with the next one
 
     def _http_config(self) -> HttpServerConfig:
         parts, http, tls = self._parts, self._parts.config.http, self._tls
@@ -255,7 +255,7 @@ class Service:
         self._on_ready()
 
     def _on_hosts(self) -> None:
-        """Reject requests while no host can compute them, and accept them again once one can."""
+        """Reject requests while no host can serve them, and accept them again once a host can."""
         gateway, engines = self._parts.gateway, self._engines
         joined, can_serve = self._hosts.joined, self._hosts.ready > 0
         hint = f": baton host --join {self._url}"
@@ -305,7 +305,7 @@ class Service:
         self._stop.set()
 
     async def _drain(self) -> None:
-        """Wait up to `drain_s` for the running requests, then cancel them. End the streams of dashboards at once."""
+        """Wait up to `drain_s` seconds for the running requests, then cancel them. End dashboard streams at once."""
         self._parts.history.close()
         self._parts.gateway.state = "stopping"  # also if `drain_s` is 0: then `stop` does not begin
         with contextlib.suppress(TimeoutError):
@@ -313,18 +313,18 @@ class Service:
         self._parts.gateway.cancel_all()
 
     async def _tick(self) -> None:
-        """Run the policies of roles, scaling and moves at every tick."""
+        """Run the policies for roles, scaling and moves every `tick_s` seconds."""
         while True:
             await asyncio.sleep(self._parts.config.tick_s)
             self._parts.driver.tick()
 
     async def _resize_fleet(self) -> None:
-        """Start and end workers, and let leaving hosts go, in the order of the decisions."""
+        """Carry out the driver's decisions about workers and hosts, in their order."""
         while True:
             self._resize(await self._parts.driver.resizes.get())
 
     async def _check_at_idle(self) -> None:
-        """Check for lost blocks (INV-2, INV-4) whenever no request is running."""
+        """Check for lost KV blocks (INV-2, INV-4) whenever no request is running."""
         while True:
             await asyncio.sleep(_CHECK_S)
             driver = self._parts.driver
@@ -354,7 +354,7 @@ class Service:
 
 
 def _connections_max(tell: Tell) -> int:
-    """Raise the limit of open files as far as possible. Return the number of HTTP connections that fit below it.
+    """Raise the limit of open files as far as possible. Return how many HTTP connections it allows.
 
     Warn if the limit stays low. Half of a low limit is left for workers, hosts, stores and logs.
     """
@@ -369,7 +369,7 @@ def _connections_max(tell: Tell) -> int:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Listen before anything is loaded, so that a port in use is reported at once."""
+    """Open the listening socket. This happens before anything is loaded, so that a port in use is reported at once."""
     try:
         return listen(host, port)
     except OSError as error:

@@ -1,1 +1,1 @@
-"""The live driver: it feeds the deciding half with events of clients and workers, and carries out its commands."""
+"""The live driver: it passes events of clients and workers to the state machines of `decide`, and runs the commands."""

@@ -51,14 +51,14 @@ from baton.serve.worker.step_log import prepare_step_log
 
 HOST = HostId("host-0")
 _BLOCKS_MAX = 2**31
-"""Quota of a tenant without one: more blocks than any host has."""
+"""Cache quota of a tenant for which none is set: more blocks than any host has."""
 
 log = logging.getLogger("baton.server")
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of a server, before any process is started."""
+    """The parts of a server, built before any process is started."""
 
     config: Config
     card: ModelCard
@@ -71,7 +71,7 @@ class Parts:
     own: HostParts | None
     """The server's own host. None: all workers are on hosts that join, or are servers of another engine."""
     given_cost: dict[str, Any]
-    """The section `cost` as configured, without estimated prices: joining hosts estimate their own."""
+    """The section `cost` as configured. Without estimated prices, because joining hosts estimate their own."""
     own_tiers: OwnTiers | None = None
     """The tiers below the arena of the server's own host."""
 
@@ -115,7 +115,7 @@ def assemble(config: Config, card: ModelCard) -> Parts:
 
 
 def with_quotas(policy: PolicyConfig, key_file: str) -> PolicyConfig:
-    """Return the policies with the cache quotas of a key file, which is empty if there is none."""
+    """Return the policies with the cache quotas of a key file added. `key_file` is empty if there is no file."""
     entries = read_keys(Path(key_file)).keys if key_file else ()
     quotas: dict[str, int] = {}
     for entry in entries:

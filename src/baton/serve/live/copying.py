@@ -1,8 +1,8 @@
-"""Copies of KV blocks between two hosts: give orders to both movers until each copy has ended.
+"""Copy KV blocks between two hosts: give orders to both movers until the copy has ended.
 
-A copy has ended when its blocks have landed, or when neither mover can touch them any more: both have confirmed it
-or are dead. Only then is the cluster told, and pools reuse the blocks (INV-3). After `copy_s`, both movers are ordered
-to end the copy. A mover that hangs is killed, and a mover with a failed thread ends itself.
+A copy has ended when its blocks have landed, or when neither mover can touch them any more: each mover has confirmed
+the end or is dead. Only then is the cluster told, and pools reuse the blocks (INV-3). After `copy_s` seconds, both
+movers are ordered to end the copy. A mover that hangs is killed, and a mover with a failed thread ends itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from baton.serve.messages.moving import (
 )
 
 _LEASE_MORE_S = 5.0
-"""Additional lifetime of an offer, so that it does not expire before the copy's own deadline."""
+"""An offer lives so much longer than `copy_s`, so that it does not expire before the copy's deadline."""
 
 
 class Orders(Protocol):
@@ -59,7 +59,7 @@ class CopyEnd:
 
 @dataclass(slots=True)
 class _Mover:
-    """A host's mover. While `ready` is None, the mover starts and copies wait for it."""
+    """A host's mover. `ready` is None while the mover is starting; copies wait for it."""
 
     orders: Orders
     layout: KVLayout
@@ -75,18 +75,18 @@ class _Copy:
     """Set once the source was ordered to offer the blocks."""
     transport: str = ""
     offered: bool = False
-    """The source's mover may read the blocks."""
+    """The source's mover may still read the blocks."""
     pulling: bool = False
-    """The target's mover may write them."""
+    """The target's mover may still write its blocks."""
     error: str = ""
-    """Reason of the failure. Not empty: the copy is being ended."""
+    """Reason of the failure. Empty: the copy has not failed."""
     timer: Timer | None = None
     dtypes: tuple[KVDtype, KVDtype] | None = None
     """KV types of the source and of the target."""
 
 
 class Copying:
-    """The copies under way. The transfers of live requests bound their number."""
+    """Runs all copies between hosts. Their number is bounded by the transfers of live requests."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Copying:
         later: Callable[[float, Callable[[], None]], Timer],
         ended: Callable[[CopyBlocks, CopyEnd], None],
     ) -> None:
-        """`later` schedules a call after a delay in seconds. `ended` is never called from within `begin`."""
+        """`copy_s`: deadline of a copy. `later` schedules a call in so many seconds. `ended` gets each result."""
         self._copy_s = copy_s
         self._now_s = now_s
         self._later = later
@@ -107,7 +107,7 @@ class Copying:
         """Pairs of hosts on one machine between which a copy through shared memory has failed."""
 
     def concerns(self, host: HostId) -> bool:
-        """Return whether a copy from or to this host is under way. No host may join under its name until the end."""
+        """Return whether a copy from or to this host is in progress. Until it ends, no new host may use the name."""
         return any(host in (made.copy.source, made.copy.target) for made in self._copies.values())
 
     # ---- hosts and their movers
@@ -117,7 +117,7 @@ class Copying:
         self._movers[host] = _Mover(orders, layout)
 
     def lose_host(self, host: HostId, reason: str) -> None:
-        """End the copies of a lost host. Its mover may still write to its arena, which no process uses any more."""
+        """End the copies of a lost host. Its mover may still write to its arena, but no process reads that any more."""
         if self._movers.pop(host, None) is not None:
             self._apart = {pair for pair in self._apart if host not in pair}
             self._end_at(host, f"host {host} is lost: {reason}")
@@ -131,14 +131,14 @@ class Copying:
                 self._offer(copy)
 
     def mover_lost(self, host: HostId, generation: int, reason: str) -> None:
-        """End the copies of a lost mover, unless a newer generation runs already."""
+        """End the copies of a lost mover. Does nothing if a newer generation of it is ready."""
         mover = self._movers.get(host)
         if mover is not None and mover.ready is not None and mover.generation == generation:
             mover.ready = None
             self._end_at(host, f"the mover of {host} is lost: {reason}")
 
     def _end_at(self, host: HostId, reason: str) -> None:
-        """End every copy that has begun at this host. The host's mover cannot touch blocks any more."""
+        """Fail every copy that involves this host's dead mover. Copies that only wait for the mover go on waiting."""
         for copy in list(self._copies.values()):
             is_begun = copy.offered or copy.pulling or host not in self._movers
             if host not in (copy.copy.source, copy.copy.target) or not is_begun:
@@ -150,7 +150,7 @@ class Copying:
     # ---- copies
 
     def begin(self, copy: CopyBlocks) -> None:
-        """Begin a copy. `ended` is called exactly once, after this call has returned."""
+        """Begin a copy. `ended` is called exactly once for it, after `begin` has returned."""
         made = self._copies[copy.number] = _Copy(copy, self._now_s())
         strange = [host for host in (copy.source, copy.target) if host not in self._movers]
         if strange:
@@ -191,7 +191,10 @@ class Copying:
         source.orders.send(source.generation, order)
 
     def _transport(self, copy: CopyBlocks, source: MoverReady, target: MoverReady) -> str:
-        """Return the target's preferred transport that the source has too; `shm` only on one machine. Empty: none."""
+        """Return the first of the target's transports that the source has too. Empty: none.
+
+        `shm` requires that both movers run on one machine, and that it has not failed between them before.
+        """
         near = source.machine == target.machine != "" and (copy.source, copy.target) not in self._apart
         common = [name for name in target.transports if name in source.transports and (near or name != "shm")]
         return common[0] if common else ""
@@ -236,7 +239,7 @@ class Copying:
         self._close(made, CopyEnd(landed=True, moved_bytes=event.moved_bytes, took_s=took_s, loss=lost or ""))
 
     def _fail(self, made: _Copy, reason: str) -> None:
-        """End a copy: order both movers to release its blocks, and report the failure once both have."""
+        """Fail a copy: order both movers to release its blocks, and report the failure once both have done so."""
         if not made.error:
             made.error = reason
             if made.pulling:

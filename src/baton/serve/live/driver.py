@@ -1,7 +1,7 @@
 """The live driver: pass events of HTTP, workers, movers and stores to the cluster, and perform its commands.
 
 All methods run on one event loop, and none waits. `tell` passes an event to the cluster, logs the decisions, and
-performs the commands before the next event. So the live server and the simulator process events in the same order.
+performs the commands before it takes the next event. The simulator processes events in the same order.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Driver:
         copy_s: float,
         log_writer: LogThread | None = None,
     ) -> None:
-        """`copy_s`: deadline of a copy between hosts. `log_writer`: writes the decision log. None: there is no log."""
+        """`copy_s`: deadline of a copy between hosts, in seconds. `log_writer`: decision log, or None for no log."""
         self.cluster = cluster
         self.layout = layout
         """KV layout of the server's own host."""
@@ -98,7 +98,7 @@ class Driver:
         self._meter = LoadMeter(taken_s=now_s())
         self._served = TokenCount(cluster.coordinator.turns.is_used)
         self.resizes: asyncio.Queue[StartWorker | RetireWorker | RestartWorker | DismissHost] = asyncio.Queue()
-        """Workers to start, to end and to restart, and hosts to let go."""
+        """Decisions to start, end and restart workers, and to disconnect hosts. The service carries them out."""
 
     @property
     def pools(self) -> dict[HostId, HostPool]:
@@ -134,15 +134,15 @@ class Driver:
         return live
 
     def set_role(self, link: WorkerLink, role: Role) -> None:
-        """Change a worker's role: from the next request on."""
+        """Change a worker's role, which applies from the next request on."""
         self._flip(link, role)
         self.tell(RoleSet(link.view.id, role))
 
     def tick(self) -> None:
-        """Run the policies for roles, scaling and moves. Does nothing if none of them can change the fleet."""
+        """Run the policies for roles, scaling and moves. Does nothing if no such policy is configured."""
         coordinator, window = self.cluster.coordinator, self._meter.take(now_s())
         if not coordinator.needs_ticks:
-            return  # the next window must not contain hours without ticks
+            return  # `take` above still starts a new window, else the next one would cover hours
         before = coordinator.reshaping_failure
         self.tell(Tick(window))
         failure = coordinator.reshaping_failure
@@ -186,7 +186,7 @@ class Driver:
                 live.worker = None
 
     def _copied(self, copy: CopyBlocks, end: CopyEnd) -> None:
-        """Record the end of a copy between two hosts, and pass it to the cluster."""
+        """Handle the end of a copy between two hosts: record it, and pass it to the cluster."""
         if end.landed:
             self.recorder.copied(end.moved_bytes, 0 if copy.layers is None else end.moved_bytes)
             if end.loss and copy.request_id in self.live:
@@ -262,7 +262,7 @@ class Driver:
                 assert_never(command)
 
     def _send(self, to: ToWorker) -> None:
-        """Send a command to its worker. Drop it if the worker is gone: WorkerLost reports that separately."""
+        """Send a command to its worker. If the worker is lost, drop the command: WorkerLost ends its work."""
         link = self.links.get(to.worker)
         if link is None:
             return
@@ -272,7 +272,7 @@ class Driver:
         link.send(to.command)
 
     def _begin(self, begin: BeginRequest) -> None:
-        """Send a request to its worker, with its tokens so far."""
+        """Send a request to its worker, with the prompt and the output tokens so far."""
         link, live = self.links.get(begin.worker), self.live.get(begin.request_id)
         if link is None or live is None:
             return
@@ -290,7 +290,7 @@ class Driver:
         link.send(start)
 
     def _assign(self, start: StartPrefill | StartDecode) -> None:
-        """Set the worker of the request. Tokens from any other worker are dropped from now on."""
+        """Set the worker and the attempt of a request. Tokens of earlier attempts are dropped from now on."""
         live = self.live[start.request.id]
         if start.attempt > live.attempt and self._has_moved(live):
             live.stamps.moves += 1
@@ -327,13 +327,13 @@ class Driver:
         self.recorder.note("role_flips")
 
     def _note_hit(self, request_id: RequestId, cached_tokens: int) -> None:
-        """Record the cached tokens of a prompt when its first worker begins, copied ones included."""
+        """Record how many prompt tokens were cached or copied from another host when the first worker began."""
         live = self.live.get(request_id)
         if live is not None and live.stamps.started_s is None and cached_tokens:
             live.stamps.cached_tokens = cached_tokens
 
     def _has_moved(self, live: LiveRequest) -> bool:
-        """Return whether the request's old worker is alive: then a policy moved the request, and no failover did."""
+        """Return whether a policy has moved the request. If its old worker is dead, the reason was a failover."""
         link = self.links.get(live.worker) if live.worker is not None else None
         return link is not None and link.state == "ready"
 
@@ -346,7 +346,7 @@ class Driver:
 
 
 def _given(view: WorkerView, begin: BeginRequest) -> WorkerView:
-    """Return the worker's view with one more request, which the worker has not reported yet."""
+    """Return the worker's view with the request counted in, until the worker's next report does so."""
     if begin.block_table:
         return msgspec.structs.replace(view, running_requests=view.running_requests + 1)
     return msgspec.structs.replace(view, waiting_requests=view.waiting_requests + 1)

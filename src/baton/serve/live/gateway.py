@@ -1,4 +1,4 @@
-"""The gateway: operations of the cluster for the HTTP routes. The driver makes and performs the decisions."""
+"""The gateway: the cluster's operations for the HTTP routes. The driver carries them out."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from baton.serve.live.live_request import Finish, LiveRequest
 from baton.serve.live.status import ClusterStatus, HostStatus, TierStatus, WorkerStatus
 
 SERVING_STATES = ("loading", "ready", "deserted")
-"""States of a server that does not end."""
+"""States of a server that neither shuts down nor has failed."""
 
 
 class LiveGateway:
-    """Submit, cancel and observe requests, set roles, and show the state of the cluster."""
+    """Submits and cancels requests, changes the fleet, and reports the state of the cluster."""
 
     def __init__(self, card: ModelCard, driver: Driver, *, policy_names: dict[str, str], slo: Slo | None) -> None:
         self.card = card
@@ -36,7 +36,7 @@ class LiveGateway:
         """The writer of the decision log. None: there is no log."""
         self._policy_names = policy_names
         self.slo = slo
-        """SLO of a request that has none of its own. None: such requests have no SLO."""
+        """Default SLO, for requests that set none. None: there is no default."""
         self.addresses: dict[str, str] = {}
         """Address of each host's mover, from which other hosts pull KV blocks."""
         self.request_tokens_max = card.context_tokens
@@ -46,8 +46,8 @@ class LiveGateway:
     def limit_requests(self) -> None:
         """Limit the length of requests to what every host can hold, because a request may be sent to any of them.
 
-        Does nothing once the server is ready, because clients have seen the limit. Hosts that join later need enough
-        KV blocks for it.
+        Does nothing once the server is ready, because clients have seen the limit. Hosts that join later must have
+        enough KV blocks for it.
         """
         if self.state == "loading":
             rooms = [
@@ -58,7 +58,7 @@ class LiveGateway:
             self.request_tokens_max = min([self.card.context_tokens, *known])
 
     def submit(self, request: Request, prompt: Sequence[int]) -> LiveRequest:
-        """Start a request whose limits were checked. A rejection becomes the request's result, not an exception."""
+        """Start a request whose limits were checked. If it is rejected, `finish` of the result says so."""
         if request.slo is None and self.slo is not None:
             request = msgspec.structs.replace(request, slo=self.slo)
         if self.state == "stopping":
@@ -80,11 +80,11 @@ class LiveGateway:
         self._driver.cancel(live)
 
     def mark_sent(self, live: LiveRequest, tokens: int) -> None:
-        """Record that the text of this many more tokens reached the client's socket: for TTFT and TPOT."""
+        """Record that the text of `tokens` more tokens reached the client's socket, which TTFT and TPOT measure."""
         self._driver.recorder.sent(live, tokens, now_s())
 
     def restart(self, workers: Sequence[WorkerId]) -> tuple[WorkerId, ...]:
-        """Begin a rolling restart of these workers, or of all if none is named. Return the workers that are left.
+        """Begin a rolling restart of these workers, or of all if none is named. Return the workers still to restart.
 
         Raises RequestError (404) for an unknown worker.
         """

@@ -1,4 +1,4 @@
-"""Keep the last minutes of the cluster's figures, one sample a second, for the dashboard."""
+"""Keep the measurements of the last 15 minutes, one sample per second, for the dashboard."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from baton.serve.live.status import ClusterStatus, HostStatus, TierStatus, Worke
 
 SAMPLE_S = 1.0
 KEPT_SAMPLES = 900
-"""Samples of 15 minutes. The older ones are dropped."""
+"""Number of samples that are kept: 15 minutes."""
 MARKS_MAX = 8
-"""Events that one sample names."""
+"""Maximum changes of the fleet that one sample names."""
 
 
 class WorkerSample(Struct, frozen=True, kw_only=True):
@@ -33,7 +33,7 @@ class WorkerSample(Struct, frozen=True, kw_only=True):
     waiting: int
     steps: int
     busy_ratio: float
-    """Part of the time that its steps took."""
+    """Share of the elapsed time in which it ran steps."""
 
 
 class HostSample(Struct, frozen=True, kw_only=True):
@@ -62,15 +62,15 @@ class Sample(Struct, frozen=True, kw_only=True):
     elapsed_s: float
     """Time since the last sample."""
     state: str
-    """State of the server, as /health has it."""
+    """State of the server, as in /health."""
     latencies: dict[str, Spread]
-    """Seconds: `ttft`, `itl`, `tpot`, `queue`, `prefill`, `handoff`. Actual over predicted: `ttft_ratio`, `tpot_ratio`.
+    """Seconds: `ttft`, `itl`, `tpot`, `queue`, `prefill`, `handoff`. Measured / predicted: `ttft_ratio`, `tpot_ratio`.
 
-    A latency without a value is left out.
+    A latency that was not measured in this sample is left out.
     """
     counts: dict[str, int]
     """Tokens: `prompt_tokens`, `cached_tokens`, `output_tokens`. Bytes: `handoff_bytes`. Requests: `with_slo` and
-    `in_slo` of the delivered ones, and the closed ones by outcome. Events: `failovers`, `preemptions`, `moves`."""
+    `in_slo` of the delivered ones, and a count for each outcome. Events: `failovers`, `preemptions`, `moves`."""
     rejected: dict[str, int]
     """Refused requests by reason."""
     shares: dict[str, int]
@@ -80,22 +80,22 @@ class Sample(Struct, frozen=True, kw_only=True):
     hosts: tuple[HostSample, ...]
     ended: tuple[EndedRequest, ...]
     marks: tuple[str, ...]
-    """Changes of the fleet in words: workers and hosts that came or went, and role changes."""
+    """Changes of the fleet, as text: workers and hosts that joined or were lost, and role changes."""
 
 
 class Opening(Struct, frozen=True, kw_only=True):
-    """The first message of the stream."""
+    """The first message of the dashboard's stream."""
 
     model: str
     slo: Slo | None
     policy: dict[str, str]
-    """Policy family to the policy's short name or `module:Class`."""
+    """Short name or `module:Class` of the policy of each family."""
     sample_s: float
     kept_samples: int
 
 
 class History:
-    """Takes samples, keeps the latest ones encoded, and sends them to any number of readers."""
+    """Takes samples, keeps the latest ones as JSON, and streams them to any number of readers."""
 
     def __init__(self, gateway: LiveGateway, recorder: Recorder) -> None:
         self._gateway = gateway
@@ -131,9 +131,9 @@ class History:
         self._wake()
 
     async def follow(self) -> AsyncIterator[bytes]:
-        """Yield the opening, the kept samples, and then each new one, as JSON.
+        """Yield the opening, the kept samples, and then each new sample, as JSON.
 
-        A reader that is more than the kept samples behind misses the dropped ones.
+        A reader that falls more than 15 minutes behind misses the samples that were dropped meanwhile.
         """
         gateway = self._gateway
         yield json.encode(
@@ -207,7 +207,7 @@ def _host_sample(host: HostStatus) -> HostSample:
 
 
 def _marks(before: ClusterStatus, now: ClusterStatus) -> tuple[str, ...]:
-    """Return the differences of the fleet between two samples, in words."""
+    """Describe the changes of the fleet between two samples, one text for each change."""
     marks: list[str] = []
     old = {worker.id: worker for worker in before.workers}
     new = {worker.id: worker for worker in now.workers}

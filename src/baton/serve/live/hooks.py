@@ -1,7 +1,7 @@
 """Plug-ins that change the body of a request before it is parsed, or its output text before it is sent.
 
-Hooks are code of the user. If one raises, its request fails with a 500, or with the status of the RequestError that it
-raised; the server goes on.
+Hooks are code of the user. A hook that raises RequestError fails its request with that error's status; any other
+exception fails it with status 500. The server goes on.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Made = TypeVar("Made")
 
 @runtime_checkable
 class RequestHook(Protocol):
-    """Changes bodies before they are validated."""
+    """Changes the bodies of requests before they are validated."""
 
     def before(self, body: dict[str, Any], route: str) -> dict[str, Any]:
-        """Return the body to serve instead of `body`, which it may change. `route`: such as `/v1/completions`.
+        """Return the body to serve instead of `body`, which may be changed in place. `route`: e.g. `/v1/completions`.
 
-        Raise RequestError to reject the request. Runs on the event loop: it must not block.
+        Raise RequestError to reject the request. The method runs on the event loop, so it must not block.
         """
         ...
 
@@ -35,7 +35,7 @@ class OutputFilter(Protocol):
     """Changes the text of one choice while it streams. May hold text back until it can decide."""
 
     def push(self, text: str) -> str:
-        """Take the next piece of text. Return the text to send now."""
+        """Filter the next piece of text. Return the text to send now."""
         ...
 
     def flush(self) -> str:
@@ -54,7 +54,7 @@ class OutputHook(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """The hooks of a server, in their order."""
+    """The hooks of a server, in the order in which they run."""
 
     request: tuple[RequestHook, ...] = ()
     output: tuple[OutputHook, ...] = ()
@@ -68,7 +68,7 @@ class Hooks:
         return body
 
     def begin(self, body: Mapping[str, Any], route: str) -> Filters:
-        """Return the filters of one choice."""
+        """Return new filters for one choice. Raises RequestError if a hook fails."""
         made = [(hook, _guarded(hook, lambda hook=hook: hook.begin(body, route))) for hook in self.output]
         return Filters(tuple(made))
 
@@ -87,7 +87,7 @@ class Filters:
         return text
 
     def flush(self) -> str:
-        """End every filter in order. The text that one held back passes through the next ones."""
+        """End every filter in order. Text that a filter held back passes through the filters after it."""
         text = ""
         for hook, part in self.chain:
             pushed = _guarded(hook, lambda part=part, text=text: part.push(text)) if text else ""
@@ -96,7 +96,7 @@ class Filters:
 
 
 def load_hooks(config: HooksConfig) -> Hooks:
-    """Load the hooks of the configuration. Raises ConfigError."""
+    """Load the configured hooks. Raises ConfigError if a hook cannot be imported or created."""
     return Hooks(
         request=tuple(load_plugin(plugin.use, plugin.options, expects=RequestHook) for plugin in config.request),
         output=tuple(load_plugin(plugin.use, plugin.options, expects=OutputHook) for plugin in config.output),
@@ -104,7 +104,7 @@ def load_hooks(config: HooksConfig) -> Hooks:
 
 
 def _guarded(hook: RequestHook | OutputHook, call: Callable[[], Made]) -> Made:
-    """Call a hook. Any exception becomes a RequestError of this request."""
+    """Call a hook. Turn any exception into a RequestError, which fails the request."""
     try:
         return call()
     except RequestError:

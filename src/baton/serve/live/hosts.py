@@ -1,4 +1,4 @@
-"""The other hosts of the cluster: admit them, pass their reports on, and handle their loss."""
+"""The other hosts of the cluster: admit them, pass on their reports, and handle their loss."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from baton.serve.messages.moving import MoverEvent, MoverReady, MoverSetup, Tier
 _HOST_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TOKENS_MAX = 256
 _BLOCKS_MAX = 1 << 24
-"""Maximum KV blocks of a host: bounds the memory of its pool's metadata."""
+"""Maximum KV blocks of a host. This bounds the memory for the metadata of its pool."""
 PRICE_FACTOR_MAX = 2.0
-"""Prices within this factor count as equal: they are estimated from other machines, and err by a third."""
+"""Prices within this factor count as equal, because the estimates err by up to a third."""
 
 
 class Hosts:
-    """Admits hosts and tracks them. Opens a port, and starts the server's own mover, only once a host wants to join."""
+    """Admits hosts and tracks them. Opens a port and starts the server's own mover for the first host that joins."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Hosts:
         tell: Callable[[str], None],
         changed: Callable[[], None],
     ) -> None:
-        """`url`: of this server, for messages. `tls`: its certificate. None: connections are not encrypted."""
+        """`url`: URL of this server, for messages. `tls`: its certificate. None: connections are not encrypted."""
         self.driver = parts.driver
         self.copying = parts.driver.copying
         self._parts = parts
@@ -73,7 +73,7 @@ class Hosts:
         self._acceptor: Acceptor | None = None
         self._mover: MoverSupervisor | None = None
         self._movers: dict[HostId, int] = {}
-        """Each host whose mover is ready, and the generation of that mover."""
+        """Generation of each host's mover, for the hosts whose mover is ready."""
         self._form: KVForm | None = None
 
     @property
@@ -87,7 +87,7 @@ class Hosts:
         return sum(host.is_ready for host in self._joined.values())
 
     def missing(self) -> str:
-        """Return the names of workers and hosts that the server waits for before it is ready. Empty: none is known."""
+        """Describe the workers and hosts that the server waits for before it is ready. Empty: it waits for none."""
         loading = [link.view.id for link in self.driver.links.values() if link.state == "starting"]
         found = [f"{', '.join(loading)} to load the model"] if loading else []
         expected = self._parts.config.hosts.expected
@@ -103,7 +103,7 @@ class Hosts:
         if self._parts.config.engines.servers:
             message = "this server's workers are servers of another engine, which exchange no KV with hosts"
             raise RequestError(f"{message}; start another server for hosts", status=409, code="no_hosts")
-        async with self._opening:  # hosts may ask at the same time: one port for all of them
+        async with self._opening:  # hosts that ask at the same time share one port
             if self._form is None:
                 identity = await asyncio.to_thread(kv_identity, self._parts.card)
                 self._form = KVForm(identity=identity, layout=self.driver.layout)
@@ -135,7 +135,7 @@ class Hosts:
         )
 
     def admit(self, host: JoinedHost, hello: HostHello) -> Welcome | JoinRefused:
-        """Let a host join, or return why it cannot."""
+        """Let a host join, or refuse it with a reason."""
         refusal = self._refusal(hello)
         if refusal is not None:
             self._tell(f"{hello.host} at {host.stream.peer} may not join: {refusal.reason}")
@@ -159,7 +159,7 @@ class Hosts:
         return Welcome()
 
     def _refusal(self, hello: HostHello) -> JoinRefused | None:
-        """Return why a host cannot join. None: it can."""
+        """Return the refusal of a host that cannot join, or None if it can."""
         gateway = self._parts.gateway
         known = next(
             (token for token in self._arrivals.tokens if hmac.compare_digest(token.encode(), hello.token.encode())),
@@ -204,7 +204,7 @@ class Hosts:
         self._changed()
 
     def connection_ended(self, host: JoinedHost, reason: str) -> None:
-        """Handle the end of a connection. `host` may have never joined."""
+        """Handle the end of a connection, whether its host has joined or not."""
         self._arrivals.unauthenticated.discard(host)
         if self._joined.get(host.id) is not host:
             self.driver.wait_timers.reset_timer()
@@ -224,7 +224,7 @@ class Hosts:
         self._changed()
 
     def resize(self, command: StartWorker | RetireWorker | RestartWorker | DismissHost) -> bool:
-        """Pass a decision on to its host. False: the host is lost, or has never started a worker."""
+        """Pass a decision about the fleet to its host. Return False if the host is lost or never started a worker."""
         if isinstance(command, RetireWorker | RestartWorker):
             link = self.driver.links.get(command.worker)
             host = self._joined.get(link.view.host) if link is not None else None
@@ -271,7 +271,7 @@ class Hosts:
         self._mover.start()
 
     def mover_ready(self, host: HostId, generation: int, ready: MoverReady) -> None:
-        """Handle a mover that is ready. Its address is where others pull KV from."""
+        """Handle a mover that is ready: publish its address, list its tiers, and begin the copies that wait for it."""
         self._parts.gateway.addresses[host] = ready.address
         self._movers[host] = generation
         joined = self._joined.get(host)
@@ -284,18 +284,18 @@ class Hosts:
         self.copying.mover_lost(host, generation, reason)
         if self._movers.get(host) == generation:
             del self._movers[host]
-            if host in self._joined:  # the mover of the server's own host does not serve its tiers
+            if host in self._joined:  # tiers of the server's own host do not depend on its mover
                 self.driver.tiers.end_all(host)
 
     def mover_reported(self, host: HostId, generation: int, event: MoverEvent) -> None:
-        """Pass on a report of a mover. Drop tier reports of an earlier generation: its orders have ended."""
+        """Pass on a report of a mover. Drop tier reports of an earlier generation, whose orders have failed already."""
         if not isinstance(event, StoreEvent):
             self.copying.mover_reported(host, generation, event)
         elif self._movers.get(host) == generation:
             self.driver.tiers.handle_event(host, event)
 
     def _order(self, host: JoinedHost, name: HostId, order: TierOrder) -> bool:
-        """Send a tier order to a host's mover. False: no mover runs at the moment."""
+        """Send a tier order to a host's mover. Return False if the mover is not running."""
         generation = self._movers.get(name)
         if generation is None:
             return False
@@ -308,8 +308,8 @@ def mispriced(
 ) -> str:
     """Return a warning if a host's predicted step times differ from the server's cost model, else an empty string.
 
-    prices: seconds by the keys of the linear cost model, for the host's device. believed: the server's cost model.
-    given: the keys that the server's configuration sets itself; they are not compared.
+    `prices`: the host's prices in seconds, by the keys of the linear cost model. `believed`: the server's cost model.
+    `given`: prices from the server's configuration; their keys are not compared.
     """
     if given.get("model", "linear") != "linear" or "kinds" in given:
         return ""
@@ -327,7 +327,7 @@ def mispriced(
 
 
 def shared_config(parts: Parts) -> Config:
-    """Return the configuration for joining hosts: without the server's own settings, with shared defaults resolved."""
+    """Return the configuration for joining hosts: defaults are resolved, settings of the server alone are removed."""
     config, computing = parts.config, parts.computing
     kv = KVConfig(block_tokens=config.kv.block_tokens, allocate=config.kv.allocate, dtype=config.kv.dtype)
     return msgspec.structs.replace(

@@ -45,15 +45,15 @@ from baton.serve.messages.moving import MoverOrder
 from baton.serve.messages.setup import FromWorkerMessage
 
 _HELLO_S = 60.0
-"""Time for an agent to send its hello: it connects before its mover has started."""
+"""Deadline of an agent's hello, in seconds. It includes the start of the host's mover."""
 
 _HELLO_BYTES_MAX = 64 * 1024
-"""Maximum frame before the hello: bounds the memory of a connection that has not proved its token."""
+"""Maximum frame before the hello. This bounds the memory of a connection that has not presented a valid token."""
 
 CONNECTIONS_MAX = 4096
 """Maximum connections on the port for agents, before and after they present a token."""
 _HANDSHAKE_S = 10.0
-"""Deadline of a TLS handshake: before that of the hello."""
+"""Deadline of a TLS handshake, in seconds."""
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -75,12 +75,12 @@ class Registry(MoverListener, Protocol):
         ...
 
     def connection_ended(self, host: JoinedHost, reason: str) -> None:
-        """Handle the end of a connection, also of one that was rejected or never sent its hello."""
+        """Handle the end of a connection, also if its host was rejected or never sent its hello."""
         ...
 
 
 class RemoteWorker:
-    """A worker of another host. Commands go over the connection to that host. Implements `WorkerLink`."""
+    """Implements `WorkerLink` for a worker of another host: commands go over the connection to that host."""
 
     def __init__(self, view: WorkerView, put: Callable[[ForWorker], None]) -> None:
         self.view = view
@@ -93,11 +93,11 @@ class RemoteWorker:
 
 
 class JoinedHost:
-    """A connection of an agent: first its hello, then reports of its workers and its mover."""
+    """The connection of an agent. It receives a hello, then reports of the host's workers and mover."""
 
     def __init__(self, registry: Registry, silent_s: float) -> None:
         self.id = HostId("")
-        """Empty until it is admitted."""
+        """Id of the host. Empty until the host is admitted."""
         self.stream: FramedStream[FromAgentMessage] = FramedStream(
             FromAgentMessage, on_message=self._on_message, on_end=self._ended
         )
@@ -110,17 +110,17 @@ class JoinedHost:
         self.asked: set[WorkerId] = set()
         """Workers that scaling asked this host for, and that have neither started nor failed yet."""
         self.has_workers = False
-        """It has started a worker before, even if that one was lost: it can start others."""
+        """The host has started a worker, so it can start others, even if that worker was lost."""
         self._workers: dict[WorkerId, RemoteWorker] = {}
         self._decoder = msgspec.msgpack.Decoder(FromWorkerMessage)
 
     @property
     def is_ready(self) -> bool:
-        """Every worker of the host has loaded its model or was given up."""
+        """True if no worker of the host is loading its model. False if the host has no worker."""
         return bool(self._workers) and all(worker.state != "starting" for worker in self._workers.values())
 
     def send(self, generation: int, order: MoverOrder) -> None:
-        """Send an order to the host's mover of this generation."""
+        """Send an order to the host's mover, if it still has this generation."""
         self.stream.put(ForMover(generation, order))
 
     def resize(self, command: StartWorker | RetireWorker | RestartWorker) -> None:
@@ -134,7 +134,7 @@ class JoinedHost:
         self.stream.end(reason, Dismissed(reason))
 
     def _give_up(self, reason: str) -> None:
-        """End the connection. One whose TLS handshake has failed reports no end by itself."""
+        """End the connection. If its TLS handshake has failed, report the end here, because the stream does not."""
         if self.stream.is_open:
             self.stream.end(reason)
         else:
@@ -191,7 +191,7 @@ class JoinedHost:
         return answer
 
     def _on_worker_message(self, message: FromWorker) -> None:
-        """Pass a worker's report to the driver. Its other messages are for the supervisor of its own host."""
+        """Pass a worker's report to the driver. Ignore its other messages, which its own host has handled."""
         report = self._decoder.decode(message.payload)
         if (
             isinstance(report, StepReport | LayersDone)
@@ -229,12 +229,12 @@ class JoinedHost:
                     self.asked.discard(worker)
                 self._registry.changed()
             case _:
-                pass  # about a worker that it has not announced
+                pass  # the host has not announced this worker
 
 
 @dataclass(frozen=True, slots=True)
 class AgentReceiver:
-    """Opens the connections of agents. Implements `ConnectionReceiver`."""
+    """Implements `ConnectionReceiver` for the connections of agents."""
 
     registry: Registry
     silent_s: float
@@ -242,7 +242,7 @@ class AgentReceiver:
     tls: ServerTls | None
 
     def receive(self, connection: socket.socket, address: str) -> Coroutine[None, None, None] | None:
-        """Return the opening of a connection. None: it exceeds the maximum and is closed."""
+        """Return a coroutine that opens an accepted connection. None: there are too many, so it was closed."""
         if len(self.arrivals.unauthenticated) + self.registry.joined >= CONNECTIONS_MAX:
             connection.close()
             return None

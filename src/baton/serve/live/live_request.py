@@ -13,20 +13,20 @@ from baton.core.types import FinishReason, OutputToken, Prediction, Request, Wor
 
 NOT_PREDICTED = Prediction(0.0, 0.0)
 UPDATE_TOKENS_MAX = 32
-"""Maximum tokens of an update. More would delay other streams: 1,000 tokens with log probabilities take 75 ms."""
+"""Maximum tokens of an update. Encoding more delays other streams: 1,000 tokens with log probabilities take 75 ms."""
 
 
 class Timings(Struct, frozen=True, kw_only=True):
-    """Seconds that a request spent in each phase. Part of every response. None: the phase did not happen."""
+    """Seconds that a request spent in each phase, as part of every response. None: the phase did not happen."""
 
     queue_s: float | None = None
     """From arrival to the first step that computes a part of the prompt."""
     prefill_s: float | None = None
-    """From then to the prefill worker's first token, or to the end of the prompt if the decode worker draws it."""
+    """From the end of `queue_s` to the first token. If the decode worker draws that token: to the end of the prompt."""
     handoff_s: float | None = None
     """From the end of prefill to the first step on the decode worker. None: there was no handoff."""
     first_decode_s: float | None = None
-    """From the end of prefill to the first token that the decode worker draws."""
+    """From the end of prefill to the decode worker's first token."""
     ttft_s: float | None = None
     tpot_s: float | None = None
     e2e_s: float | None = None
@@ -50,7 +50,7 @@ class Finish(Struct, frozen=True, kw_only=True):
     reason: FinishReason | None = None
     """Set if the outcome is `finished`. `stop`: the last token is a stop token, which is not part of the text."""
     message: str = ""
-    """For any other outcome: the error message for the client."""
+    """Error message for the client. Empty if the outcome is `finished`."""
     reject: RejectReason | None = None
     retry_after_s: float | None = None
 
@@ -69,11 +69,11 @@ class Stamps:
     arrived_s: float
     started_s: float | None = None
     prefilled_s: float | None = None
-    """The first token arrived."""
+    """Time at which the first token arrived."""
     left_s: float | None = None
-    """The prompt was computed, and another worker draws the first token. Before `prefilled_s`."""
+    """End of the prompt's computation, if another worker draws the first token. Earlier than `prefilled_s`."""
     decoding_s: float | None = None
-    """The decode worker began the step that drew its first token of this request."""
+    """Begin of the step in which the decode worker drew its first token of this request."""
     second_token_s: float | None = None
     first_sent_s: float | None = None
     last_sent_s: float | None = None
@@ -88,17 +88,17 @@ class Stamps:
     decode_worker: WorkerId | None = None
 
     def start(self, worker: WorkerId, now_s: float) -> None:
-        """Record the first step of the request on a worker. Only the first worker counts."""
+        """Record the first step of the request on a worker. Does nothing on later workers."""
         if self.started_s is None:
             self.started_s, self.prefill_worker = now_s, self.prefill_worker or worker
 
     @property
     def handed_s(self) -> float | None:
-        """The end of prefill: from then on another worker could decode."""
+        """Return the end of prefill, from which on another worker can decode. None: prefill has not ended."""
         return self.prefilled_s if self.left_s is None else self.left_s
 
     def leave(self, worker: WorkerId | None, now_s: float) -> None:
-        """Record that this worker has computed the prompt, and that another worker draws the first token."""
+        """Record that this worker has computed the prompt and that another worker will draw the first token."""
         if self.left_s is None and self.prefilled_s is None:
             self.left_s, self.prefill_worker = now_s, worker
 
@@ -116,7 +116,7 @@ class Stamps:
             self.decoding_s = now_s - step_s
 
     def sent(self, tokens: int, now_s: float) -> None:
-        """Record that the text of this many more tokens reached the client's socket."""
+        """Record that the text of `tokens` more tokens reached the client's socket."""
         if self.first_sent_s is None:
             self.first_sent_s = now_s
         self.last_sent_s = now_s
@@ -153,7 +153,7 @@ def _between(start_s: float | None, end_s: float | None) -> float | None:
 class LiveRequest:
     """The state of one request. The driver adds tokens and the result; one reader awaits them.
 
-    Unread tokens are bounded by the request's output limit, however slowly they are read.
+    The request's output limit bounds the unread tokens of a slow reader.
     """
 
     def __init__(self, request: Request, prompt: Sequence[int]) -> None:
@@ -161,16 +161,16 @@ class LiveRequest:
         self.tokens: list[int] = list(prompt)
         self.attempt = 1
         self.worker: WorkerId | None = None
-        """The worker that runs it. None: none, or that worker was lost."""
+        """The worker that runs the request. None: no worker has begun it, or the worker was lost."""
         self.stamps = Stamps(request.arrived_at_s)
         self.predicted = NOT_PREDICTED
         self.finish_reason: FinishReason | None = None
         self.stopped = False
-        """The client has all the text it asked for, so a cancellation counts as finished."""
+        """The client has all the text that it asked for, so that a cancellation counts as `finished`."""
         self.finish: Finish | None = None
         self._pending: list[OutputToken] = []
         self._is_behind = False
-        """The last update left tokens behind."""
+        """The last update did not contain all tokens that had arrived."""
         self._wake: asyncio.Future[None] | None = None
 
     @property
@@ -179,13 +179,13 @@ class LiveRequest:
 
     @property
     def is_taken(self) -> bool:
-        """The reader has taken every token so far."""
+        """True if the reader has taken every token so far."""
         return not self._pending
 
     def push(self, token: OutputToken, worker: WorkerId, now_s: float, step_s: float = 0.0) -> bool:
-        """Add a token from a step that took `step_s`.
+        """Add a token from a step that took `step_s` seconds.
 
-        Return False for a token that is not the next one: a repeated one, or one of an abandoned attempt.
+        Return False, and drop the token, if it is a repeated one or belongs to an earlier attempt.
         """
         if token.attempt != self.attempt or token.index != self.output_tokens:
             return False
@@ -207,7 +207,7 @@ class LiveRequest:
     async def next(self) -> Update:
         """Wait for new tokens or the result. A slow reader gets the tokens of several steps in one update.
 
-        Other tasks run between two updates. Must not be called again once an update has had the result.
+        A reader that falls behind lets other tasks run between two updates. Do not call this again after the result.
         """
         if self._is_behind:
             await asyncio.sleep(0)

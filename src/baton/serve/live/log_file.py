@@ -1,4 +1,4 @@
-"""Decision logs on disk: frames of msgpack, appended one event at a time."""
+"""Decision logs on disk: a file of msgpack frames, one for the header and one for each event with its decisions."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ _READ_BYTES = 1 << 20
 
 
 class LogWriter:
-    """Appends decisions without a buffer. Stops at its size limit (INV-9)."""
+    """Appends decisions to a file, without a buffer. Stops at the size limit (INV-9)."""
 
     def __init__(self, path: Path, header: LogHeader | SimHeader, bytes_max: int) -> None:
-        """Start a log and replace an old one. Raises ConfigError if it is not writable or another process writes it."""
+        """Start a log, which replaces an existing file.
+
+        Raises ConfigError if the file is not writable or another process writes a log to it.
+        """
         self.full = False
         self._is_closed = False
         self.end = ""
-        """Reason why the log has ended before the server. Empty: it goes on."""
+        """Reason why the log has ended while the server runs. Empty: the log has not ended."""
         self.path = path
         self._bytes_max = bytes_max
         self._encoder = msgspec.msgpack.Encoder()
@@ -54,7 +57,7 @@ class LogWriter:
             self.write(self.encode(entry))
 
     def encode(self, entry: LogEntry) -> bytes:
-        """Return an entry as `write` takes it. If the size limit is reached, set `full` and return no bytes."""
+        """Encode an entry for `write`. If it would exceed the size limit, set `full` and return no bytes."""
         data = frame(self._encoder.encode(entry))
         self._left_bytes -= len(data)
         if self._left_bytes >= 0:
@@ -71,11 +74,11 @@ class LogWriter:
             while left:
                 left = left[self._file.write(left) :]
         except OSError as error:
-            self._is_closed = True  # nothing may follow an entry that is cut off
+            self._is_closed = True  # the last entry may be incomplete, and no entry may follow it
             self.end_here(str(error.strerror))
 
     def end_here(self, why: str) -> None:
-        """Set `full` and its reason. Another thread reads `end` once `full` is set."""
+        """End the log: set `end` to the reason, then `full`, after which another thread reads `end`."""
         self.end = (
             f"the decision log {self.path} ends here: {why}; requests go on, later decisions are not written. "
             "To log again, make room and restart"
@@ -83,23 +86,23 @@ class LogWriter:
         self.full = True
 
     def close(self) -> None:
-        """Close the file. Entries of connections and timers that end after it are dropped."""
+        """Close the file. Later entries, of connections and timers that end after it, are dropped."""
         self._is_closed = True
         self._file.close()
 
 
 class _AnyHeader(Struct):
-    """The fields that the header has in every version."""
+    """The fields that a log's header has in every version."""
 
     type: str = ""
     version: int = 0
 
 
 def read_log(path: Path, name: str = "") -> tuple[LogHeader | SimHeader, Iterator[Decision]]:
-    """Open a log. A last entry that a crash has cut off is left out.
+    """Open a log. Return its header and its decisions, without an incomplete last entry that a crash has left.
 
-    `name`: name of the log in error messages, if it is not the path. Raises ConfigError, here or while it is read, if
-    the file is no decision log or has another version.
+    `name`: name of the log in error messages, by default the path. Raises ConfigError, here or while the decisions are
+    read, if the file is not a decision log or has another version.
     """
     name = name or str(path)
     payloads = _payloads(path, name)
@@ -112,7 +115,7 @@ def read_log(path: Path, name: str = "") -> tuple[LogHeader | SimHeader, Iterato
 
 
 def _check_version(first: bytes, name: str) -> None:
-    """Raise ConfigError if the file is no log, or has another version: its entries may be of unknown kinds."""
+    """Raise ConfigError if the file is no decision log, or has a version whose entries may be unknown."""
     try:
         header = msgspec.msgpack.decode(first, type=_AnyHeader)
     except msgspec.MsgspecError as error:
@@ -132,7 +135,7 @@ def _no_log(name: str, why: object) -> ConfigError:
 
 
 def cut_bytes(path: Path) -> int:
-    """Return the bytes of an incomplete last entry, which `read_log` leaves out."""
+    """Return the size in bytes of an incomplete last entry, which `read_log` leaves out. 0: the log is complete."""
     size = path.stat().st_size
     with path.open("rb") as file:
         while (head := file.read(HEAD_BYTES)) and len(head) == HEAD_BYTES:

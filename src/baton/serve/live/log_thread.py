@@ -10,15 +10,15 @@ from baton.decide.control.decision_log import Decision
 from baton.serve.live.log_file import LogWriter
 
 UNWRITTEN_BYTES_MAX = 64 * 1024 * 1024
-"""Bound of the entries that wait for the disk. Beyond it the log ends: a replay needs every entry."""
+"""Maximum bytes of entries that wait for the disk. Beyond it the log ends, because a replay needs every entry."""
 FLUSH_S = 10.0
-"""How long the end of the server, or a reader of the log, waits for the disk."""
+"""Maximum seconds that the server's shutdown, or a reader of the log, waits for the disk."""
 
 log = logging.getLogger("baton.server")
 
 
 class LogThread:
-    """Passes decisions in order to a thread that writes them. A process that is killed loses those not written yet."""
+    """Passes decisions in order to a thread that writes them. A killed process loses the decisions not yet written."""
 
     def __init__(self, writer: LogWriter, unwritten_bytes_max: int = UNWRITTEN_BYTES_MAX) -> None:
         self.path: Path = writer.path
@@ -27,7 +27,7 @@ class LogThread:
         self._changed = threading.Condition()
         self._waiting: list[bytes] = []
         self._unwritten_bytes = 0
-        """Bytes of the waiting entries, and of those that the thread is writing."""
+        """Bytes of the entries that wait, and of those that the thread is writing."""
         self._is_closed = False
         self._is_told = False
         self._thread = threading.Thread(target=self._run, name="baton-decision-log", daemon=True)
@@ -35,11 +35,11 @@ class LogThread:
 
     @property
     def full(self) -> bool:
-        """Whether the log has ended before the server: later decisions are missing."""
+        """True if the log has ended while the server runs, so that later decisions are missing."""
         return self._writer.full
 
     def append(self, entry: Decision) -> bool:
-        """Pass an entry to the thread. Return False if the log has ended, and lacks the entry."""
+        """Pass an entry to the thread. Return False if the log has ended and will not contain the entry."""
         data = b"" if self._writer.full else self._writer.encode(entry)
         with self._changed:
             if self._unwritten_bytes + len(data) > self._unwritten_bytes_max:
@@ -55,7 +55,7 @@ class LogThread:
         return True
 
     def flush(self) -> None:
-        """Wait until every entry is written, but not longer than `FLUSH_S`."""
+        """Wait until every entry is written, for at most `FLUSH_S` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: not self._unwritten_bytes, FLUSH_S)
 
@@ -79,7 +79,7 @@ class LogThread:
         self._writer.close()
 
     def _take(self) -> bytes:
-        """Wait for entries and return them. No bytes: the log is closed."""
+        """Wait for entries and return them. Return no bytes once the log is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_closed)
             data = b"".join(self._waiting)

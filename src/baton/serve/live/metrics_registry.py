@@ -1,4 +1,4 @@
-"""Store the values of the catalog's metrics and expose them to Prometheus. No process-wide state."""
+"""Store the values of the catalog's metrics and render them for Prometheus. There is no process-wide state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from baton.decide.metrics.catalog import (
 )
 
 Labels = tuple[str, ...]
-"""Values in the order of the metric's labels."""
+"""Label values of a series, in the order of the metric's labels."""
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Content type of `render`."""
@@ -35,8 +35,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class Metrics:
     """The metrics of a server.
 
-    Used from one thread, the event loop, so nothing is locked. A wrong number of labels, or a label value that the
-    catalog does not have, is a bug and asserted.
+    Only the event loop's thread may use them, because nothing is locked. A wrong number of labels, or a label value
+    that the catalog does not list, fails an assertion.
     """
 
     def __init__(self) -> None:
@@ -45,20 +45,20 @@ class Metrics:
         self._registry.register(_Exposition(self._families))
 
     def observe(self, metric: Histogram, value: float, *labels: str) -> None:
-        """Add a value, in the metric's unit. `labels` in the metric's order."""
+        """Add a value, in the metric's unit, to a histogram. `labels`: values in the order of the metric's labels."""
         family = self._families[metric.name]
         series = family.series.get(labels) or family.add(labels)
         series.counts[bisect_left(metric.buckets, value)] += 1
         series.sum += value
 
     def count(self, metric: Counter, *labels: str, amount: float = 1) -> None:
-        """Add `amount`, at least 0."""
+        """Increase a counter by `amount`, which is at least 0."""
         assert amount >= 0, f"{metric.name} only grows, was given {amount}"
         family = self._families[metric.name]
         (family.series.get(labels) or family.add(labels)).sum += amount
 
     def set_workers(self, views: Iterable[WorkerView]) -> None:
-        """Set the loads of exactly these workers. Other workers are no longer exposed."""
+        """Set the gauges of these workers, and remove those of all other workers."""
         running, waiting, error = (self._families[gauge.name] for gauge in (RUNNING, WAITING, STEP_ERROR))
         for family in (running, waiting, error):
             family.series.clear()
@@ -69,7 +69,7 @@ class Metrics:
                 error.add((view.id, view.role)).sum = view.prices.error_ratio
 
     def set_blocks(self, views: Iterable[tuple[str, HostView]]) -> None:
-        """Set the KV blocks of exactly these tiers: pairs of a tier's name and a host's view."""
+        """Set the gauges of KV blocks: pairs of a tier's name and a host's view. Remove those of other tiers."""
         blocks = self._families[KV_BLOCKS.name]
         blocks.series.clear()
         for tier, view in views:
@@ -78,7 +78,7 @@ class Metrics:
             blocks.add((view.id, tier, "cached")).sum = view.blocks_cached
 
     def forget_host(self, host: HostId) -> None:
-        """Remove the series of a lost host, so that hosts with ever new names do not grow the metrics without bound."""
+        """Remove the series of a lost host, because hosts that join under new names would grow the metrics forever."""
         for family in self._families.values():
             places = [place for place, label in enumerate(family.metric.labels) if label is HOST]
             for labels in [labels for labels in family.series if any(labels[place] == host for place in places)]:
@@ -94,9 +94,9 @@ class _Series:
     """A metric with one set of label values."""
 
     counts: list[int]
-    """Histogram: values per bucket, not cumulative; the last bucket has no bound."""
+    """Histogram: number of values in each bucket, not cumulative. The last bucket has no upper bound."""
     sum: float = 0.0
-    """Histogram: the sum of its values; otherwise the value."""
+    """Histogram: the sum of all values. Counter or gauge: the value."""
 
 
 class _Family:
@@ -124,8 +124,8 @@ class _Family:
 class _Exposition(Collector):
     """Exposes the metrics to prometheus_client.
 
-    Its own Counter and Histogram are not used: they add `_created` series, which are not in the contract and can be
-    disabled only process-wide, and they lock for each value (one per output token).
+    That library's Counter and Histogram are not used. They add `_created` series, which the metrics contract does not
+    have and which can be disabled only process-wide. They also lock for each value, so for each output token.
     """
 
     def __init__(self, families: dict[str, _Family]) -> None:

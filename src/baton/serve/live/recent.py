@@ -12,11 +12,11 @@ from baton.core.messages import StepReport
 from baton.serve.live.live_request import Finish, LiveRequest, Timings
 
 VALUES_MAX = 4096
-"""Values kept of one latency in one sample. Later ones are left out of its percentiles."""
+"""Maximum values of one latency in one sample. Further values do not count for the percentiles."""
 REQUESTS_MAX = 16
-"""Ended requests that one sample shows."""
+"""Maximum ended requests that one sample shows."""
 NAMES_MAX = 16
-"""Tenants and classes that one sample names. The others count as `other`."""
+"""Maximum tenants and classes that one sample names. The others count as `other`."""
 OTHER = "other"
 
 
@@ -36,14 +36,14 @@ class EndedRequest(Struct, frozen=True, kw_only=True):
     """Time of its end."""
     outcome: str
     message: str
-    """Why it did not finish. Empty: it finished."""
+    """Reason why the request failed. Empty: it finished."""
     tenant: str
     service: str
-    """Name of its service class. Empty: it has none."""
+    """Name of the request's service class. Empty: it has none."""
     prompt_tokens: int
     output_tokens: int
     predicted_ttft_s: float
-    """0: nothing was predicted."""
+    """TTFT as predicted when the request was routed. 0: there was no prediction."""
     timings: Timings
 
 
@@ -58,16 +58,16 @@ class WorkerSteps:
 
 @dataclass(slots=True)
 class Recent:
-    """The values since the last sample. Bounded, however much happens and even if nothing takes samples."""
+    """The measurements since the last sample. Their memory is bounded, even if no sample is taken."""
 
     latencies: dict[str, list[float]] = field(default_factory=dict)
-    """Name of a latency or of a ratio to its values."""
+    """Values of each latency (seconds) and each ratio, by its name."""
     counts: Counter[str] = field(default_factory=Counter)
     """Tokens, bytes and outcomes, by name."""
     rejected: Counter[str] = field(default_factory=Counter)
     """Refused requests by reason."""
     handoffs: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Finished requests by prefill and decode worker."""
+    """Number of delivered requests by (prefill worker, decode worker)."""
     shares: Counter[str] = field(default_factory=Counter)
     """Output tokens by service class, or by tenant if the request has no class."""
     steps: dict[str, WorkerSteps] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class Recent:
             self.rejected[finish.reject] += 1
 
     def show(self, live: LiveRequest, finish: Finish, unix_s: float) -> None:
-        """Add an ended request whose timings are final. `unix_s`: now."""
+        """Add an ended request, with its final timings, to those that the sample shows. `unix_s`: the current time."""
         if len(self.ended) >= REQUESTS_MAX:
             return
         service = live.request.service
@@ -118,12 +118,12 @@ class Recent:
         )
 
     def handed_off(self, timings: Timings) -> None:
-        """Add the way of a delivered request, if another worker than that of its prompt decoded it."""
+        """Count the handoff of a delivered request, if its prefill worker and its decode worker differ."""
         if timings.handoff_s is not None and timings.prefill_worker and timings.decode_worker:
             self.handoffs[timings.prefill_worker, timings.decode_worker] += 1
 
     def spread(self, name: str) -> Spread | None:
-        """Return the percentiles of a latency. None: it has no value."""
+        """Return the percentiles of a latency. None: no value was added."""
         values = sorted(self.latencies.get(name, ()))
         return Spread(_nearest(values, 0.5), _nearest(values, 0.9), _nearest(values, 0.99)) if values else None
 
@@ -133,5 +133,5 @@ def _count(counts: Counter[str], name: str, amount: int) -> None:
 
 
 def _nearest(ascending: Sequence[float], share: float) -> float:
-    """Return the value below or at which this share of the values lies (nearest rank)."""
+    """Return the percentile `share` (0..1) of sorted values, by nearest rank."""
     return ascending[min(len(ascending) - 1, int(share * len(ascending)))]

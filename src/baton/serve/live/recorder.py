@@ -23,7 +23,7 @@ _EVENTS: dict[Event, catalog.Counter] = {
 
 
 class Recorder:
-    """Records each value at the moment when it is final: for /metrics, and for the next sample of the history."""
+    """Records each measurement once it is final, for /metrics and for the next sample of the history."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -61,7 +61,7 @@ class Recorder:
         self._recent.counts["handoff_bytes"] += moved_bytes
 
     def count(self, metric: catalog.Counter, *labels: str) -> None:
-        """Count an event of a kind that has nothing else to record."""
+        """Increase a counter of /metrics by one."""
         self._metrics.count(metric, *labels)
 
     def sent(self, live: LiveRequest, tokens: int, now_s: float) -> None:
@@ -98,7 +98,7 @@ class Recorder:
             self._metrics.count(catalog.REJECTED, finish.reject)
 
     def refused(self, status: int, code: str | None) -> None:
-        """Record a refused HTTP request or connection. Does nothing for a status that no limit has."""
+        """Record a refused HTTP request or connection. Ignores statuses that the metric does not list."""
         if str(status) in catalog.REFUSAL_STATUS.values:
             self._metrics.count(catalog.HTTP_REFUSALS, str(status), code or "other")
 
@@ -108,7 +108,7 @@ class Recorder:
             self._recent.value(f"{latency}_ratio", actual_s / predicted_s)
 
     def _delivered(self, live: LiveRequest) -> None:
-        """Record the latencies of a finished request once its last text has been sent."""
+        """Record the latencies of a finished request whose whole text has been sent."""
         timings = live.timings()
         for metric, name, value_s in (
             (catalog.QUEUE, "queue", timings.queue_s),

@@ -20,7 +20,7 @@ class WorkerStatus(Struct, frozen=True, kw_only=True):
     kv_blocks_used: int
     kv_blocks_total: int
     host: str = ""
-    """The host that it runs on."""
+    """Id of the worker's host."""
 
 
 class TierStatus(Struct, frozen=True, kw_only=True):
@@ -28,15 +28,15 @@ class TierStatus(Struct, frozen=True, kw_only=True):
 
     name: str
     state: str = "used"
-    """`used`, or `left alone`: the host does not use it for a while, because its store failed or hung repeatedly."""
+    """`used`, or `left alone`: the host has paused the tier, because its store failed or hung repeatedly."""
     kv_blocks_total: int
-    """Capacity. If the store decides how many blocks it keeps: the number of its known blocks."""
+    """Capacity of the tier, or the number of known blocks if the store itself decides how many it keeps."""
     kv_blocks_cached: int
     kv_blocks_writing: int
     loaded_blocks: int
     """Blocks read since the host joined."""
     missed_blocks: int
-    """Blocks that a read did not find."""
+    """Blocks that reads did not find since the host joined."""
     latency_s: float
     """Measured time to the first block of a read."""
     block_load_s: float
@@ -58,7 +58,7 @@ class HostStatus(Struct, frozen=True, kw_only=True):
     kv_block_tokens: int
     kv_block_bytes: int
     tiers: tuple[TierStatus, ...] = ()
-    """Below its arena, the fastest first."""
+    """Tiers below the host's arena, the fastest first."""
 
 
 class ClusterStatus(Struct, frozen=True, kw_only=True):
@@ -67,6 +67,6 @@ class ClusterStatus(Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerStatus, ...]
     hosts: tuple[HostStatus, ...]
     policy: dict[str, str]
-    """Policy family to the policy's short name or `module:Class`."""
+    """Short name or `module:Class` of the policy of each family."""
     restarting: tuple[str, ...] = ()
-    """Workers that a rolling restart has not finished with."""
+    """Workers that the rolling restart has not restarted yet."""

@@ -1,6 +1,6 @@
-"""The tiers of all hosts in the live server: pass on the pools' commands, track the work under way, and count it.
+"""The tiers of all hosts in the live server: pass on the pools' commands, track and count their reads and writes.
 
-Threads of this process move the bytes of the server's own host. For a joined host, its mover does.
+Threads of this process copy the bytes for the server's own host. For a joined host, its mover copies them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from baton.serve.messages.moving import ListTiers, TierOrder
 log = logging.getLogger("baton.server")
 
 OrderSender = Callable[[TierOrder], bool]
-"""Passes an order to the threads or the mover of a host. Returns False if no mover runs now."""
+"""Passes an order to the threads or the mover of a host. Returns False if no mover is running."""
 
 
 class Listener(Protocol):
@@ -51,7 +51,7 @@ class Listener(Protocol):
 class LiveTiers:
     """Performs the tier commands of pools. All calls and answers are on the event loop.
 
-    The pools bound the work under way: they limit their writes, and each read belongs to a live request.
+    The pools bound the pending reads and writes: they limit their writes, and each read belongs to a live request.
     """
 
     def __init__(self, metrics: Metrics, listener: Listener) -> None:
@@ -67,29 +67,29 @@ class LiveTiers:
         self._is_closed = True
 
     def add_host(self, host: HostId, send: OrderSender) -> None:
-        """Set the sender to a host's mover, and order it to list the blocks in its tiers. Also used for a new mover."""
+        """Set how orders reach a host, and order it to list the blocks in its tiers. Call it again for a new mover."""
         self._senders[host] = send
         send(ListTiers())
 
     def lose_host(self, host: HostId) -> None:
-        """Remove a lost host, and fail its work under way."""
+        """Remove a lost host, and fail its pending reads and writes."""
         self._senders.pop(host, None)
         self.end_all(host)
 
     def end_all(self, host: HostId) -> None:
-        """Fail the work under way of a host whose mover is dead."""
+        """Fail the pending reads and writes of a host whose mover is dead."""
         for place, write in [(place, write) for place, write in self._writes.items() if place[0] == host]:
             self.handle_event(place[0], _failure(write))
         for load in [load for load in self._loads.values() if load.host == host]:
             self.handle_event(host, _failure(load))
         pool = self._listener.pools.get(host)
         for tier in sorted(pool.tiers.resting) if pool is not None and pool.tiers is not None else ():
-            self.handle_event(host, TierRests(tier, rests=False))  # the next mover has no record of failures
+            self.handle_event(host, TierRests(tier, rests=False))  # the next mover counts failures from zero
 
     def perform(self, command: StoreBlocks | DropBlocks | LoadBlocks) -> None:
         """Pass on a command of a pool.
 
-        Each write and each read is answered exactly once, at the latest after `ANSWER_S`, even if it fails.
+        Each write and each read is answered exactly once, within `ANSWER_S` seconds, even if it fails.
         """
         send = self._senders.get(command.host)
         if isinstance(command, StoreBlocks):
@@ -135,7 +135,7 @@ class LiveTiers:
 
 
 class OwnTiers:
-    """The tiers of the server's own host: threads of this process, which answer on the event loop."""
+    """The tiers of the server's own host. Threads of this process do the work; answers come on the event loop."""
 
     def __init__(self, live: LiveTiers, host: HostId, opened: Sequence[OpenTier]) -> None:
         self.rules = tuple(tier.rules for tier in opened)
@@ -147,7 +147,7 @@ class OwnTiers:
         self._listed = asyncio.Event()
 
     async def start(self, arena: ArenaBytes, block_bytes: int) -> None:
-        """Start the threads, and wait at most `ANSWER_S` until the tiers have listed the blocks of earlier runs."""
+        """Start the threads, and wait for the lists of blocks of earlier runs, for at most `ANSWER_S` seconds."""
         loop = asyncio.get_running_loop()
         work = self._work = TierWork(self._opened, arena, block_bytes, partial(self._tell, loop))
         self._live.add_host(self._host, partial(_do, work))
@@ -157,7 +157,7 @@ class OwnTiers:
             log.warning("tiers %s have not said what they hold: it is used once they do", ", ".join(self._unlisted))
 
     async def close(self) -> None:
-        """End the work under way. A store that hangs stays open until the process ends."""
+        """Finish the current writes and close the stores. A store that hangs stays open until the process ends."""
         self._live.close()
         if self._work is not None:
             for name in await asyncio.to_thread(self._work.close):
@@ -184,7 +184,7 @@ def _do(work: TierWork, order: TierOrder) -> bool:
 
 
 def _failure(command: StoreBlocks | LoadBlocks) -> BlocksKept | LoadEnded:
-    """Return the answer for a command that was not performed."""
+    """Return the answer to a command that could not be performed."""
     flags = (False,) * len(command.hashes)
     if isinstance(command, StoreBlocks):
         return BlocksKept(command.number, flags)
@@ -194,7 +194,7 @@ def _failure(command: StoreBlocks | LoadBlocks) -> BlocksKept | LoadEnded:
 def kv_blocks(pools: Collection[HostPool]) -> list[tuple[str, HostView]]:
     """Return the block counts of every arena and tier: pairs of the tier's name (`host` for an arena) and a view.
 
-    A tier that several hosts share is counted once, for the first of them.
+    A tier that several hosts share is listed once, for the first of these hosts.
     """
     arenas = [("host", pool.view()) for pool in pools]
     books: dict[int, tuple[HostId, Tier]] = {}
@@ -205,9 +205,9 @@ def kv_blocks(pools: Collection[HostPool]) -> list[tuple[str, HostView]]:
 
 
 def _blocks_of(tier: Tier, host: HostId) -> HostView:
-    """Return a tier's block counts in the form of an arena's: blocks that are being written count as used.
+    """Return a tier's block counts as a `HostView`. Blocks that are being written count as used.
 
-    If the store decides how many blocks it keeps, the total is the number of known blocks, and none is free.
+    If the store itself decides how many blocks it keeps, the total is the number of known blocks, and none is free.
     """
     view = tier.view()
     return HostView(

@@ -1,4 +1,4 @@
-"""The deadlines of requests that wait: for a worker while none is available, and in a worker's queue."""
+"""Deadlines of requests that wait because no worker is available, or because they are in the queue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from baton.move.clock import now_s
 from baton.serve.host.worker_link import WorkerLink
 
 TOKEN_S = 600.0
-"""Lifetime of a token for joining. Within it, the host reserves its arena, starts its mover and presents the token."""
+"""Seconds that a host has, after it got its token, to reserve its arena, start its mover and present the token."""
 
 
 class Connection(Protocol):
@@ -26,10 +26,10 @@ class Connection(Protocol):
 
 @dataclass(slots=True)
 class Arrivals:
-    """Hosts that are about to join. While there is one, requests may wait longer."""
+    """Tracks the hosts that are about to join. While there is one, requests may wait longer for a worker."""
 
     tokens: OrderedDict[str, float] = field(default_factory=OrderedDict[str, float])
-    """Tokens of hosts that asked to join, with their times of issue."""
+    """Tokens of hosts that asked to join, and the time at which each was issued."""
     unauthenticated: set[Connection] = field(default_factory=set[Connection])
     """Connections that have not presented a token."""
     without_workers: set[HostId] = field(default_factory=set[HostId])
@@ -44,11 +44,11 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Limits of the wait for a worker."""
+    """How long a request may wait for a worker, in seconds."""
 
     wait_s: float
     start_s: float
-    """Additional time while a worker starts or a host joins."""
+    """Additional time that applies while a worker starts or a host joins."""
 
 
 class Waiting(Protocol):
@@ -64,7 +64,7 @@ class Waiting(Protocol):
 
 
 class WaitTimers:
-    """Tells the cluster when the oldest waiting request is overdue. Two timers serve all requests."""
+    """Tells the cluster when the oldest waiting request is overdue: one timer for workers, one for the queue."""
 
     def __init__(self, driver: Waiting, waits: Waits) -> None:
         self._driver = driver
@@ -73,7 +73,7 @@ class WaitTimers:
         self._queue_timer: asyncio.TimerHandle | None = None
 
     def reset_timer(self) -> None:
-        """Set the timer again, because a request began to wait or the time limit may have changed."""
+        """Set the timer again. Call it when a request begins to wait or when the time limit may have changed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -94,7 +94,7 @@ class WaitTimers:
         self.reset_timer()
 
     def set_queue_timer(self) -> None:
-        """Set the timer of the queue if a request is in it and the timer is not set."""
+        """Set the queue's timer, if the queue has a request and the timer is not set."""
         if self._queue_timer is not None:
             return
         deadline_s = self._driver.cluster.coordinator.queue.deadline_s
