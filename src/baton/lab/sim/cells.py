@@ -62,7 +62,7 @@ def cell_jobs(
     slo: Slo | None,
     faults: tuple[TimedFault, ...] = (),
 ) -> list[CellJob]:
-    """Return one job per cell. Each cell has its own seed, and `faults` strike every cell."""
+    """Return one job per cell. Each cell has its own seed, and all cells have the same `faults`."""
     alone = replace(spec, cells=1)
     return [
         CellJob(spec=alone, trace=part, policy=policy, seed=seed + number, slo=slo, faults=faults)

@@ -49,7 +49,7 @@ class SimPolicies:
     fairness: Callable[[], FairnessPolicy]
     """Makes one policy per worker, as in live mode."""
     are_own_in_workers: bool = False
-    """Batching or fairness is a plug-in of the user: an exception in it ends the worker, as in live mode."""
+    """Batching or fairness is a plug-in of the user. An exception in it then ends the worker, as in live mode."""
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ class SimCluster:
         process = self.processes.get(worker)
         return process.worker if process is not None else None
 
-    # ---- hosts and workers come
+    # ---- start hosts and workers
 
     def open_host(self, host: HostId, kv: SimKV) -> None:
         """Add a host with an empty arena and the blocks that its tiers still store."""
@@ -161,7 +161,7 @@ class SimCluster:
             requests_max=limits.requests_max,
         )
 
-    # ---- and go
+    # ---- end workers and hosts
 
     def kill(self, worker: WorkerId, death: Death, why: str) -> None:
         """Kill a worker process, unless it is dead. The server notices later; a new process joins under the same id."""
@@ -247,7 +247,7 @@ class SimCluster:
                 assert_never(command)
 
     def _added(self, command: StartWorker) -> WorkerView:
-        """Return a view of the kind and host of the role's first worker group. `host = "each"` makes a new host."""
+        """Return the view of a worker to add, of its role's first group. `host = "each"` there makes a new host."""
         alike = [group for group in self.spec.workers if group.role == command.role] or [SimWorkers(role=command.role)]
         host = HostId(f"host-of-{command.worker}" if alike[0].host == "each" else alike[0].host)
         return WorkerView(id=command.worker, host=host, role=command.role, kind=alike[0].kind)
@@ -284,7 +284,7 @@ class SimCluster:
     # ---- copies between hosts
 
     def copy_s(self, copy: CopyBlocks) -> float:
-        """Return the duration of a copy that is alone on its wire, without the part that overlaps its prefill.
+        """Return the duration of a copy that is alone on its wire, less the part that overlaps its prefill, in seconds.
 
         A copy of some layers takes as long as a copy of all layers of proportionally fewer tokens.
         """
@@ -296,7 +296,7 @@ class SimCluster:
         hidden_s = wire.overlap_ratio * (computed_s[0] - life.started_at_s)
         return min(transfer_s, max(wire.residue_s, transfer_s - hidden_s))
 
-    def end_copy(self, copy: CopyBlocks, landed: bool) -> None:  # noqa: FBT001  what Wires calls
+    def end_copy(self, copy: CopyBlocks, landed: bool) -> None:  # noqa: FBT001  the signature that Wires calls
         """Move the bytes of a finished copy and tell the server whether it landed."""
         source, target = self.engines.get(copy.source), self.engines.get(copy.target)
         landed = landed and source is not None and target is not None
@@ -319,7 +319,7 @@ class SimCluster:
             self.loop.after(self.spec.tick_s, self._tick)
 
     def note_queues(self) -> None:
-        """Raise `inbound_max` to the longest queue that any worker's inbox or link has had so far, in messages."""
+        """Raise `inbound_max` to the longest queue of messages that any worker's inbox or link has had so far."""
         for process in self.processes.values():
             self._note_queue(process)
 
@@ -336,7 +336,7 @@ class SimCluster:
 
 
 def _copy_tokens(copy: CopyBlocks, source: SimEngine, target: SimEngine, pools: Mapping[HostId, HostPool]) -> None:
-    """Move the bytes of a copy token by token: hosts may differ in block size. With a predictor there are no bytes."""
+    """Move a copy's bytes token by token, as hosts may differ in block size. An engine with a predictor has none."""
     skipped = copy.first_token % pools[copy.source].block_tokens
     for slot in range(copy.tokens) if source.predictor is None else ():
         target.write(copy.write, slot, source.kv_of(copy.read, skipped + slot, copy.layers), copy.layers)
@@ -345,7 +345,7 @@ def _copy_tokens(copy: CopyBlocks, source: SimEngine, target: SimEngine, pools: 
 def fresh_cluster(
     spec: ClusterSpec, policies: SimPolicies, steps: list[CoordinatorDecision | PoolDecision] | None = None
 ) -> Cluster:
-    """Return the coordinator and pool rules of a cluster file, before any host joins. `Cluster` appends to `steps`."""
+    """Return a `Cluster` with a cluster file's rules, and without hosts. It appends every decision to `steps`."""
     coordinator = Coordinator(policies.cluster, spec.kv.block_tokens, window=spec.window, queue=spec.start_queue())
     rules = PoolRules(eviction=policies.eviction, prompts=spec.prompt_rules)
     return Cluster(coordinator, rules, steps)

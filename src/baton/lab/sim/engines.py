@@ -38,7 +38,7 @@ class DecodePredictor(Protocol):
         ...
 
     def token(self, request: Request) -> array[int]:
-        """Return the token that the request decodes in every step but its last, as an array of one."""
+        """Return an array of the one token that the request decodes in every step but its last."""
         ...
 
 
@@ -54,7 +54,7 @@ class SimEngine(Protocol):
 
     @property
     def layers(self) -> int:
-        """Number of layers that a step computes one after the other."""
+        """Number of layers of the model, which a step computes one after the other."""
         ...
 
     def compute_layers(self, step: Step, end: int) -> None:
@@ -129,7 +129,7 @@ class LengthEngine:
     jumps: bool = True
     """Skip decode steps in closed form. False plays every step, with the same results, but slower."""
     layers: int = 1
-    """Number of layers that a step computes one after the other."""
+    """Number of layers of the model, which a step computes one after the other."""
 
     @property
     def predictor(self) -> DecodePredictor | None:

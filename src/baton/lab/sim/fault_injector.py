@@ -18,7 +18,10 @@ from baton.lab.sim.worker import SimWorker
 
 @dataclass(slots=True, kw_only=True)
 class StruckDelivery:
-    """Loses or repeats the first message that a link delivers, and receives like a live connection: by number."""
+    """Delivers a link's messages, but loses or repeats the first one.
+
+    The messages are numbered as on a live connection, so the receiver notices the fault.
+    """
 
     loop: EventLoop
     deliver: Callable[[Any], None]
@@ -30,7 +33,7 @@ class StruckDelivery:
     _is_broken: bool = False
 
     def __call__(self, message: object) -> None:
-        """Receive a message of the link, unless it is the one that is lost."""
+        """Deliver a message of the link, unless it is the lost one."""
         number, self._sent = self._sent, self._sent + 1
         if number == 0 and self.fault.what == "lost":
             self.loop.after(self.fault.ping_s, self._ping)
@@ -40,7 +43,7 @@ class StruckDelivery:
                 self.deliver(message)
 
     def _ping(self) -> None:
-        """Notice the loss, unless a message behind it has shown it."""
+        """Report the loss, unless a later message has revealed it."""
         self._is_next(self._sent)
 
     def _is_next(self, number: int) -> bool:
@@ -106,7 +109,7 @@ class FaultInjector:
                 assert_never(fault)
 
     def _leave(self, fault: faults.HostLeave) -> None:
-        """Let a host leave. If the server does not let it go in time, it goes all the same."""
+        """Announce to the server that a host ends. After `drain_s` it ends, even if it still has requests."""
         cluster, host = self.cluster, fault.host
         engine = cluster.engines.get(host)
         if engine is None:
@@ -133,7 +136,7 @@ class FaultInjector:
 
     def _end_hung(self, fault: faults.Hang) -> None:
         worker = self.cluster.worker(fault.worker)
-        if worker is not None and worker.hung:  # it may have been killed, and restarted, before
+        if worker is not None and worker.hung:  # otherwise it was killed, and perhaps restarted, in the meantime
             self.cluster.kill(fault.worker, fault.death, "silent for too long")
 
     def _strike_link(self, fault: faults.MessageFault) -> None:
@@ -147,7 +150,7 @@ class FaultInjector:
         )
 
     def _end_struck(self, fault: faults.MessageFault, process: Process, why: str) -> None:
-        if self.cluster.processes.get(fault.worker) is process:  # otherwise it has ended before
+        if self.cluster.processes.get(fault.worker) is process:  # otherwise the process has ended in the meantime
             self.cluster.kill(fault.worker, fault.death, why)
 
     def _slow_down(self, fault: faults.Slow) -> None:
@@ -163,7 +166,7 @@ class FaultInjector:
             self._apply_slowdowns(worker)
 
     def _apply_slowdowns(self, worker: SimWorker) -> None:
-        """Slow a process by the product of all factors that apply to it now."""
+        """Set a process's slowdown to the product of all factors that apply to it now."""
         worker.slow_down(prod((fault.factor for fault, slow in self._slowed if slow is worker), start=1.0))
 
     def _begin(self, fault: faults.DelaySpike | faults.StartsFail) -> None:

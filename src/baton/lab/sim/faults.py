@@ -52,10 +52,10 @@ class Hang(Struct, frozen=True, tag=True, kw_only=True):
 
 
 class MessageFault(Struct, frozen=True, tag=True, kw_only=True):
-    """The next control message between the server and a worker is lost, or comes twice.
+    """The next control message between the server and a worker is lost, or arrives twice.
 
-    Each end numbers its messages. So a repeated one is dropped. A lost one is noticed with the next message, and then
-    counts as the end of the process.
+    Messages are numbered, so the receiver drops a repeated one. It notices a lost one at the next message, and then
+    treats the process as dead.
     """
 
     worker: WorkerId
@@ -77,7 +77,7 @@ class Slow(Struct, frozen=True, tag=True, kw_only=True):
 
 
 class DelaySpike(Struct, frozen=True, tag=True, kw_only=True):
-    """Every message sent within `for_s` takes `delay_s` longer."""
+    """Every message that is sent within `for_s` takes `delay_s` longer."""
 
     at_s: float
     for_s: float
@@ -110,7 +110,7 @@ class HostKill(Struct, frozen=True, tag=True, kw_only=True):
 
 
 class HostLeave(Struct, frozen=True, tag=True, kw_only=True):
-    """A host is told to end. It goes once its requests have moved, after `drain_s` at the latest.
+    """A host is told to end. It ends when its requests have moved, at the latest after `drain_s`.
 
     It returns empty, and its workers join again after the cluster's `worker_start_s`.
     """
@@ -161,10 +161,10 @@ WorkerFault = Kill | Hang | MessageFault | Slow | Flip
 Fault = WorkerFault | DelaySpike | Restart | HostKill | HostLeave | WireCut | StoreFault | StartsFail
 """Faults that `FaultInjector` performs. A herd is not among them, because it only changes arrival times."""
 TimedFault = Fault | Herd
-"""Faults that a file for `baton sim --faults` may hold. They strike at a time, not at a state of a request."""
+"""Faults that a file for `baton sim --faults` may hold: they happen at a time, not at a state of a request."""
 
 EVERYWHERE = (DelaySpike, StartsFail, Restart, Herd)
-"""Faults that name no worker or host: they strike every cell."""
+"""Faults that name no worker or host: they happen in every cell."""
 
 
 def select_herds(faults: Iterable[TimedFault]) -> list[Herd]:
@@ -203,7 +203,7 @@ def read_faults(path: Path, spec: ClusterSpec) -> tuple[TimedFault, ...]:
 
 
 def fault_problems(faults: Sequence[TimedFault], spec: ClusterSpec) -> list[str]:
-    """Return why faults cannot strike this cluster: unknown names, and times or factors out of range."""
+    """Return the reasons why faults do not fit this cluster: unknown names, and times or factors out of range."""
     return _problems(msgspec.to_builtins(FaultFile(tuple(faults))), spec)
 
 

@@ -44,14 +44,14 @@ class Life:
 
 @dataclass(slots=True, kw_only=True)
 class Journal:
-    """Written by the simulated server, read by the checkers.
+    """The record of a run: the simulated server writes it, the checkers read it.
 
-    The journal grows during the run. Without `keep_log` it holds `lives` only.
+    It grows during the run. Without `keep_log` it holds `lives` only.
     """
 
     keep_log: bool
     tap: Callable[[Decision], None] | None = None
-    """Receives every decision as it is made, for a log file or a timeline."""
+    """Receives every decision when it is made, for a log file or a timeline."""
     lives: dict[RequestId, Life] = field(default_factory=dict[RequestId, Life])
     turns: list[Decision] = field(default_factory=list[Decision])
     """The decision log. Empty without `keep_log`."""

@@ -100,7 +100,7 @@ class Delays:
     spike: ExtraDelay
     _drawn: array[float] = field(default_factory=lambda: array("d"))
     _taken: int = 0
-    """How many of `_drawn` are used."""
+    """Number of delays of `_drawn` that are used."""
 
     def next_s(self) -> float:
         """Return the delay of the next message."""
@@ -143,9 +143,9 @@ class MessageBatch(Struct, frozen=True, gc=False):
     spike_s: float
     """Extra delay of each message."""
     behind_s: float
-    """None of them arrives before this."""
+    """Earliest time at which any of them can arrive."""
     last_s: float
-    """When the last of them arrives."""
+    """Time at which the last of them arrives."""
 
 
 def arrival_times_s(sent_s: array[float], batches: Sequence[MessageBatch]) -> array[float]:
@@ -188,7 +188,7 @@ class MessageLink(Generic[Message]):
     """Delays of this link only, drawn in the order of its messages."""
     deliver: Callable[[Message], None]
     drained_at_s: float = 0.0
-    """When the last message sent so far arrives."""
+    """Time at which the last message sent so far arrives."""
     in_flight: int = 0
     in_flight_max: int = 0
     """Highest number of messages that were under way at once."""

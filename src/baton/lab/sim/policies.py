@@ -38,9 +38,9 @@ def configured_policies(config: PolicyConfig, spec: ClusterSpec) -> SimPolicies:
 
 
 def _refuse(why: str) -> None:
-    """Raise ConfigError where a live server would fall back to another eviction policy.
+    """Raise ConfigError where a live server would replace the eviction policy by `lru`.
 
-    The fallback would make the results those of another policy, so the simulation ends.
+    The results would be those of `lru`, so the simulation ends instead.
     """
     ends = "a simulation ends, as its results would be those of another policy"
     raise ConfigError(f"{why}. So baton serve goes on, and says it in its log; {ends}: mend the policy")

@@ -73,7 +73,8 @@ class _Replay:
     asked_tokens_max: int
     """Output limit of every request, unless fewer tokens fit."""
     shares_blocks: bool
-    """Blocks need hashes: for prefix hits, tiers or a window. If False, prompts are zeros and are not hashed."""
+    """Blocks need hashes, for prefix hits, tiers or a window. If False, all prompt tokens are 0 and nothing is hashed.
+    """
     herds: Sequence[Herd] = ()
     """Periods in which no request arrives, neither of new conversations nor of later turns."""
     index_of: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
@@ -86,7 +87,7 @@ class _Replay:
     """Called with every record. It returns True to stop the simulation."""
 
     def open_next(self, cluster: SimCluster, openers: Iterator[tuple[int, TraceRequest]]) -> None:
-        """Schedule the next request that waits for no answer. Its arrival schedules the one after it."""
+        """Schedule the next request that opens a conversation. Its arrival schedules the one after it."""
         for index, request in openers:
             at_s = delayed_arrival_s(request.at_s, self.herds)
             cluster.loop.at(at_s, partial(self._open, cluster, request, index, openers))
@@ -115,7 +116,10 @@ class _Replay:
         self._submit(cluster, turn.request, turn.index, array("I", turn.prompt(own, said)))
 
     def _admit(self, cluster: SimCluster, request: TraceRequest, index: int, prompt_tokens: int) -> bool:
-        """Reject a request that no host can hold, before its prompt is built. The live HTTP server does the same."""
+        """Return whether a host can hold the request. If not, record it as rejected, before its prompt is built.
+
+        The live HTTP server does the same.
+        """
         if prompt_tokens < self.tokens_max:
             return True
         self._note_lost(request, cluster.loop.now_s, "rejected")
@@ -130,7 +134,7 @@ class _Replay:
             self._reach(cluster, request, index, prompt)
 
     def _reach(self, cluster: SimCluster, request: TraceRequest, index: int, prompt: array[int]) -> None:
-        """Submit a request to the coordinator, after its delay in the HTTP edge."""
+        """Submit a request to the coordinator, once the HTTP edge has processed it."""
         request_id = RequestId(f"request-{index}")
         if self.linked.is_followed(index):
             self.index_of[request_id] = index
@@ -282,7 +286,7 @@ def play_cell(
 
 
 def check_nothing_left(cluster: SimCluster) -> None:
-    """INV-2: after the last request no block is held, in a pool or in a batcher, and no transfer is left."""
+    """Raise Violation (INV-2) if a block is held or a transfer is left after the last request."""
     for host, pool in cluster.server.pools.items():
         require(pool.holders == 0, "INV-2", f"the pool of {host} still knows {pool.holders} requests")
         used = pool.view().blocks_used

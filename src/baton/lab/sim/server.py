@@ -60,9 +60,9 @@ class SimServer:
     cluster: Cluster
     journal: Journal
     wait_s: float
-    """How long a request may wait while no worker is available."""
+    """Maximum wait of a request while no worker is available."""
     closed: Callable[[Life], None]
-    """Called when a request closes."""
+    """Called once with each closed request."""
     reshape_fleet: Callable[[SetRole | StartWorker | RetireWorker | RestartWorker | DismissHost], None]
     """Performs commands of roles and scaling."""
     begin_copy: Callable[[CopyBlocks], None]
@@ -73,7 +73,7 @@ class SimServer:
     routes: dict[WorkerId, Callable[[WorkerCommand], None]] = field(
         default_factory=dict[WorkerId, Callable[[WorkerCommand], None]]
     )
-    """Sends a command to a worker. Holds every worker that has joined and is not lost."""
+    """Functions that send a command to a worker, for every worker that has joined and is not lost."""
     _is_watching: bool = False
     """A check of the waiting requests is scheduled."""
     _is_watching_queue: bool = False
@@ -210,7 +210,7 @@ class SimServer:
             life.cached_tokens = tokens
 
     def _watch_room(self) -> None:
-        """Schedule a check for when the request that waits longest has waited for `wait_s`."""
+        """Schedule a check for the time when the longest wait without a worker reaches `wait_s`."""
         since_s = self.coordinator.waiting_since_s
         if since_s is not None and not self._is_watching:
             self._is_watching = True

@@ -82,7 +82,7 @@ class SimWire(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class SimTier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A tier below the arena of every host."""
+    """A tier below the arena of every host, in its own store or in a shared one."""
 
     name: str = "file"
     blocks: Count = 65_536
@@ -180,7 +180,7 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     queue_requests_max: Count = 1024
     """Maximum of open requests in the cluster. More are rejected."""
     wait_s: Seconds = 60.0
-    """How long a request waits while no worker is available. Then it is rejected."""
+    """Maximum wait of a request while no worker is available. Then it is rejected."""
     queue_s: Seconds | None = None
     """Maximum wait for a request's first step, as `limits.queue_s` of a server. None: no limit."""
     classes: tuple[ClassConfig, ...] = ()
@@ -225,7 +225,8 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def kv_of(self, host: HostId) -> SimKV:
         """Return the size of a host's arena, which its workers share.
 
-        It is set by the kind of the first worker, or by the memory that the weights of all its workers leave."""
+        The kind of the first worker sets it. Otherwise it is the memory that the weights of all workers leave.
+        """
         return self._kv_of_kinds([view.kind for view in self.views() if view.host == host])
 
     def kv_of_kind(self, kind: str) -> SimKV:

@@ -18,7 +18,7 @@ from baton.lab.sim.spec import SimTier
 SLOWDOWN = 10.0
 """Factor of the duration of reads and writes of a slow store."""
 KV = tuple[bytes, ...]
-"""KV of one block, one entry a token."""
+"""KV of one block: one entry per token."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class SimStore:
     blocks: dict[BlockHash, KV] = field(default_factory=dict[BlockHash, KV])
     damaged: set[BlockHash] = field(default_factory=set[BlockHash])
     troubles: list[StoreTrouble] = field(default_factory=list[StoreTrouble])
-    """Active faults, once each: `full`, `down` or `slow`."""
+    """Active faults: `full`, `down` or `slow`, each at most once."""
     answer_s: float = 5.0
     """Timeout of a read or write."""
     line_block_s: float = 0.0

@@ -35,7 +35,7 @@ class Wires:
     copies: int = 0
     """Number of copies that landed."""
     tokens: int = 0
-    """Tokens whose KV has landed completely, that is, to the last layer."""
+    """Tokens whose KV has landed in all layers."""
     _sending_until_s: dict[HostId, float] = field(default_factory=dict[HostId, float])
     _receiving_until_s: dict[HostId, float] = field(default_factory=dict[HostId, float])
     _under_way: dict[int, CopyBlocks] = field(default_factory=dict[int, CopyBlocks])

@@ -30,9 +30,9 @@ from baton.lab.sim.loop import ARRAY_MIN, STEP_ENDS, EventLoop, MessageBatch, Me
 
 NO_ENDS: Mapping[RequestId, int] = {}
 Part = tuple[RequestId, int, "array[int]"]
-"""A decoding request, its attempt, and the token that it decodes in every step, as an array of one."""
+"""A decoding request, its attempt, and an array of the one token that it decodes in every step but its last."""
 RUN_STEPS_MAX = 1024
-"""Maximum steps of a run. A command may cut it at any time, which wastes the steps computed ahead."""
+"""Maximum steps of a run. A command may end a run early, and then the precomputed rest is wasted."""
 
 
 def _ignore(_why: str) -> None:
@@ -109,9 +109,9 @@ class SimWorker:
 
     @property
     def _is_as_priced(self) -> bool:
-        """Every step so far took as long as the cost model says: there is nothing to learn from steps.
+        """Every step so far took as long as the cost model predicts, so a run may skip steps.
 
-        If not, each step is played, because each one changes the prices.
+        Otherwise each step is played, because each measured time changes the predicted prices.
         """
         return self.slowdown == 1.0 and self.batcher.learner.prices is None
 
@@ -126,7 +126,7 @@ class SimWorker:
             self._turn()
 
     def kill(self) -> None:
-        """End like a process under SIGKILL: the KV of the current step is left as garbage."""
+        """End like a process that gets SIGKILL. The KV of the current step becomes garbage."""
         self.catch_up()
         if self.executing is not None:
             self.engine.corrupt_kv(self.executing)
@@ -276,9 +276,10 @@ class SimWorker:
         self._wake_for(running)
 
     def _obey_in_run(self, running: _Running, command: WorkerCommand) -> None:
-        """Apply a command that arrives during a run: granted blocks extend the run, other commands end it.
+        """Apply a command that arrives during a run.
 
-        The run ends after the current step. Blocks may be granted during a step, because only the next step reads them.
+        Granted blocks extend the run, because only its later steps read them. Any other command ends the run after the
+        current step.
         """
         alone = len(self._inbox) == 1 and not running.is_cut and not running.done
         if alone and isinstance(command, BlocksGranted) and self.batcher.widen(running.run, command):
@@ -306,9 +307,9 @@ class SimWorker:
     def _record_steps(self, running: _Running, steps: int) -> None:
         """Record ended steps in the batcher, and report them to the server.
 
-        A report whose arrival time has passed is delivered at once, a later one at its arrival time. If steps name
-        sealed blocks, each report needs the batcher's state after its last step, so the steps are recorded report by
-        report. Otherwise all steps are recorded at once, because only the last one has more to report than tokens.
+        A report is delivered at its arrival time, or at once if that time has passed. If steps name sealed blocks, each
+        report needs the batcher's state after its last step, so the steps are recorded report by report. Otherwise all
+        steps are recorded at once, because only the last one reports more than tokens.
         """
         if steps <= 0:
             return

@@ -34,7 +34,7 @@ class LogNormal(_Kind, frozen=True, tag="lognormal"):
     """Most values are small, a few are very large, like the lengths of prompts and answers."""
 
     mean: float
-    """Before values are limited to `low` and `high`."""
+    """Mean of the values before they are limited to `low` and `high`."""
     cv: float = 1.0
     """Standard deviation / mean."""
     low: float = 0.0
@@ -93,7 +93,7 @@ class WeightedValues(_Kind, frozen=True, tag="choices"):
 
 
 class Percentiles(_Kind, frozen=True, tag="percentiles"):
-    """Known percentiles. Between two of them the logarithm is uniform, which suits long tails."""
+    """A distribution given by percentiles. Between two points the logarithm is uniform, which suits long tails."""
 
     points: tuple[tuple[float, float], ...]
     """(percentile from 0 to 100, value), both ascending; the first percentile is 0 and the last is 100."""

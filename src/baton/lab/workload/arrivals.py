@@ -18,7 +18,7 @@ Rate = Annotated[float, Range(least=1e-9, most=1e9)]
 Variation = Annotated[float, Range(least=0.001, most=1000.0)]
 Multiple = Annotated[float, Range(least=1e-6, most=1e6)]
 Span = Annotated[float, Range(least=0.001, most=1e9)]
-"""Seconds. All ranges are wider than any real workload, and narrow enough for floats."""
+"""A duration in seconds. Its limits are wider than any real workload needs, and exact enough in floats."""
 _PIECES_PER_PERIOD = 96
 """A diurnal period is divided into this many pieces of constant rate: 15 minutes each for a day."""
 

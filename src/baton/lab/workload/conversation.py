@@ -16,24 +16,25 @@ class Turn:
     """Index of the request in its trace."""
     request: TraceRequest
     known_tokens: int
-    """Leading tokens of its prompt that repeat the previous prompt and answer, with the lengths of the trace."""
+    """Leading tokens of the prompt that repeat the previous prompt and answer, by the lengths in the trace."""
 
     def prompt_tokens(self, context_tokens: int) -> int:
-        """Return the prompt's length if the conversation so far has `context_tokens`."""
+        """Return the length of the prompt, if the conversation so far has `context_tokens` tokens."""
         own_tokens = self.request.input_tokens
         return context_tokens + own_tokens - min(self.known_tokens, own_tokens - 1)
 
     def prompt(self, own: Sequence[int], context: Sequence[int]) -> list[int]:
-        """Return the conversation so far, then the new tokens. `own` is the whole prompt that a `PromptMaker` made.
+        """Return the conversation so far (`context`), then the new tokens of this turn.
 
-        The real answer may be shorter or longer than that of the trace; the number of new tokens stays.
+        `own` is the whole prompt as a `PromptMaker` made it from the trace. The real answer may differ in length from
+        the trace's, but the number of new tokens does not.
         """
         return [*context, *own[min(self.known_tokens, len(own) - 1) :]]
 
 
 @dataclass(slots=True)
 class Conversations:
-    """Requests that open conversations, and the turns that follow. Without closed loops, all requests open."""
+    """The requests that open conversations, and the turns that follow. Without turns, every request is an opener."""
 
     openers: list[tuple[int, TraceRequest]] = field(default_factory=list[tuple[int, TraceRequest]])
     _turns: dict[int, Turn] = field(default_factory=dict[int, Turn])

@@ -161,7 +161,7 @@ def _source_problems(workload: Workload, given: set[str]) -> list[str]:
 
 
 def _endless(workload: Workload) -> list[str]:
-    """Return the problem of `at-once` arrivals that no number of sessions ends."""
+    """Return the reason why `at-once` arrivals would never end, as a list of at most one problem."""
     if workload.requests is None:
         return ["arrivals at-once never come to duration_s, for all come at 0: give requests"]
     talks = (workload.conversation, *(tenant.conversation for tenant in workload.tenants))

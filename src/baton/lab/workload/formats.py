@@ -1,7 +1,7 @@
-"""The public trace formats, and how a row of each becomes a `TraceRequest`.
+"""The public trace formats, and the conversion of their rows to a `TraceRequest`.
 
-A file has a format if it has all of the format's columns; where several formats fit, the one with most columns wins.
-A logged length of 0 (a cancelled call, an answer that only called a tool) is read as 1: it cost a prefill.
+A file has a format if it has all columns of that format. If several formats fit, the one with most columns wins. A
+logged length of 0 (a cancelled call, an answer that only called a tool) is read as 1, because it cost a prefill.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ CHARS_PER_TOKEN = 4
 
 
 class _Row(Struct, kw_only=True, rename=lambda name: f"<{name}>"):
-    """Fields that a format may have. Each format requires those for which it names a column.
+    """All fields that a trace format may have.
 
-    The others have a name in angle brackets, as no column of a file has, so that no unrelated column fills them.
+    `TraceFormat.reader` renames the fields of its format to their columns, and requires them. The others keep a name in
+    angle brackets, which no column of a file has, so they keep their defaults.
     """
 
     at: Time = 0.0
@@ -94,7 +95,10 @@ class TraceFormat:
         return partial(self._read, cast("type[_Row]", row), {})
 
     def _read(self, kind: type[_Row], sessions: dict[str, str], fields: Fields) -> TraceRequest:
-        """Read one row. `sessions`: the session of every chat read so far; a chat continues its parent's session."""
+        """Return the request of one row.
+
+        `sessions`: the session of every chat read so far. A chat continues the session of its parent.
+        """
         row = read_row(fields, kind)
         session = str(row.session)
         if row.chat != "":
@@ -202,7 +206,7 @@ STATISTICS = {
 
 
 def find_format(columns: frozenset[str]) -> TraceFormat | None:
-    """Return the format with most columns among those whose columns are all there."""
+    """Return the format that has all its columns in the file; of several, the one with most columns."""
     fitting = [known for known in FORMATS if known.columns.keys() <= columns]
     return max(fitting, key=lambda known: len(known.columns), default=None)
 

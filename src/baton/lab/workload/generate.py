@@ -27,7 +27,7 @@ class _TenantStream:
 
     name: str
     share: float
-    """Weight among the tenants whose sessions start at one instant."""
+    """Weight of the tenant, which orders sessions that start at the same time."""
     arrivals: Arrivals
     input_tokens: Amount
     output_tokens: Amount
@@ -92,7 +92,7 @@ class _TenantStream:
         )
 
     def _named(self, request: TraceRequest, session: str, turn: int) -> TraceRequest:
-        """Give every block of the prompt an id, because the next turn begins with the same blocks."""
+        """Return the request with ids for all blocks of its prompt, because the next turn begins with these blocks."""
         missing = -(-request.input_tokens // BLOCK_TOKENS) - len(request.prefix_ids)
         blocks = (*request.prefix_ids, *islice(self.ids, missing))
         return replace(request, session=session, turn=turn, prefix_ids=blocks, prefix_block_tokens=BLOCK_TOKENS)
@@ -114,7 +114,7 @@ class _SessionStart(NamedTuple):
 
     @property
     def order(self) -> tuple[float, float]:
-        """Sort by time; at one instant, by the tenants' shares."""
+        """Sort key: time, then the session's number over the tenant's share, so that tenants mix by their shares."""
         return self.at_s, self.number / self.stream.share
 
 

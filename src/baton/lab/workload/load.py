@@ -46,7 +46,7 @@ def read_trace(path: Path, *, limit: int | None = None) -> Trace:
 
 @dataclass(slots=True, kw_only=True)
 class _Reading:
-    """The rows read so far."""
+    """The state of reading a file: its requests, problems and latest times."""
 
     path: Path
     timing: Timing

@@ -55,7 +55,7 @@ class PromptMaker:
         return " ".join(_WORDS[token % len(_WORDS)] for token in self.token_ids(request, index))
 
     def _shared(self, request: TraceRequest) -> _U64:
-        """Return hashes for the tokens of the named prefix blocks: [tokens]."""
+        """Return hashes for the tokens of the request's prefix blocks: [tokens]."""
         if not request.prefix_ids:
             return np.empty(0, np.uint64)
         keys = _keys(request.prefix_ids, self.seed, _PREFIX_SALT)

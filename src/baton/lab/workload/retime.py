@@ -80,7 +80,7 @@ def _values(pairs: list[str], keys: list[str], problems: list[str]) -> dict[str,
 
 
 def rate_problems(arrivals: Arrivals, *, rated: bool) -> list[str]:
-    """Return why these arrivals cannot be combined with `--rate`. `rated`: `--rate` is given."""
+    """Return the reasons why these arrivals and `--rate` do not fit together. `rated`: `--rate` is given."""
     if rated and isinstance(arrivals, AllAtOnce):
         return ["--arrivals at-once and --rate cannot be given together: requests that arrive at once have no rate"]
     return []

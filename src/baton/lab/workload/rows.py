@@ -55,7 +55,7 @@ def _problems(fields: Fields, kind: type[Row]) -> list[str]:
 
 
 def _needed(value: object, kind: object) -> str:
-    """Describe the values that would fit. Empty if this one fits."""
+    """Return a description of the values that the field accepts, or an empty string if this value fits."""
     try:
         msgspec.convert(value, cast("type[object]", kind), strict=False)
     except msgspec.ValidationError as error:

@@ -80,7 +80,7 @@ def mean_rate_rps(trace: Trace) -> float | None:
 
 
 def sessions_per_request(trace: Trace) -> float:
-    """Return how many arrivals `redraw_arrivals` draws per request: below 1 if it draws session starts."""
+    """Return the number of arrivals that `redraw_arrivals` draws per request. Below 1: it draws session starts."""
     if trace.timing != "session" and all(request.think_s is None for request in trace.requests):
         return 1.0
     return len({_session(request, index) for index, request in enumerate(trace.requests)}) / len(trace.requests)
