@@ -87,7 +87,7 @@ class Policies:
         return _unknown(self.placement, worker, candidates, cluster) or worker
 
     def run_tokens(self, request: Request) -> int:
-        """Return the length of the runs in which the prompt's KV is sent ahead. 0: not at all, or the policy failed."""
+        """Return the tokens per run in which the prompt's KV is sent ahead. 0: it is not, or the policy failed."""
         try:
             return int(self.streaming.run_tokens(request, self.cost))
         except Exception:  # noqa: BLE001  see `admit`
@@ -142,7 +142,7 @@ class Policies:
 
 
 def need_ticks(policies: Policies, workers: int) -> bool:
-    """Return whether a policy may change this number of workers, or move requests between them."""
+    """Return whether a policy of a fleet with this number of workers may change it or move requests."""
     if not (isinstance(policies.scaling, FixedFleet) and isinstance(policies.moves, NoMoves)):
         return True
     if isinstance(policies.roles, DemandRoles):
@@ -165,7 +165,7 @@ def _failure(policy: object, error: Exception) -> PolicyFailure:
 def _unknown(
     policy: object, worker: WorkerId, candidates: Sequence[WorkerView], cluster: ClusterView
 ) -> PolicyFailure | None:
-    """Return a failure if the chosen worker is not live. The few candidates usually match, so they come first."""
+    """Return a failure if the chosen worker is not live. Candidates are searched first: they usually match."""
     if worker in map(_ID, chain(candidates, cluster.workers)):
         return None
     known = ", ".join(view.id for view in cluster.workers)

@@ -70,7 +70,7 @@ class Batcher:
         """Number of planned slices."""
         self._report = ReportBuilder()
         self._skips = self._has_skipped = False
-        """Decodes are left out of the planned, and were left out of the last step, for a prompt of another class."""
+        """Whether the planned step, and the last one, leave out decodes for a prompt of a more urgent class."""
 
     @property
     def is_idle(self) -> bool:
@@ -131,7 +131,7 @@ class Batcher:
             self._wait(lane)
 
     def _key(self, request: Request) -> tuple[float, ...]:
-        """Return the place of a request in the queue. The coordinator decides it if it has a fair queue."""
+        """Return the sort key among waiting requests: the coordinator's if it has a fair queue, else the policy's."""
         return (float(request.place),) if request.turn else self._fairness.key(request)
 
     def _wait(self, lane: Lane) -> None:
@@ -307,7 +307,7 @@ class Batcher:
     def commit_run(self, run: DecodeRun, steps: int, ended: Mapping[RequestId, int]) -> None:
         """Record steps of a run. `ended`: requests that end with the last step, and their last tokens.
 
-        Tokens are not reported: the simulator skips these steps and has them (`Lane.repeated_token`) and their times.
+        The report has no tokens: the simulator, which skips these steps, knows them (`Lane.repeated_token`).
         """
         for lane in run.lanes:
             self._turns += 1

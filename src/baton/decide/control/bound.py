@@ -53,7 +53,7 @@ class Bound:
         return [SendAhead(request, flight.attempt, source, choice, policies.run_tokens(request))]
 
     def release(self, request_id: RequestId) -> None:
-        """Remove a request that decodes now, has ended or starts anew. Does nothing if it is not bound."""
+        """Remove the binding of a request that decodes now, has ended or starts again. Ignored if there is none."""
         if request_id in self._of:
             worker, tokens = self._of.pop(request_id)
             self._add(worker, -1, -tokens)

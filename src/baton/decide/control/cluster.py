@@ -81,7 +81,7 @@ class Cluster:
         self._steps = steps
         self._out: list[ClusterCommand] = []
         self._dismissed: set[HostId] = set()
-        """Leaving hosts that were told to go and are not lost yet."""
+        """Leaving hosts that got a DismissHost and are not lost yet."""
 
     @property
     def pools(self) -> dict[HostId, HostPool]:
@@ -124,7 +124,7 @@ class Cluster:
         return self._out
 
     def _dismiss_hosts(self) -> None:
-        """Let leaving hosts go that no request and no transfer needs any more. Each is told once."""
+        """Dismiss, once, each leaving host that no request and no transfer needs any more."""
         for host in self.coordinator.moves.left_hosts():
             needed = any(host in (transfer.source, transfer.target) for transfer in self.transfers.table)
             if not needed and not self.transfers.waiting_for_pools and host not in self._dismissed:

@@ -93,7 +93,7 @@ class ToPool(Struct, frozen=True, tag=True, gc=False):
 
 
 class CoordinatorDecision(Struct, frozen=True, tag=True):
-    """An event into the coordinator, and its commands."""
+    """An event for the coordinator, and the commands that it returned."""
 
     now_s: float
     event: CoordinatorEvent
@@ -101,7 +101,7 @@ class CoordinatorDecision(Struct, frozen=True, tag=True):
 
 
 class PoolDecision(Struct, frozen=True, tag=True):
-    """An event into a host's pool, and its commands."""
+    """An event for a host's pool, and the commands that it returned."""
 
     now_s: float
     host: HostId
@@ -164,7 +164,7 @@ LoggedCommand = (
 
 
 def worker_said(report: StepReport, view: WorkerView) -> WorkerSaid | None:
-    """Return the events of a report. None: the report has only tokens, as after most decode steps.
+    """Return a report without its tokens. None: it has only tokens, as after most decode steps.
 
     `view`: the view of the worker with its current role.
     """

@@ -71,9 +71,9 @@ class Coordinator:
     _prefixes: Prefixes = field(default_factory=Prefixes)
     _flights: dict[RequestId, Flight] = field(default_factory=dict[RequestId, Flight])
     _room: WaitingRoom = field(default_factory=WaitingRoom)
-    """Flights without a worker, while there is no worker at all."""
+    """Flights without a worker, while the cluster has no worker at all."""
     turns: TurnQueue = field(init=False)
-    """Flights without a worker, until one has room for their turn."""
+    """Fair queue: flights without a worker, until a worker has room for their turn."""
     places: PlaceQueue = field(init=False)
     """Flights without a worker, until the decode workers have a place for them."""
     _meter: PredictionMeter = field(default_factory=PredictionMeter)
@@ -91,7 +91,7 @@ class Coordinator:
             self._reshaping.workers_max[host] = workers_max
 
     def leave_host(self, host: HostId) -> list[CoordinatorCommand]:
-        """Give a host that leaves no further requests, and begin to move its decodes."""
+        """Assign no further requests to a leaving host, and begin to move its decodes."""
         self._reshaping.workers_max.pop(host, None)
         self.moves.drain_host(host)
         return self.moves.leave_draining(self.policies, self._cluster())
@@ -141,7 +141,7 @@ class Coordinator:
 
     @property
     def needs_ticks(self) -> bool:
-        """A policy may change the present fleet, or move requests."""
+        """True if a policy may change the present fleet or move requests, or a worker drains."""
         return self.moves.need_ticks() or need_ticks(self.policies, len(self._fleet.views()))
 
     @property
@@ -296,7 +296,7 @@ class Coordinator:
         return []
 
     def _reject_overdue(self, now_s: float) -> list[CoordinatorCommand]:
-        """Reject the requests that have waited too long for a step. Workers drop those that have blocks first."""
+        """Reject requests that have waited too long for a step. Those with blocks end once their worker drops them."""
         ends = [command for close in self.queue.reject_overdue(now_s) for command in self._end(close)]
         return [*ends, *self.queue.stop_overdue(now_s, self._flights)]
 
@@ -320,7 +320,7 @@ class Coordinator:
     def _lose(
         self, workers: Sequence[WorkerId], death: str | None, *, is_planned: bool = False
     ) -> list[CoordinatorCommand]:
-        """Start the requests of lost workers on others. `death`: why a worker died. None: its host was lost."""
+        """Continue the requests of lost workers on others. `death`: why a worker died. None: its host was lost."""
         orphans = [flight for flight in self._flights.values() if flight.worker in workers]
         for worker in workers:
             self._fleet.leave(worker)
@@ -347,7 +347,7 @@ class Coordinator:
         return [command for flight in waiting for command in self._enqueue(flight, self._view(flight))]
 
     def _reshape(self, window: LoadWindow, now_s: float) -> list[CoordinatorCommand]:
-        """Change the fleet as its policies want, and begin moves: of their choice, and off draining workers."""
+        """Apply the policies of the fleet, and begin moves: those that a policy chose, and off draining workers."""
         commands = self.moves.roll()
         commands += self._reshaping.tick(window, self._cluster(), self.policies, self._fleet, now_s)
         commands += self.moves.leave_draining(self.policies, self._cluster())

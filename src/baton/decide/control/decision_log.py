@@ -54,10 +54,10 @@ class LogHeader(Struct, frozen=True, kw_only=True, tag=True):
     """The section `cost` of the configuration, which policies use."""
     prompts: PromptRules = PromptRules()
     queue_s: float | None = None
-    """`StartQueue.wait_s_max`."""
+    """Deadline of the queue in seconds, for `StartQueue.wait_s_max`."""
     retries: RetryRules = RetryRules()
     handover_bytes: int = 0
-    """`PoolRules.handover_bytes`."""
+    """As in `PoolRules`."""
     sources: dict[str, str] = {}
     """The digest of the source of each user-defined policy, by its `module:Class`. See `source_digests`."""
 
@@ -136,7 +136,7 @@ LogEntry = LogHeader | SimHeader | Decision
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first entry whose replay gave other commands."""
+    """The first entry whose replay resulted in different commands."""
 
     index: int
     recorded: Decision

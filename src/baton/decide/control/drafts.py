@@ -53,6 +53,6 @@ class Drafter:
 
 
 def _copied(tokens: Sequence[int], start: int, count: int) -> list[int]:
-    """Copy tokens from `start` on; past the end, the copied tokens repeat."""
+    """Return `count` tokens from `start` on. Past the end, the copied tokens repeat."""
     period = len(tokens) - start
     return [tokens[start + offset % period] for offset in range(count)]

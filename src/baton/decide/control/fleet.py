@@ -22,11 +22,11 @@ class _Load:
     """Prompt tokens of requests whose prefill is not reported as done: an upper bound of the queue."""
     queued_requests: int = 0
     unreported: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
-    """Prompt tokens of requests given after the worker's last report, in that order."""
+    """Prompt tokens of each request that was assigned after the last report, in order of assignment."""
     context_tokens: int = 0
 
     def known(self, newest: RequestId | None) -> None:
-        """Remove `newest`, the last request that a report counts, and all requests that were assigned before it."""
+        """Remove the requests up to `newest`, the last one that the report counts, from `unreported`."""
         if newest not in self.unreported:
             return
         for request_id in list(self.unreported):
@@ -51,13 +51,13 @@ class Fleet:
     _all: tuple[WorkerView, ...] = ()
     """The values of `_current` at the last call of `views`."""
     _able: dict[Role, list[WorkerId]] = field(default_factory=dict[Role, list[WorkerId]])
-    """Workers for each role's work. Cleared when a worker joins, leaves or changes role."""
+    """Workers that can serve each role. Cleared when a worker joins, leaves or changes role."""
     hosts: set[HostId] = field(default_factory=set[HostId])
     """Hosts of the live workers."""
     draining: dict[WorkerId, WorkerView] = field(default_factory=dict[WorkerId, WorkerView])
     """Workers that get no further requests. No policy sees them; they are retired once they are idle."""
     restarting: dict[WorkerId, HostId] = field(default_factory=dict[WorkerId, HostId])
-    """The worker of a rolling restart that drains, or ends and has not joined again, with its host."""
+    """The worker that a rolling restart drains or has ended, until it joins again, with its host."""
     leaving: set[HostId] = field(default_factory=set[HostId])
     """Hosts that want to leave. All of their workers drain."""
 
@@ -65,7 +65,7 @@ class Fleet:
         return worker in self._views
 
     def join(self, view: WorkerView) -> None:
-        """Add a worker, or let a draining one serve again. On a leaving host it drains."""
+        """Add a worker, or let a draining one serve again. A worker of a leaving host drains at once."""
         self.draining.pop(view.id, None)
         self.restarting.pop(view.id, None)
         self._loads.setdefault(view.id, _Load(view)).reported = view
@@ -151,7 +151,7 @@ class Fleet:
         return self._all
 
     def having(self, role: Role) -> list[WorkerView]:
-        """Return the workers that may do this role's work, as `ClusterView.having`, without a scan of all workers."""
+        """Return the workers that can serve this role, as `ClusterView.having`, without a scan of all workers."""
         able = self._able.get(role)
         if able is None:
             roles = (role, "mixed")

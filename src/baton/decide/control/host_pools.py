@@ -30,21 +30,21 @@ class PoolRules:
 
 @dataclass(slots=True)
 class LostBlocks:
-    """Hashes of the blocks that live requests had sealed on hosts before their loss: tiers may have such blocks."""
+    """Hashes of the blocks that live requests had sealed on lost hosts. Tiers may still have such blocks."""
 
     _hashes: dict[RequestId, tuple[tuple[BlockHash, ...], int]] = field(
         default_factory=dict[RequestId, tuple[tuple[BlockHash, ...], int]]
     )
-    """With the number of hashed runs per block. At most one entry per live request."""
+    """The hashes of each live request, and the number of hashes per block of the lost host."""
 
     def note(self, request_id: RequestId, lost: HostPool) -> None:
-        """Remember what a lost host had sealed of a request, if no other lost host had more."""
+        """Store a request's sealed hashes of a lost host, unless another lost host had more."""
         sealed, (known, runs) = lost.sealed_hashes(request_id), self._hashes.get(request_id, ((), 1))
         if len(sealed) * lost.block_runs > len(known) * runs:
             self._hashes[request_id] = sealed, lost.block_runs
 
     def hashes(self, request_id: RequestId, pool: HostPool) -> tuple[BlockHash, ...]:
-        """Return the hashes in blocks of this pool. Empty: the lost host's blocks are no part of such a block."""
+        """Return the hashes for this pool's block size. Empty if its blocks are no multiples of the lost host's."""
         sealed, runs = self._hashes.get(request_id, ((), 1))
         return hashes_per_block(sealed, pool.block_runs // runs) if pool.block_runs % runs == 0 else ()
 
@@ -55,7 +55,7 @@ class LostBlocks:
 
 @dataclass(slots=True)
 class HostPools:
-    """The pools of all hosts. They share the metadata of the stores that they share."""
+    """The pools of all hosts. Hosts that share a store share the metadata of its blocks."""
 
     rules: PoolRules
     pools: dict[HostId, HostPool] = field(default_factory=dict[HostId, HostPool])
@@ -170,13 +170,13 @@ class HostPools:
         return hits[-1].tokens // self.pools[host].block_tokens if hits else self.held_blocks(host, hashes)
 
     def tier_hits(self, host: HostId, hashes: Sequence[BlockHash]) -> tuple[TierHit, ...]:
-        """Return the longer prefixes that reads from a host's tiers can provide, the shortest first."""
+        """Return the prefixes beyond the arena's that reads from a host's tiers can provide, the shortest first."""
         pool = self.pools[host]
         reached = pool.tiers.reach(hashes) if pool.tiers is not None else ()
         return tuple(TierHit(reach.blocks * pool.block_tokens, reach.load_s) for reach in reached)
 
     def shared_tier(self, source: HostId, target: HostId) -> Tier | None:
-        """Return a tier that both hosts share, for one block size.
+        """Return a tier that both hosts share with the same block size.
 
         None if the model has an attention window: the source then holds only the end of a long prompt, but reads of
         a remote pool begin at the first block.

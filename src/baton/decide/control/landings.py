@@ -25,7 +25,7 @@ class Landings:
     ) -> Steps[None]:
         """Begin the transfer of the leading `tokens` that a start waits for.
 
-        `source`: the target itself for a read from its tiers. `hashes`: of their full blocks at the target.
+        `source`: the target itself for a read from its tiers. `hashes`: hashes of the full blocks at the target.
         """
         pool = self.hosts.pools[target]
         transfer = Transfer(

@@ -18,7 +18,7 @@ from baton.decide.kv.hashing import block_hash, hashes_per_block, root_hash
 LaneState = Literal["waiting", "asking", "ready"]
 """waiting: has no blocks and has not asked. asking: waits for the pool's answer. ready: has blocks."""
 STEP_TOKENS_MIN = 16
-"""Prompt tokens of a step that is shortened for a more urgent class."""
+"""Minimum prompt tokens of a step that is shortened for a more urgent class."""
 LOOKAHEAD_TOKENS = 4
 """A decoding request asks for blocks this many tokens before it needs them, so that the answer is in time."""
 
@@ -46,9 +46,9 @@ class Lane:
     last_turn: int = 0
     """Number of its last slice among all slices of this worker. 0: it had none."""
     hash_runs: int = 1
-    """Number of hashed runs per block; see `hashes_per_block`."""
+    """Number of hashes per block; see `hashes_per_block`."""
     hashes: list[BlockHash] = field(default_factory=list[BlockHash])
-    """Hashes of the full runs of `tokens`, computed on demand."""
+    """Hashes of `tokens`, `hash_runs` per full block, computed on demand."""
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     stream: LayerStream | None = None
     """Layer streaming of the last chunk; see `Slice.stream`."""
@@ -168,7 +168,7 @@ class Lane:
         return "length" if self.output_tokens >= self.request.output_tokens_max else None
 
     def is_worth_waiting(self, soon: Set[BlockHash]) -> bool:
-        """Return whether to wait until the blocks `soon` are computed: a hit on half of the prompt is worth a step.
+        """Return whether to wait for the blocks `soon`, which others compute: a hit on half of the prompt is worth it.
 
         A hit on the chat template, which all prompts share, is not.
         """
@@ -179,9 +179,9 @@ class Lane:
 def share_step(lanes: Sequence[Lane], limits: BatchLimits, *, may_skip: bool) -> tuple[BatchLimits, list[int]]:
     """Return the limits of the next step, and the indices of the lanes that may be in it.
 
-    A step cannot be interrupted, so it is shorter if a more urgent class has reserved a part of it: a prompt of that
-    class would wait for its end. Decodes of other classes skip the step of such a prompt. `may_skip`: False after a
-    step that they skipped, so that a class full of prompts does not starve them.
+    A running step cannot be interrupted, and a prompt of a more urgent class would wait for its end. So the step is
+    shorter if such a class has a reservation, and decodes of other classes skip the step of such a prompt. `may_skip`:
+    False after a step that they skipped, so that a class full of prompts does not starve them.
     """
     most, prompts = limits.step_tokens_max, [lane for lane in lanes if lane.remaining_tokens > 1]
     tokens, urgent_tokens = STEP_TOKENS_MIN, 0

@@ -109,7 +109,7 @@ class LinkEstimates:
             )
 
     def tier_work_ends(self, host: HostId, event: StoreEvent, now_s: float) -> str | None:
-        """Note the end of a write or a read of a tier. Return the name of the tier after a write."""
+        """Record the end of a write or a read of a tier. Return the name of the tier if it was a write."""
         if isinstance(event, LoadEnded):
             self.end(("read", host, event.number), landed=any(event.whole), now_s=now_s)
         elif isinstance(event, BlocksKept):

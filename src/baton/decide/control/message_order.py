@@ -16,14 +16,14 @@ class MessageLostError(ValueError):
 
 @dataclass(slots=True)
 class MessageOrder:
-    """The numbers of the messages of one direction of a connection. The first message has number 0."""
+    """Counts the messages in one direction of a connection. The first message has number 0."""
 
     expected: int = 0
     repeated: int = 0
     """Messages that were dropped because they had arrived before."""
 
     def accept(self, number: int) -> bool:
-        """Return whether to handle the message of this number. False: it was handled before.
+        """Return whether to handle the message of this number. False: it is a repetition.
 
         Raises MessageLostError if an earlier message has not arrived.
         """

@@ -45,7 +45,7 @@ class Moves:
         ]
 
     def drain_host(self, host: HostId) -> None:
-        """Let the workers of a host drain, because it leaves."""
+        """Drain the workers of a leaving host."""
         self.fleet.leaving.add(host)
         for view in [view for view in self.fleet.views() if view.host == host]:
             self.fleet.drain(view.id)

@@ -18,28 +18,28 @@ from baton.decide.control.turn_queue import places_of
 
 @dataclass(slots=True)
 class PlaceQueue:
-    """Holds back requests without a TTFT SLO shorter than the queue's deadline, while their client has its share.
+    """Holds back requests while their client uses its share of the decode places, unless their TTFT SLO is too short.
 
     The other choices of an HTTP request wait too, so that none begins before the first one, which may be rejected.
-    Admission bounds the number of all.
+    Admission bounds the length of the queue.
     """
 
     queue: StartQueue
     _begun: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
-    """The client of each request that has been sent to a worker and is not closed."""
+    """The client of each request that was sent to a worker and is not closed."""
     _by_client: Counter[int] = field(default_factory=Counter[int])
-    """Number of these requests. Clients without any are left out."""
+    """Number of these requests by client. Clients without any are left out."""
     _waiting: dict[RequestId, Flight] = field(default_factory=dict[RequestId, Flight])
     _full_at: float = 0.0
-    """Number of places when `give` found none for any request."""
+    """Number of decode places at the last `give` that found no place for a waiting request."""
     _has_ended: bool = False
-    """A request has ended since then."""
+    """True if a request has ended since then."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def has_to_wait(self, request: Request, fleet: Fleet) -> bool:
-        """Return whether a request has no place now. One that has begun, maybe on an earlier server, has one."""
+        """Return whether a request must wait. One that has begun, even before a restart of the server, need not."""
         wait_s_max, slo = self.queue.wait_s_max, request.slo
         if wait_s_max is None or (slo is not None and slo.ttft_s <= wait_s_max):
             return False

@@ -1,4 +1,4 @@
-"""Prompts that end workers: a request that did so in every attempt, alone on the worker, is refused from then on."""
+"""Prompts that crash workers: a request whose every attempt killed a worker without other requests is refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Computation = tuple[BlockHash, Sampling]
 
 @dataclass(slots=True)
 class PoisonPrompts:
-    """Prompts of requests that failed because every worker that ran them, and nothing else, died."""
+    """Prompts to refuse: every worker that ran such a prompt died, and ran no other request at that time."""
 
     _refused_until_s: dict[_Computation, float] = field(default_factory=dict[_Computation, float])
 

@@ -220,7 +220,7 @@ class PoolTransfers:
         return handoff
 
     def lose_host(self, host: HostId) -> Iterator[PoolHandoff]:
-        """Drop the streams and handoffs of a lost host. Yield handoffs from it, which continue with the put blocks."""
+        """Drop streams from and handoffs to a lost host. Yield handoffs from it: they continue with the blocks put."""
         for request_id, handoff in list(self._handoffs.items()):
             if handoff.source == host if handoff.start is None else handoff.target == host:
                 del self._handoffs[request_id]

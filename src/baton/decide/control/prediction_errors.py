@@ -10,11 +10,11 @@ from baton.core.types import ErrorBar, PredictionErrors
 from baton.decide.control.flight import Flight
 
 _MEMORY = 0.98
-"""Weight of a request after the next one."""
+"""Factor on the weight of all earlier requests with each new one."""
 _MEMORY_S = 60.0
-"""Time in which the weight of a request falls to 1/e, so that a fleet that refuses much tries again."""
+"""Time in which the weight of a request falls to 1/e, so that a fleet that rejects many requests tries again."""
 _DOUBT = 4.0
-"""Requests until which the mean and the deviation count less than half."""
+"""Number of requests at which the mean and the variance count half. They count less with fewer requests."""
 _ERROR_LOG_MAX = 1.5
 NO_ERRORS = PredictionErrors()
 MISSES_RATIO = 0.02
@@ -23,7 +23,7 @@ _MISS_LOG = 0.06
 """Growth of the margin by a request that misses its SLO."""
 _MARGIN_LOG_MAX = 0.7
 _GAPS_MIN = 3
-"""Minimum gaps between the tokens of an answer whose TPOT counts: of shorter ones it depends on a single step."""
+"""Minimum gaps between tokens for an answer's TPOT to count: that of shorter ones depends on a single step."""
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class _Errors:
     margin_log: float = 0.0
 
     def note(self, actual_s: float, predicted_s: float, slo_s: float, now_s: float) -> None:
-        """Add a request. It counts by how close its prediction is to its SLO, where the error decides."""
+        """Add a request. It weighs more the closer its prediction is to its SLO, where an error changes decisions."""
         if not (predicted_s > 0 and actual_s > 0):
             return
         weight = min(1.0, predicted_s / slo_s) ** 2

@@ -1,4 +1,4 @@
-"""The hot prefixes of a leaving host: they are copied to another host, one after the other, up to a bound."""
+"""Copy the hot prefixes of a leaving host to another host, one after the other, up to a bound."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from baton.decide.control.transfer import Steps, Transfer, TransferTable
 
 @dataclass(slots=True)
 class PrefixHandover:
-    """Copies prefixes between hosts. Each copy belongs to a request of its own, which no client has sent."""
+    """Copies prefixes between hosts. Each copy has an internal request, which no client has sent."""
 
     hosts: HostPools
     table: TransferTable
     _left: dict[HostId, list[Request]] = field(default_factory=dict[HostId, list[Request]])
-    """Prefixes that are not copied yet, by the leaving host, as the prompts of requests."""
+    """Prefixes that are still to be copied, by leaving host: each is the prompt of an internal request."""
     _under_way: set[RequestId] = field(default_factory=set[RequestId])
 
     def begin(self, source: HostId, leaving: Set[HostId], now_s: float) -> Steps[None]:
         """Begin to copy the hot prefixes of a host that leaves to the host with the most free blocks.
 
-        `leaving`: all hosts that leave. Only hosts with equal blocks can take prefixes by their hashes.
+        `leaving`: all hosts that leave. Only a host with the same block size can take prefixes by their hashes.
         """
         pool = self.hosts.pools.get(source)
         takers = [
@@ -65,7 +65,7 @@ class PrefixHandover:
         return True
 
     def _copy_next(self, source: HostId, target: HostId) -> Steps[None]:
-        """Begin the next copy of a prefix that the target lacks. The end of a host ends its handover."""
+        """Begin the next copy of a prefix that the target lacks. The loss of either host ends the handover."""
         left, pools = self._left.get(source, []), self.hosts.pools
         while left and source in pools and target in pools:
             request = left.pop(0)

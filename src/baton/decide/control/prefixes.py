@@ -16,11 +16,11 @@ from baton.decide.policy.prefix import prefix_on
 
 @dataclass(slots=True)
 class Prefixes:
-    """A prefix index for hosts with different block sizes. It has the bound of `PrefixIndex`."""
+    """A prefix index for hosts with different block sizes, bounded as `PrefixIndex`."""
 
     _index: PrefixIndex = field(default_factory=PrefixIndex)
     _block_runs: dict[HostId, int] = field(default_factory=dict[HostId, int])
-    """Hashed runs per block, of hosts whose blocks have more than one."""
+    """Hashes per block, for hosts whose blocks have more than one."""
 
     def note(self, event: BlocksStored | BlocksRemoved) -> None:
         """Record that a host has stored or evicted blocks."""
@@ -39,7 +39,7 @@ class Prefixes:
     def hit_tokens(self, request: Request, block_tokens: int, window: Window | None) -> dict[HostId, int]:
         """Return the number of leading prompt tokens that each host holds. The last token never counts: it is computed.
 
-        `block_tokens`: tokens per hashed run of a prompt. `window`: the model's attention window.
+        `block_tokens`: tokens per hash of a prompt. `window`: the model's attention window.
         """
         if not request.block_hashes:
             return {}

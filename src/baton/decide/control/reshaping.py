@@ -61,7 +61,7 @@ class Reshaping:
     ) -> list[StartWorker | RetireWorker]:
         """Ask the scaling policy at once, because a request has found no worker. Return the starts.
 
-        Before the first tick there is no load history, and while workers start, the request waits for them.
+        Return nothing before the first tick, which brings a load history, and while workers are starting.
         """
         if self._starting or not self.history:
             return []

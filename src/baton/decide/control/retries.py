@@ -1,7 +1,7 @@
 """Retries: whether a request whose worker or host was lost is tried again.
 
-In a fleet that fails under its load, each further attempt adds load, which ends further workers. So retries take from a
-budget, which time and admitted requests refill.
+In a fleet that fails under its load, each further attempt adds load, which kills more workers. So each retry is taken
+from a budget, which refills with time and with admitted requests.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class RetryRules(Struct, frozen=True, kw_only=True):
     attempts_max: int = 3
     """Maximum attempts of a request whose workers die."""
     per_minute: int = 1024
-    """Retries at once, and retries that a minute refills."""
+    """Size of the budget, and retries that it regains per minute."""
     ratio: float = 0.2
-    """Retries that an admitted request refills."""
+    """Retries that the budget regains per admitted request."""
 
 
 @dataclass(slots=True)
 class Retries:
-    """Decides about retries, and refuses prompts that end workers."""
+    """Decides about retries, and refuses prompts that crash workers."""
 
     rules: RetryRules = field(default_factory=RetryRules)
     poison: PoisonPrompts = field(default_factory=PoisonPrompts)
@@ -45,7 +45,7 @@ class Retries:
         self._left = min(float(self.rules.per_minute), self._left + self.rules.ratio)
 
     def refuse(self, flight: Flight, death: str | None, now_s: float, *, is_alone: bool) -> CloseRequest | None:
-        """Take one retry for a request whose worker was lost. Return the command that closes it if it may not retry.
+        """Spend one retry on a request whose worker was lost. Return the command that closes it if none is allowed.
 
         `death`: why the worker died. None: no request can have caused the loss. `is_alone`: the worker ran no other
         request.

@@ -27,13 +27,13 @@ class RollingRestart:
         return worker in self.fleet.restarting and worker not in self.fleet.draining
 
     def want(self, workers: Sequence[WorkerId]) -> None:
-        """Restart these workers. This replaces an earlier wish, except for the worker that drains."""
+        """Restart these workers. This replaces an earlier list, except for the worker that drains already."""
         for worker in [worker for worker in self.fleet.restarting if self.is_ending(worker)]:
             del self.fleet.restarting[worker]  # it may never come back
         self._left = [worker for worker in dict.fromkeys(workers) if worker not in self.fleet.restarting]
 
     def advance(self) -> list[RestartWorker]:
-        """Let the next worker drain, unless one is under way. Return the command for a worker that is alone.
+        """Drain the next worker, unless a restart is under way. Return the command for a worker that is alone.
 
         If no other worker can take its requests, it restarts at once: its requests wait for it and continue there.
         """

@@ -22,13 +22,13 @@ from baton.decide.control.flight import Flight
 from baton.decide.control.turn_queue import TurnQueue
 
 ADMIT_RATIO = 0.5
-"""Share of the deadline up to which a predicted wait is accepted: admitted requests rarely meet their deadline."""
+"""Requests with a predicted wait above this share of the deadline are refused, so admitted ones rarely exceed it."""
 OVERLOAD_RATIO = 0.25
 """No request is refused until the oldest has waited for this share of the deadline: a burst is no overload."""
 STARTS_MIN = 4
-"""Minimum starts since the queue was last empty from which a rate is computed."""
+"""Minimum number of starts, since the queue was last empty, to compute a rate from."""
 STARTS_MAX = 64
-"""Maximum number of starts, the latest ones, from which the rate is computed."""
+"""Maximum number of starts, the latest ones, to compute the rate from."""
 _ROUNDING_S = 1e-6
 """Float tolerance, so that the deadline timer sees the oldest request as overdue."""
 
@@ -48,7 +48,7 @@ class StartQueue:
     _stopping: set[RequestId] = field(default_factory=set[RequestId])
     """Overdue requests with blocks, until their worker has dropped or computed them."""
     _starts_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=STARTS_MAX))
-    """Starts since the queue was last empty."""
+    """Times of the latest starts since the queue was last empty."""
     _busy_since_s: float = 0.0
 
     @property
@@ -77,7 +77,7 @@ class StartQueue:
         self._since_s[request.id] = now_s
 
     def start(self, request_id: RequestId, now_s: float) -> None:
-        """Record that a request got blocks: its next step is near. Does nothing if it has none to wait for."""
+        """Record that a request got blocks: its first step is near. Does nothing if it was not waiting for blocks."""
         since_s = self._since_s.pop(request_id, None)
         if since_s is not None:
             self._starts_s.append(now_s)
@@ -125,11 +125,11 @@ class StartQueue:
         return _rejection(request.id, why, predicted_s, wait_s)
 
     def reject_overdue(self, now_s: float) -> list[CloseRequest]:
-        """Return the rejections of requests without blocks that have waited for too long. They stay until they end."""
+        """Return the rejections of overdue requests without blocks. They stay in the queue until they are closed."""
         return [self._late(request_id, now_s) for request_id in self._overdue(self._since_s, now_s)]
 
     def stop_overdue(self, now_s: float, flights: Mapping[RequestId, Flight]) -> list[StopRequest]:
-        """Return stops of the requests with blocks that have waited for too long. Workers drop those in no step."""
+        """Return commands to stop overdue requests with blocks. A worker ignores one if a step has run the request."""
         stops: list[StopRequest] = []
         for request_id in self._overdue(self._granted_s, now_s):
             flight = flights[request_id]
@@ -144,7 +144,7 @@ class StartQueue:
         return self._late(request_id, now_s) if request_id in self._stopping else None
 
     def has_deadline(self, request: Request) -> bool:
-        """Return whether the deadline holds for a request. Clients cannot avoid it with an SLO that is never missed."""
+        """Return whether the deadline holds for a request. Clients cannot avoid it by asking for a very long TTFT."""
         if request.may_wait or request.deferred_s:
             return not request.may_wait
         return self.wait_s_max is not None and (request.slo is None or request.slo.ttft_s > self.wait_s_max)

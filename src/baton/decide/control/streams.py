@@ -63,7 +63,7 @@ class Chunks:
             yield from self.send_layers(chunk, self.hosts.layouts[host].layers)
 
     def land(self, chunk: ChunkTransfer, granted: LandingGranted) -> Steps[None]:
-        """Lease the blocks of a chunk at the source. Copy those that are sealed, and the done layers of the rest."""
+        """Lease the blocks of a chunk at the source. Copy the sealed ones, and the finished layers of the others."""
         self._chunks[chunk.request.id] = chunk
         yield ToPool(chunk.source, LeaseWanted(chunk.request, ()))
         source, write, cached = self.hosts.pools[chunk.source], granted.block_table, granted.cached_blocks

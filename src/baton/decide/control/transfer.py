@@ -201,13 +201,13 @@ class TransferTable:
         return awaited if awaited is not None and awaited.number == number else self._unawaited.get(number)
 
     def land(self, request_id: RequestId, target: HostId) -> Transfer:
-        """Return the transfer of the request that has waited for blocks of this host. It begins to copy."""
+        """Return the transfer that waited for these blocks of the host, and mark it as copying."""
         transfer = self._landing.pop((request_id, target))
         transfer.state = "copying"
         return transfer
 
     def refuse(self, request_id: RequestId, target: HostId) -> Transfer:
-        """Remove and return the transfer sent or read ahead that this host has refused blocks."""
+        """End and return the transfer whose blocks this host has refused: its KV was sent or read ahead."""
         transfer = self._landing.pop((request_id, target))
         self.end(transfer, landed=False)
         return transfer

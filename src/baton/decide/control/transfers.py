@@ -131,7 +131,7 @@ class Transfers:
             yield from self._by_pool.sealed(event.request_id)
 
     def settle(self, request_id: RequestId) -> Steps[None]:
-        """End the transfer of a chunk if no copy is under way, after the coordinator has handled the prompt's end."""
+        """End a chunk's transfer if no copy is under way. Call it after the coordinator handled the prompt's end."""
         yield from self._chunk_ended(self._chunks.settle(request_id))
 
     def tell_pool(self, host: HostId, event: PoolEvent) -> Sequence[PoolCommand]:

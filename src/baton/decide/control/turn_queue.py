@@ -30,12 +30,12 @@ from baton.decide.policy.predictions import queue_s
 STEPS_AHEAD = 2
 """Steps of prompts that a worker may have in its queue: one runs, and one is ready when it ends."""
 AHEAD_S = 0.4
-"""Predicted time of these prompts up to which another one is added: the next turn waits for them."""
+"""A worker gets another prompt only while its queued prompts take less than this: the next turn waits for them."""
 AHEAD_REQUESTS = 4
 """Requests per prefill worker beyond the places of the decode workers, so that no place stays empty."""
 _ROLES = ("prefill", "mixed")
 _LOAD_REASONS = ("slo", "queue_full", "queue_deadline")
-"""Reasons that the load of a tenant can cause."""
+"""Reject reasons that a tenant's own load can cause."""
 Answer = TypeVar("Answer")
 
 
@@ -55,7 +55,7 @@ class Turn:
     candidates: Sequence[WorkerView]
     """Workers that may run it."""
     stops: Sequence[StopRequest]
-    """Stop of the request that leaves its place for it, if one does."""
+    """Command that stops the request whose place this one takes. Empty if a place was free."""
 
 
 @dataclass(slots=True)
@@ -74,11 +74,11 @@ class TurnQueue:
     fairness: ServiceFairness | None
     """None: the order does not depend on service, so workers queue requests themselves and this queue stays empty."""
     failure: str = ""
-    """Error message of the last failure of the policy. Without its key, requests wait by priority and arrival."""
+    """Error message of the policy's last failure. Where the policy fails, priority and arrival decide the order."""
     _tenants: dict[tuple[str, str], _TenantQueue] = field(default_factory=dict[tuple[str, str], _TenantQueue])
-    """By class and tenant. Those without waiting requests are left out."""
+    """Queues by class and tenant. Empty ones are removed."""
     _on_workers: Counter[str] = field(default_factory=Counter[str])
-    """Requests that have had their turn, by class, without those that workers were told to drop."""
+    """Number of live requests that have had their turn, by class, except those that workers were told to drop."""
     _waiting: dict[RequestId, Flight] = field(default_factory=dict[RequestId, Flight])
     _turns: int = 0
     """Number of turns so far."""
@@ -111,7 +111,7 @@ class TurnQueue:
     def give(self, fleet: Fleet, flights: Iterable[Flight], now_s: float) -> Turn | None:
         """Give the next turn. Return None if no request waits, or no worker has room for the next one.
 
-        A class that uses less than its reserve waits for no room: the youngest request of another class leaves.
+        A class that uses less than its reserve need not wait for room: the youngest request of another is stopped.
         """
         if not self._waiting:
             return None
@@ -250,9 +250,10 @@ class TurnQueue:
     # ---- predictions
 
     def ahead(self, request: Request) -> QueueAhead:
-        """Predict the part of the queue whose turn comes before a new request: equal service for every tenant.
+        """Predict the part of the queue whose turn comes before a new request, if every tenant gets equal service.
 
-        All requests of its own tenant, and of each other tenant as many prompt tokens as its own will have had.
+        It has all requests of the same tenant. Of each other tenant, it has as many prompt tokens as this tenant will
+        have been served, the new request included.
         """
         own = self._tenants.get(_queue_of(request))
         own_tokens, requests = (own.prompt_tokens, len(own.flights)) if own is not None else (0, 0)
@@ -341,7 +342,7 @@ def _priority(request: Request) -> int:
 
 
 def degraded(request: Request) -> Iterator[Request]:
-    """Yield the easier forms in which the class of a request allows it instead of a rejection, the best one first."""
+    """Yield the weaker forms of a request that its class allows instead of a rejection, the best one first."""
     service = request.service
     if service is None:
         return
@@ -359,8 +360,8 @@ def _queue_of(request: Request) -> tuple[str, str]:
 def places_of(fleet: Fleet) -> float:
     """Return the number of requests that may be on workers at once. Infinite if a worker's limit is not known.
 
-    It is what decode workers run at once: further requests would wait there with their KV, in the order of their turns,
-    whatever service their tenants get meanwhile.
+    It is what decode workers run at once. Further requests would wait there with their KV, where the fairness policy
+    cannot change their order any more.
     """
     every = fleet.views()
     prefillers, decoders = fleet.having("prefill") or every, fleet.having("decode") or every
@@ -371,7 +372,7 @@ def places_of(fleet: Fleet) -> float:
 
 
 def with_room(workers: Sequence[WorkerView], cost: CostModel) -> list[WorkerView]:
-    """Return the workers that may get another prompt, by the length and the predicted time of those in their queue."""
+    """Return the workers that may get another prompt, by the tokens and the predicted time of their queues."""
     return [
         worker
         for worker in workers

@@ -14,7 +14,7 @@ from baton.decide.cost.hardware import Hardware
 
 
 class Phase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A step takes `factor` times its kernels plus `overhead_s`."""
+    """A step takes `factor` times the time of its kernels, plus `overhead_s`."""
 
     factor: Factor
     overhead_s: Seconds = 0.0

@@ -17,7 +17,7 @@ Streaming = Literal["whole", "layerwise"]
 
 DESCRIPTOR_S = 0.46e-6
 RESIDUE_S = 0.006
-"""Exposed time of a layer-wise transfer beside the bytes of the last layer."""
+"""Time of a layer-wise transfer that the prefill does not hide, without the bytes of the last layer."""
 
 
 class HandoffLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -48,7 +48,7 @@ class Links(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reduce: dict[str, tuple[float, float]]
 
     def all_reduce_s(self, size_bytes: float, gpus: int) -> float:
-        """Return the seconds of an all-reduce among `gpus` of one node, with the figures of the next measured count."""
+        """Return the seconds of an all-reduce among `gpus` of one node, from the next larger measured count."""
         if gpus <= 1:
             return 0.0
         counts = sorted(int(count) for count in self.reduce)

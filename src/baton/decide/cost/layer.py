@@ -37,7 +37,7 @@ class AttentionCost:
         """Return the seconds for the chunks of a step, with the kernel efficiency of a chunk of mean length.
 
         The efficiency was fitted to whole prompts and is too low for a short chunk after a long prefix. So the result
-        is at most the time of the same tokens as decodes, which kernels that split the KV reach.
+        is at most the time of the same tokens as decodes: kernels that split the KV reach that time.
         """
         if tokens <= 0:
             return 0.0
@@ -121,7 +121,7 @@ class LayerCost:
     parallel: Parallel
     precision: Precision
     measured: Curve | None = None
-    """Measured seconds of a layer's products and elementwise work by tokens. None: from the hardware's peaks."""
+    """Measured seconds of a layer's products and elementwise work, by tokens. None: estimated from the GPU's peaks."""
 
     @property
     def stage_ratio(self) -> float:
