@@ -19,7 +19,7 @@ from baton.core.config import WeightsChoice
 
 EngineKind = Literal["native", "torch", "cuda"]
 _WIRE_BYTES_PER_S = 2.3e9
-"""The rate of transfers between hosts, that of `LinearCost` for 46 KB per token."""
+"""Rate of transfers between hosts. With 46 KB of KV per token, it gives the default time of `LinearCost`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ _TORCH = EngineRates(13.8e9, 117e9, request_s=0.003)
 _CUDA = EngineRates(1.5e12, 2e14, step_s=0.005)
 """Half of the peak of a GPU of 2023, and the launches of a step. Not measured."""
 _PAIR_RATIO = 0.65
-"""The rate of attention relative to products in prefill (measured with 2,048 tokens against 512)."""
+"""Rate of attention relative to matrix products in prefill. Measured: prompts of 2,048 tokens against 512."""
 _MORE_THREADS = 0.4
-"""The exponent of the threads in bytes per second: two threads read 1.2 to 1.3 times as fast as one."""
+"""Memory bandwidth grows with the number of threads to this power: two threads read 1.3 times as fast as one."""
 
 
 def estimated_costs(
@@ -96,7 +96,7 @@ def _rates(kind: EngineKind, dtype: Dtype, weights: WeightsChoice) -> EngineRate
 
 
 def _weight_bytes(card: ModelCard, parameters: float, dtype: Dtype, weights: WeightsChoice) -> float:
-    """Return the bytes of one parameter in memory."""
+    """Return the bytes that one parameter takes in memory."""
     match weights:
         case "dense":
             return 4.0 if dtype == "float32" else 2.0

@@ -9,12 +9,12 @@ from baton.compute.models.open_model import read_config
 from baton.decide.kv.layout import KVLayout
 
 SPLIT_TOKENS = 512
-"""The keys of one split. Independent of the batch, so that the batch does not change the order of sums."""
+"""Keys per split of a decode step's attention. It does not depend on the batch, so neither does the order of sums."""
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
-"""The batch sizes (requests) of captured graphs. A smaller batch is padded with copies of its first request."""
+"""Numbers of requests of captured graphs. A smaller batch is padded with copies of its first request."""
 WIDTH_TOKENS_MIN = 1024
 WIDTH_FACTOR = 4
-"""The context lengths of captured graphs are 1,024 tokens, 4,096, 16,384, ..., at most the model's context."""
+"""Factor between the context lengths of captured graphs: 1,024 tokens, 4,096, 16,384, up to the model's context."""
 _FLOAT_BYTES = 4
 _WORKSPACES = 2
 """Workspaces per rank: captured graphs, and steps without a graph, allocate from different pools of torch."""

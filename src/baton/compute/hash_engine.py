@@ -21,14 +21,14 @@ from baton.decide.kv.layout import KVLayout, Shard
 EOS_TOKEN = 0
 BOS_TOKEN = 1
 BYTE_TOKENS_FROM = 3
-"""Token 3 + b stands for byte b."""
+"""Token of byte 0: token 3 + b stands for byte b."""
 VOCAB_TOKENS = BYTE_TOKENS_FROM + 256
 CONTEXT_TOKENS = 4096
 EOS_ONE_IN = 64
 """One token in 64 ends the text, so that lengths vary as in a chat."""
 EMBEDDING_DIM = 16
 TEXT_TOKENS = tuple(BYTE_TOKENS_FROM + byte for byte in range(ord(" "), ord("~") + 1))
-"""The tokens of the text: printable ASCII, so that every token is a visible character."""
+"""Tokens that a text may have: printable ASCII, so that every token is a visible character."""
 
 
 WINDOW_TOKENS = 256

@@ -23,11 +23,11 @@ from baton.core.types import GRAMMAR_FAILED, Grammar, RequestId
 from baton.move.clock import now_s
 
 STEP_WAIT_S = 0.05
-"""How long a step waits for masks that are not ready at its end. Bounds the delay of the other requests."""
+"""Maximum time that a step waits at its end for late masks. Bounds the delay of the other requests."""
 DEATHS_MAX = 2
 """A grammar that has ended this many sandboxes is refused."""
 POISON_MAX = 1024
-"""The maximum number of grammars whose ended sandboxes are counted. The oldest one is forgotten first."""
+"""Maximum number of grammars whose ended sandboxes are counted. The oldest is forgotten first."""
 
 
 @dataclass(slots=True, eq=False)
@@ -67,7 +67,7 @@ class MaskSandboxes:
     """The sandboxes of one worker. All requests with the same grammar share a sandbox. Not thread-safe."""
 
     def __init__(self, card: ModelCard, limits: SandboxConfig) -> None:
-        """No sandbox is started yet: it takes 70 MB and a second of CPU time, and most workers never see a grammar."""
+        """Start no sandbox yet: one takes 70 MB and a second of CPU time, and most workers never see a grammar."""
         self._server = ForkServer(SandboxSetup(MaskComputation(card), limits))
         self._stream_wait_s = 2 * limits.wall_s
         self._processes = [_MaskProcess(self._server) for _ in range(limits.processes)]
@@ -95,7 +95,7 @@ class MaskSandboxes:
 
 
 class _MaskProcess:
-    """One sandbox after the other, with the jobs that it has not answered."""
+    """Sends jobs to one sandbox at a time, and replaces the sandbox when it ends."""
 
     def __init__(self, server: ForkServer) -> None:
         self._server = server
@@ -103,12 +103,12 @@ class _MaskProcess:
         self._starting: Future[Sandbox] | None = None
         self._sandbox: Sandbox | None = None
         self._has_answered = False
-        """The current sandbox has answered a job, so its memory may be that of an earlier job."""
+        """The current sandbox has answered a job, so its memory may include that of earlier jobs."""
         self._retried_job: RequestMasks | None = None
-        """Job to send first to the next sandbox: the last one broke its memory limit, perhaps due to earlier jobs."""
+        """Job to send first to the next sandbox: it broke a memory limit, perhaps because of earlier jobs."""
         self._outstanding: deque[RequestMasks] = deque()
         self._last: OrderedDict[RequestId, RequestMasks] = OrderedDict()
-        """The last answered job of each request. The request's parser in the sandbox has read its output."""
+        """The last answered job of each request. The request's parser in the sandbox has read that job's output."""
         self._deaths: OrderedDict[Grammar, int] = OrderedDict()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(MaskAnswer)

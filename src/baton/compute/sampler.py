@@ -21,9 +21,9 @@ from baton.core.step import Slice
 from baton.core.types import Sampling, TokenLogprob
 
 _RUN = 64
-"""The numbers of a row that are summed together. Only one such run per row is summed number by number."""
+"""Length of the runs that a row is divided into. A search looks at whole runs first, then into one of them."""
 _BUCKET_BITS = 19
-"""The low bits of a float32 that buckets of weights ignore: weights in one bucket differ by at most 1/16."""
+"""Low bits of a float32 that are dropped to find a weight's bucket. Weights of one bucket differ by at most 1/16."""
 Drawn = tuple[int, TokenLogprob | None]
 """A token, and its log probability if requested."""
 TEMPERATURE_MIN = 1e-30

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 BFLOAT16 = np.dtype(np.uint16)
-"""Weights of this type are bfloat16 (the upper half of a float32), because no weight is an unsigned integer."""
+"""Type of arrays of bfloat16 (the upper half of a float32). It is unambiguous: no weight is an unsigned integer."""
 PIECE_ITEMS = 1 << 16
 """Long arrays are converted in pieces of this size, which fit into a core's cache."""
 

@@ -1,4 +1,4 @@
-"""The facts about a model that the server, the pool and the workers need. Read without torch and without weights."""
+"""The facts about a model that the server, the pool and the workers need. Read without torch and weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ModelFormat = Literal["safetensors", "gguf", "hash", "dummy"]
 
 
 class ModelCard(Struct, frozen=True, kw_only=True):
-    """A model that can be served: the place of its files, and its sizes."""
+    """A model that can be served: the path of its files, and its sizes."""
 
     name: str
     """The name that clients use; `/v1/models` lists it."""
@@ -25,7 +25,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     kv_heads: int
     head_dim: int
     kv_planes: Literal[1, 2] = 2
-    """2 for keys and values, 1 for latent vectors; see `KVLayout.planes`."""
+    """Planes of the KV cache: 2 for keys and values, 1 for latent vectors. See `KVLayout.planes`."""
     vocab_tokens: int
     context_tokens: int
     """The maximum number of tokens of one request, prompt and output together."""

@@ -23,7 +23,7 @@ from baton.compute.models.tensor_names import expected_shapes
 from baton.core.errors import ModelError
 
 YARN_LOG = "rope.scaling.yarn_log_multiplier"
-"""Its value is a tenth of mscale_all_dim in config.json. Source: convert_hf_to_gguf.py of llama.cpp."""
+"""Key of a tenth of config.json's mscale_all_dim. Source: convert_hf_to_gguf.py of llama.cpp."""
 
 
 class GGUFKeys:
@@ -163,7 +163,7 @@ def read_config_gguf(file: GGUFFile) -> ModelConfig:
 
 
 def _family(architecture: str, experts: Experts | None) -> str:
-    """Return Baton's name of an architecture: GGUF has one name for Llama and Mixtral, and for DeepSeek-V2 and V3."""
+    """Return Baton's name of an architecture. GGUF has one name for Llama and Mixtral, one for both DeepSeeks."""
     if architecture == "llama" and experts is not None:
         return "mixtral"
     if architecture == "deepseek2" and experts is not None and experts.scoring == "sigmoid":
@@ -179,7 +179,7 @@ def gguf_shapes(file: GGUFFile, config: ModelConfig) -> tuple[dict[str, tuple[in
 
 
 def _shape(file: GGUFFile, name: GGUFName) -> tuple[int, ...] | None:
-    """Return the shape that `GGUFWeights.read` gives a tensor, or None if the file does not have it."""
+    """Return the shape that `GGUFWeights.read` returns for a tensor, or None if the file lacks the tensor."""
     tensor = file.tensors.get(name.tensor)
     if tensor is None:
         keys, values = (file.tensors.get(part) for part in split_kv_b(name))

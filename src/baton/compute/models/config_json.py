@@ -219,7 +219,7 @@ def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all
 
 
 def yarn_score_temperature(factor: float, mscale_all_dim: float) -> float:
-    """Return DeepSeek's factor on the scale of attention scores: its yarn scales these, not cosine and sine."""
+    """Return DeepSeek's factor on attention scores: its yarn scales these, instead of cosine and sine."""
     return _temperature(factor, mscale_all_dim) ** 2 if mscale_all_dim else 1.0
 
 

@@ -10,15 +10,19 @@ from baton.decide.kv.layout import KVDtype
 
 Dtype = Literal["float32", "bfloat16"]
 WeightKind = Literal["dense", "int8", "q8", "q4", "q4m"]
-"""dense: floats. int8: 8 bits, a scale per row. q8, q4: 8 or 4 bits, a scale per 32 inputs. q4m: q4 and a minimum."""
+"""Format of weights in memory.
+
+dense: floats. int8: 8 bits and a scale per row. q8, q4: 8 or 4 bits and a scale per 32 inputs. q4m: q4 and a minimum
+per 32 inputs.
+"""
 
 
 def resolve_dtype(choice: DtypeChoice, device: str, weights: WeightsChoice = "dense") -> Dtype:
     """Return the precision that a model computes in.
 
-    `auto` is float32 on a CPU, because the text is then the same as that of transformers and of the torch engine. In
-    bfloat16 a step takes about two thirds of the time, and one greedy token of a hundred differs between engines.
-    `auto` is bfloat16 on a GPU, and with quantized weights, which are rounded more coarsely than bfloat16.
+    `auto` is float32 on a CPU, so that the text equals that of transformers and of the torch engine. bfloat16 would
+    save a third of a step's time, and change one greedy token in a hundred. `auto` is bfloat16 on a GPU, and for
+    quantized weights, which are rounded more coarsely than bfloat16.
     """
     if choice != "auto":
         return choice

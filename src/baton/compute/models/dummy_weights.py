@@ -1,4 +1,4 @@
-"""Random weights for a model of which only config.json exists: benchmarks need its shapes, not its texts."""
+"""Random weights for a folder with only config.json. Benchmarks need a model's shapes, not its texts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from baton.compute.models.tensor_names import expected_shapes
 from baton.compute.models.weights import TensorSlice
 
 POOL_ITEMS = (1 << 20) + 7
-"""The random numbers that all tensors repeat: drawing billions would take minutes. Odd, so that rows differ."""
+"""Number of random values, which all tensors repeat: drawing billions would take minutes. Odd, so that rows differ."""
 STANDARD_DEVIATION = 0.02
-"""The usual initialization of linear layers. Larger weights overflow in deep models."""
+"""Standard deviation of the values, usual for linear layers. Larger weights overflow in deep models."""
 
 
 class DummyWeights:

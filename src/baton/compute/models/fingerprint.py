@@ -21,7 +21,7 @@ from baton.core.errors import ModelError
 from baton.decide.kv.identity import KVIdentity
 
 SAMPLE_BYTES = 256
-"""The number of bytes that are read from the middle of each tensor."""
+"""Bytes read from the middle of each tensor."""
 DIGEST_BYTES = 8
 VOCABULARY_KEYS = ("model", "pre", "tokens", "token_type", "scores", "merges")
 """The keys under `tokenizer.ggml` of a GGUF file that determine the tokens of a text."""
@@ -69,7 +69,7 @@ def _rope_text(config: ModelConfig) -> str:
 
 
 def _without_rope_and_limits(config: ModelConfig) -> ModelConfig:
-    """Clear the fields that another part of the fingerprint covers, or that no KV depends on."""
+    """Return the configuration without fields that the fingerprint covers elsewhere, or that no KV depends on."""
     return msgspec.structs.replace(
         config, rope=RopeScaling(), rope_theta=0.0, context_tokens=0, eos_token_ids=(), bos_token_id=None
     )

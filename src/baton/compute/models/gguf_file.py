@@ -25,7 +25,7 @@ ALIGNMENT_BYTES = 32
 TENSORS_MAX = 1 << 17
 METADATA_MAX = 1 << 14
 HEADER_ITEMS_MAX = 1 << 22
-"""The maximum number of entries in all arrays. A file that claims more is damaged: a large vocabulary has a third."""
+"""Maximum number of array entries in a header. A large vocabulary has a third of it; more means a damaged file."""
 STRING_BYTES_MAX = 16 << 20
 HEADER_BYTES_MAX = 128 << 20
 DIMENSIONS_MAX = 8
@@ -161,7 +161,7 @@ class _Cursor:
         return values
 
     def _strings(self, count: int) -> list[bytes]:
-        """Read many strings. Same result as calling `string` many times, but fast enough for a vocabulary."""
+        """Read `count` strings, as that many calls of `string` would, but fast enough for a vocabulary."""
         data, end, at, size_at, found = self.data, len(self.data), self.at, U64.unpack_from, list[bytes]()
         try:
             for _ in range(count):

@@ -17,16 +17,16 @@ from baton.move.clock import now_s
 
 REASON_CHARS_MAX = 300
 PLACES_S = 0.25
-"""Time limit of the search for the invalid subschema."""
+"""Time limit of the search for the invalid subschema of a grammar."""
 LEXER_FUEL = 400_000
-"""Bounds the automata of one grammar. More takes seconds to compile and hundreds of megabytes."""
+"""Limit of llguidance on the automata of one grammar. More takes seconds to compile, and hundreds of megabytes."""
 
 _BEFORE = "\x02"
-"""Put before a text so that SentencePiece adds no space to the text. Only its own byte token contains it."""
+"""Character put before a text, so that SentencePiece adds no space to the text. Only its own byte token contains it."""
 
 
 def parser_limits() -> LLParserLimits:
-    """Return the limits of the work on one grammar."""
+    """Return the limits of llguidance on the work for one grammar."""
     return LLParserLimits(verbose_errors=False, initial_lexer_fuel=LEXER_FUEL)
 
 
@@ -79,7 +79,10 @@ def matcher_problem(matcher: LLMatcher) -> str:
 
 
 def problem_path(schema: object, problem: str) -> str:
-    """Return the path of the innermost subschema that has this problem by itself, such as `properties.a`."""
+    """Return the path of the innermost invalid subschema, such as `properties.a`.
+
+    That is the innermost one that gives this problem when it is compiled alone.
+    """
     steps: list[str] = []
     end_s = now_s() + PLACES_S
     shared = {key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, dict) and key in schema}

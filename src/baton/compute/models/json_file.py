@@ -12,11 +12,14 @@ from baton.core.errors import ModelError
 Wanted = TypeVar("Wanted")
 
 JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""The errors of msgspec for bytes that are not JSON of the expected type, or that are nested too deep."""
+"""Errors of msgspec for bytes that are not JSON of the expected type, or that are nested too deeply."""
 
 
 JSON_BYTES_MAX = 32 << 20
-"""Twice the largest index of shards known. Values take up to twenty times the memory of their text."""
+"""Maximum size of a JSON file: twice that of the largest known index of shards.
+
+Parsed values take up to twenty times the memory of their text.
+"""
 
 
 def read_json(path: Path, wanted: type[Wanted], *, bytes_max: int = JSON_BYTES_MAX) -> Wanted:

@@ -26,10 +26,10 @@ ARCHITECTURES = {
 }
 """Architecture names: that of config.json, and the one used by Baton."""
 EXPERTS_MAX, EXPERTS_IN_ALL_MAX = 4096, 1 << 17
-"""Of one layer, and of all layers: five times the largest model known."""
+"""Maximum number of experts of one layer, and of all layers together: five times those of the largest known model."""
 SIZE_MAX, CONTEXT_TOKENS_MAX = 1 << 24, 1 << 31
 LAYERS_MAX = 1024
-"""Above any real model. Keeps the list of tensors of a damaged file small."""
+"""Maximum number of layers, above that of any real model. Keeps the list of tensors of a damaged file small."""
 
 
 class RopeScaling(Struct, frozen=True, kw_only=True):
@@ -58,7 +58,10 @@ class Experts(Struct, frozen=True, kw_only=True):
     """The layers with experts. Other layers have one MLP."""
     count: int
     per_token: int = field(name="used")
-    """The number of experts that compute a token. Encoded as `used`: the fingerprint of stored KV depends on it."""
+    """Number of experts that compute a token.
+
+    Encoded as `used`, because the fingerprint of stored KV depends on that name.
+    """
     intermediate: int
     """The width of one expert's MLP."""
     scoring: ExpertScoring = "softmax"
@@ -138,7 +141,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def rotary_dim(self) -> int:
-        """The number of dimensions of a head with rotary positions."""
+        """Number of dimensions of a head that have rotary positions."""
         return self.head_dim if self.latent is None else self.latent.rope_dim
 
     @property

@@ -13,7 +13,7 @@ import numpy as np
 from baton.compute.models.dtype import WeightKind
 
 ZERO_CODES: dict[WeightKind, int] = {"int8": 128, "q8": 128, "q4": 8, "q4m": 0}
-"""The code that stands for zero."""
+"""The `zero` of each kind of weights in scale * (code - zero) + minimum."""
 GROUP_INPUTS = 32
 
 
@@ -27,7 +27,7 @@ class QuantizedMatrix:
     minimums: np.ndarray | None = None  # q4m: [rows, inputs / 32] float16
 
     def dense(self) -> np.ndarray:
-        """Return the weights that the codes stand for: [rows, inputs], float32. The reference of the native kernels."""
+        """Return the weights that the codes stand for: [rows, inputs], float32. Reference of the native kernels."""
         codes = self.codes.astype(np.float32) - ZERO_CODES[self.kind]
         if self.kind == "int8":
             return codes * self.scales[:, None]

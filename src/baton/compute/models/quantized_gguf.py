@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType
 from baton.compute.models.quantized import GROUP_INPUTS, QuantizedMatrix
 
 K_INPUTS = 256
-"""The inputs of a Q4_K super-block: eight groups."""
+"""Inputs of a Q4_K super-block, which consists of eight groups."""
 
 
 def from_gguf(raw: np.ndarray, type_: GGMLQuantizationType, shape: tuple[int, ...]) -> QuantizedMatrix | None:

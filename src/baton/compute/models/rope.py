@@ -36,7 +36,7 @@ def _scaled(plain: np.ndarray, config: ModelConfig) -> np.ndarray:
 
 
 def _llama3(plain: np.ndarray, rope: RopeScaling) -> np.ndarray:
-    """Keep high frequencies, divide low ones by the factor, and blend between."""
+    """Scale frequencies as Llama 3 does: keep high ones, divide low ones by the factor, and blend between."""
     turns = rope.original_context_tokens * plain / (2 * math.pi)  # full turns within the original context
     blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     blend = np.clip(blend, 0.0, 1.0)
@@ -44,7 +44,11 @@ def _llama3(plain: np.ndarray, rope: RopeScaling) -> np.ndarray:
 
 
 def _yarn(plain: np.ndarray, config: ModelConfig) -> np.ndarray:
-    """Keep dimensions with more than beta_fast turns in the original context; divide those below beta_slow turns."""
+    """Scale frequencies by yarn.
+
+    Dimensions with more than beta_fast turns in the original context stay. Those with fewer than beta_slow turns are
+    divided by the factor. Between, the two are blended.
+    """
     rope, half = config.rope, config.rotary_dim // 2
 
     def dimension(turns: float) -> float:

@@ -1,8 +1,8 @@
 """Jinja's sandbox for chat templates, with bounds on its loops and on the growth of its strings.
 
-jinja2's sandbox bars a template from Python, but bounds neither its time nor its memory. Here, every
-pass of a loop and every call of a macro counts a step, and operations that join or repeat strings check the length
-first. Other operations (filters on strings that are already long) take at most quadratic time in those lengths.
+The sandbox of jinja2 keeps a template away from Python, but bounds neither time nor memory. Here, every loop pass and
+every macro call counts as a step, and operations that join or repeat strings check the length first. The time of other
+operations, such as filters on long strings, grows at most with the square of their length.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from baton.move.clock import utc_date
 
 OUTPUT_CHARS_MAX = 16_000_000
 STEPS_MAX = 200_000
-"""The maximum number of loop passes and macro calls of one rendering: under a second, thousands of messages."""
+"""Maximum number of loop passes and macro calls of one rendering. Enough for thousands of messages; under a second."""
 STEP_NAME = "baton_step"
 """The template variable that holds `StepCounter.step` of the current rendering."""
 PADDING_METHODS = frozenset(("center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map"))

@@ -18,9 +18,9 @@ from baton.core.errors import BatonError, ModelError, RequestError
 
 SPACE_MARK = "▁"
 CONTROL, USER_DEFINED = 3, 4
-"""The GGUF types of tokens that are matched as a whole, before the text is split."""
+"""GGUF types of tokens that are matched as a whole, before the text is split."""
 TOKEN_CHARS_MAX = 4096
-"""Finding the merges of a SentencePiece token takes time in proportion to the square of its length."""
+"""Maximum characters of a SentencePiece token. The time to find its merges grows with the square of its length."""
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -122,7 +122,7 @@ class VocabularyTokenizer:
 
 
 TOKENIZER_BYTES_MAX = 64 << 20
-"""Twice the largest tokenizer.json known."""
+"""Maximum size of tokenizer.json: twice that of the largest known one."""
 
 
 class _Model(Struct, frozen=True):
@@ -185,7 +185,7 @@ def _joined_chars_max(pipeline: _Pipeline) -> int | None:
 
 
 def _steps(part: object, key: str) -> list[dict[str, Any]]:
-    """Return the steps of a part of a pipeline: of a sequence, or the only one."""
+    """Return the steps of a pipeline's part: those of a sequence, or the part itself as the only step."""
     if not isinstance(part, dict):
         return []
     if part.get("type") != "Sequence":

@@ -1,4 +1,4 @@
-"""The port for weights: tensors by their Hugging Face name, read one at a time. No torch: not every engine has it."""
+"""The port for weights: tensors by Hugging Face name, read one at a time. Has no torch, like some engines."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Weights from a GGUF file, dequantized to float32 as the `gguf` package defines it.
+"""Weights from a GGUF file, dequantized to float32 as the `gguf` package does.
 
 The three types that small models use most are dequantized here, in pieces that fit into a core's cache. This is several
-times faster than the package, with bitwise the same result (a test checks it).
+times faster than the package and gives the same bits (a test checks it).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class GGUFWeights:
         self._interleaved = heads if config.architecture in ("llama", "mistral", "mixtral") else {}
 
     def read(self, name: str, part: TensorSlice | None = None) -> np.ndarray:
-        """Return one tensor, or a part of it. The whole tensor is dequantized in both cases."""
+        """Return one tensor, or a part of it. Even for a part, the whole tensor is dequantized."""
         whole = self._read(name)
         return whole if part is None else whole[part.index].copy()
 

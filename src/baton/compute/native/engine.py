@@ -16,9 +16,9 @@ from baton.core.types import BlockId, RequestId, Sampling, TokenLogprob
 from baton.decide.kv.layout import KVLayout
 
 LOGPROB_ROWS = 64
-"""The positions whose prompt log probabilities are computed at a time: each takes a vocabulary of float32."""
+"""Prompt positions whose log probabilities are computed at a time. Each needs the logits of a whole vocabulary."""
 ANGLE_POSITIONS = 4096
-"""Angles are computed in runs of this many positions, always the same runs, so that they have the same bits."""
+"""Positions per run of computed angles. Runs always start at the same positions, so angles have the same bits."""
 
 
 class NativeEngine:
@@ -95,7 +95,7 @@ class NativeEngine:
         self._library.set_arena(self.handle, arena.ctypes.data, arena.size // self.layout.block_bytes)
 
     def _forward(self, slices: Sequence[Slice]) -> list[int]:
-        """Run the step, and return the first row of each slice."""
+        """Run the step, and return the index of the first row of each slice."""
         counts = _int32([part.count for part in slices])
         tables = [part.block_table[: self._blocks(part)] for part in slices]
         tokens = _int32([token for part in slices for token in part.tokens[part.start : part.start + part.count]])

@@ -34,7 +34,7 @@ class LatentMatrices:
         return self._held.matrix(_in_order(found, order), self._bias(prefix, order))
 
     def _bias(self, prefix: str, order: np.ndarray) -> np.ndarray | None:
-        """Return the bias of `qkv`, zero for queries without a bottleneck."""
+        """Return the bias of `qkv`. It is zero for rows of queries that have no bottleneck."""
         if not self._config.qkv_bias:
             return None
         latent = self._reader.float32(f"{prefix}kv_a_proj_with_mqa.bias")

@@ -20,7 +20,7 @@ WEIGHT_DTYPE_CODES: dict[WeightKind, int] = {"dense": 1, "int8": 2, "q8": 3, "q4
 
 
 class NativeLatentSizes(Structure):
-    """`BatonLatentSizes`: all zero without latent attention. q_rank is 0 if queries have no bottleneck."""
+    """Mirror of the C struct `BatonLatentSizes`. All 0: no latent attention. q_rank 0: queries have no bottleneck."""
 
     _fields_ = (
         ("q_rank", c_int32),
@@ -33,7 +33,7 @@ class NativeLatentSizes(Structure):
 
 
 class NativeModel(Structure):
-    """`BatonModel`."""
+    """Mirror of the C struct `BatonModel`: sizes, types and threads of a new engine."""
 
     _fields_ = (
         ("layers", c_int32),
@@ -54,7 +54,10 @@ class NativeModel(Structure):
 
 
 class NativeMatrix(Structure):
-    """`BatonMatrix`: [rows, inputs] in the type of products, or bytes with scales; and its bias or null."""
+    """Mirror of the C struct `BatonMatrix`: a matrix [rows, inputs] and its bias, or null.
+
+    The matrix has the type of products, or is quantized with scales.
+    """
 
     _fields_ = (
         ("data", c_void_p),
@@ -68,7 +71,7 @@ class NativeMatrix(Structure):
 
 
 class NativeLayer(Structure):
-    """`BatonLayer`. q_norm and k_norm may be null. window is 0 without an attention window."""
+    """Mirror of the C struct `BatonLayer`. q_norm and k_norm may be null. window 0: no attention window."""
 
     _fields_ = (
         ("input_norm", c_void_p),
@@ -82,7 +85,10 @@ class NativeLayer(Structure):
 
 
 class NativeLatent(Structure):
-    """`BatonLatent`. If q_norm is null, `queries` has no data. keys and values are dense, one head after the other."""
+    """Mirror of the C struct `BatonLatent`. If q_norm is null, `queries` has no data.
+
+    keys and values are dense, with one head after the other.
+    """
 
     _fields_ = (
         ("q_norm", c_void_p),
@@ -94,15 +100,15 @@ class NativeLatent(Structure):
 
 
 class NativeMlp(Structure):
-    """`BatonMlp`."""
+    """Mirror of the C struct `BatonMlp`: gate and up projections in one matrix, and the down projection."""
 
     _fields_ = (("gate_up", NativeMatrix), ("down", NativeMatrix))
 
 
 class NativeRouter(Structure):
-    """`BatonRouter`: scores [experts, hidden] in float32, and below them the gate of the shared MLP, if there is one.
+    """Mirror of the C struct `BatonRouter`: scores [experts, hidden] in float32, and the choice of experts.
 
-    choice_bias: [experts] of float32, or null.
+    If a shared MLP has a gate, the gate is one more row of scores. choice_bias: [experts] in float32, or null.
     """
 
     _fields_ = (
@@ -120,7 +126,7 @@ class NativeRouter(Structure):
 
 
 class NativeStep(Structure):
-    """The inputs of one step, in the memory layout of the C++ struct `BatonStep`."""
+    """Mirror of the C struct `BatonStep`: the inputs of one step."""
 
     _fields_ = (
         ("slices", c_int32),
@@ -224,7 +230,7 @@ class NativeWeights:
         _raise(self._dll.baton_set_layer(self._handle, c_int32(index), ctypes.byref(layer)))
 
     def set_latent(self, index: int, latent: NativeLatent) -> None:
-        """Set the weights of latent attention other than qkv."""
+        """Set all weights of latent attention but the qkv matrix, which `set_layer` sets."""
         _raise(self._dll.baton_set_latent(self._handle, c_int32(index), ctypes.byref(latent)))
 
     def set_router(self, index: int, router: NativeRouter) -> None:
@@ -240,7 +246,7 @@ class NativeWeights:
         _raise(self._dll.baton_share_weights(self._handle, c_int32(file), c_char_p(key.encode())))
 
     def attach(self, file: int, key: str) -> None:
-        """Map all weights from a file that `share` filled with the same key, read-only. Copies and reads nothing."""
+        """Map all weights read-only from a file that `share` filled with the same key. Reads and copies no bytes."""
         _raise(self._dll.baton_attach_weights(self._handle, c_int32(file), c_char_p(key.encode())))
 
     def finish_weights(self, final_norm: int, head: NativeMatrix, embedding: NativeMatrix | None) -> None:
@@ -257,9 +263,10 @@ class NativeGuests:
         self._handle = handle
 
     def add_guest(self, core: int) -> bool:
-        """Use one more core while its owner is idle, by a thread of the scheduling class SCHED_IDLE.
+        """Use one more core while its owner is idle. Return whether the system allows it.
 
-        Return whether the system allows it. The engine must be created with `cores`. Not while a step runs.
+        The core gets a thread of the scheduling class SCHED_IDLE. The engine must have been created with `cores`. Not
+        while a step runs.
         """
         allowed: bool = self._dll.baton_add_guest(c_void_p(self._handle), c_int32(core))
         return allowed

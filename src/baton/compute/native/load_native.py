@@ -31,7 +31,7 @@ log = logging.getLogger("baton.worker")
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2moe", "qwen3moe", "deepseek2", "deepseek3")
 HEAD_DIM_MAX = 1024
-"""Equal to the constant in native/types.h."""
+"""Maximum of head_dim. Equal to the constant in native/types.h."""
 
 
 def native_problem(card: ModelCard, layout: KVLayout, device: str) -> str:
@@ -57,7 +57,7 @@ class Computation:
 
     threads: int
     dtype: Dtype = "float32"
-    """The type of products. Not for quantized weights: float32 if KV is, else bfloat16."""
+    """Type of matrix products. Ignored for quantized weights: float32 if KV is, else bfloat16."""
     weights: WeightsChoice = "dense"
     file: WeightsFile | None = None
     """Shares the packed weights with the other workers of the host. None: this engine has its own copy."""
@@ -66,7 +66,7 @@ class Computation:
 def load_native_engine(
     card: ModelCard, layout: KVLayout, memory: memoryview, library: NativeLibrary, computation: Computation
 ) -> NativeEngine:
-    """Load a model. See `load_engine` for the arguments."""
+    """Load a model and return its native engine. `load_engine` describes the arguments."""
     dtype, threads = computation.dtype, computation.threads
     if computation.weights != "dense":
         dtype = "float32" if layout.dtype == "float32" else "bfloat16"

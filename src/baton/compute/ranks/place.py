@@ -1,7 +1,7 @@
-"""The part of a model that one rank of a parallel worker computes: the layers of its stage, and its part of each layer.
+"""The part of a model that one rank of a parallel worker computes: a stage's layers, and a part of each layer.
 
 Heads and the MLP's width are divided as in Megatron-LM (arXiv 1909.08053): the first product of a pair by outputs, the
-second by inputs, so that a layer needs two sums over ranks. No torch: the server checks models for ranks, too.
+second by inputs. So a layer needs two sums over ranks. No torch, because the server checks models for ranks too.
 """
 
 from __future__ import annotations

@@ -109,9 +109,9 @@ def _rows(slices: Sequence[ForwardSlice]) -> list[Row]:
 
 @contextmanager
 def _exit_on_error() -> Iterator[None]:
-    """End the process after any error, because the other ranks then wait in a step that this rank left.
+    """End the process after any error, because the other ranks now wait in a step that this rank has left.
 
-    SystemExit is no Exception, so the code that retries a failed request does not catch it. The server starts another
+    It raises SystemExit, which the code that retries failed requests does not catch. The server then starts a new
     worker.
     """
     try:

@@ -23,7 +23,7 @@ from baton.move.ipc.frames import HEAD_BYTES, frame
 from baton.move.memory_limits import trim_heap
 
 IDLE_S = 5.0
-"""A sandbox without a job for this long drops its caches, so that hostile grammars hold no memory."""
+"""A sandbox that had no job for this long drops its caches, so that hostile grammars hold no memory."""
 
 
 def run_fork_server(descriptor: int) -> int:
@@ -44,7 +44,10 @@ def run_fork_server(descriptor: int) -> int:
 
 
 def _wait(pid: int) -> int:
-    """Return the exit status of a sandbox. One of an earlier fork server counts as killed: it ended with it."""
+    """Return the exit status of a dead sandbox.
+
+    A sandbox of an earlier fork server counts as killed, because it ended with that server.
+    """
     try:
         return os.waitpid(pid, 0)[1]
     except ChildProcessError:

@@ -20,10 +20,10 @@ from baton.move.clock import now_s
 from baton.move.ipc.frames import FrameReader, frame
 
 _VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "TMPDIR", "VIRTUAL_ENV")
-"""The environment of a sandbox. Keys and passwords in other variables stay outside."""
+"""Environment variables that a sandbox gets. Others may hold keys and passwords."""
 _RECEIVE_BYTES = 1 << 18
 _LATE_S = 10.0
-"""A sandbox that outlives its own time limit by this is killed by its parent."""
+"""Time after a sandbox's own time limit at which its parent kills it."""
 
 
 class SandboxError(BatonError):
@@ -130,7 +130,7 @@ class ForkServer:
         return self._reason(os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
 
     def close(self) -> None:
-        """End the fork server, and with it every sandbox. A start that is under way fails at once."""
+        """End the fork server, and with it every sandbox. A concurrent call of `fork` fails at once."""
         self._is_closed = True
         if self._process is not None:
             self._process.kill()

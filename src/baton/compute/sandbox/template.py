@@ -33,7 +33,7 @@ def load_chat_template(card: ModelCard, limits: SandboxConfig) -> ChatTemplate:
 
 
 class SandboxedTemplate:
-    """A template from a model's files."""
+    """Renders conversations with a template from a model's files, in a sandbox."""
 
     is_sandboxed = True
 

@@ -27,10 +27,10 @@ from baton.core.types import BlockId, RequestId, Sampling, TokenLogprob
 from baton.decide.kv.layout import KVLayout
 
 LOGPROB_ROWS = 64
-"""The positions whose prompt log probabilities are computed at a time: each takes a vocabulary of float32."""
+"""Prompt positions whose log probabilities are computed at a time. Each needs the logits of a whole vocabulary."""
 
 MEMORY_ERRORS = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
-"""Errors of allocations that torch does not raise as OutOfMemoryError: by Triton, cuBLAS, and on a CPU."""
+"""Messages of failed allocations that are no OutOfMemoryError: from Triton, from cuBLAS, and on a CPU."""
 
 
 class TorchEngine:

@@ -19,20 +19,20 @@ from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
 from baton.compute.triton.kernels import expert_rows_kernel, merge_kernel, split_kernel
 
 BLOCK_HEADS_MAX = 32
-"""The maximum number of query heads of one program. They share a KV head."""
+"""Maximum number of query heads that one program computes. They share a KV head."""
 DOT_MIN = 16
-"""The minimum size of a dimension of a matrix instruction."""
+"""Minimum size of each dimension of a matrix instruction."""
 TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 @dataclass(frozen=True, slots=True)
 class TritonDecodeKernel:
-    """Implements `DecodeKernel`."""
+    """Implements `DecodeKernel` with two Triton kernels: one for the splits, one that merges them."""
 
     products: torch.dtype
     """The input type of matrix products: the model's type on a GPU, float32 in Triton's interpreter."""
     rope_dim: int = 0
-    """Latent attention: the number of last dimensions of a vector that belong to the key only. Else 0."""
+    """With latent attention: number of last dimensions of a vector that belong to the key only. Else 0."""
 
     def plan(self, tables: DecodeTables, kv: PagedKV) -> TritonDecodePlan:
         return TritonDecodePlan(tables, kv, self)
@@ -40,7 +40,7 @@ class TritonDecodeKernel:
 
 @dataclass(frozen=True, slots=True)
 class TritonDecodePlan:
-    """Implements `AttentionPlan`."""
+    """Implements `AttentionPlan` for a decode step of `TritonDecodeKernel`."""
 
     tables: DecodeTables
     kv: PagedKV
@@ -93,7 +93,7 @@ class TritonBackend:
 
 @dataclass(frozen=True, slots=True)
 class TritonPlan:
-    """Implements `AttentionPlan`."""
+    """Implements `AttentionPlan` for a step of `TritonBackend`."""
 
     decodes: TritonDecodePlan | None
     tokens: Tensor  # [decodes] rows of the step
@@ -125,11 +125,11 @@ def _padded(size: int) -> int:
 
 
 OUTPUTS, INPUTS = 32, 128
-"""The part of a matrix that one program reads at a time: 32 rows of 128 numbers."""
+"""Rows and numbers per row of a matrix that one program reads at a time."""
 
 
 class TritonRowProduct:
-    """Implements `RowProduct`."""
+    """Implements `RowProduct` with a Triton kernel."""
 
     def __call__(self, rows: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         rows, experts = rows.contiguous(), experts.contiguous()

@@ -20,7 +20,7 @@ from baton.compute.torch.kernels.attention_backend import AttentionBackend, Atte
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 
 TILE_QUERIES = 512
-"""The queries of one mask. Chunks are masked in tiles so that a mask stays small."""
+"""Queries per mask. Chunks are masked in tiles of this size, so that a mask stays small."""
 EXPANDED_BYTES = 64 << 20
 """The maximum size of the expanded keys and values of the heads that are computed together."""
 

@@ -51,7 +51,7 @@ class TorchDecodeKernel:
 
 @dataclass(frozen=True, slots=True)
 class TorchDecodePlan:
-    """Implements `AttentionPlan`."""
+    """Implements `AttentionPlan` for a decode step of `TorchDecodeKernel`."""
 
     tables: DecodeTables
     kv: PagedKV

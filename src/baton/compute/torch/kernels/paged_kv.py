@@ -39,7 +39,7 @@ class BlockPart:
 
     offset_bytes: int
     block_bytes: int
-    """The distance from one block of the arena to the next."""
+    """Bytes from the start of one block of the arena to the start of the next."""
 
 
 class PagedKV:

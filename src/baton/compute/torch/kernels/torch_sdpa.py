@@ -22,11 +22,11 @@ SCRATCH_BYTES = 4 << 20
 LENGTH_RATIO_MIN = 0.5
 """The minimum length of a request relative to the longest in its decode batch, which the batch is padded to."""
 TILE_QUERIES = 512
-"""The queries of one mask. Chunks with cached keys are masked in tiles so that a mask stays small."""
+"""Queries per mask. Chunks with cached keys are masked in tiles of this size, so that a mask stays small."""
 
 
 class SdpaBackend:
-    """Implements `AttentionBackend`."""
+    """Implements `AttentionBackend` with torch's fused attention kernel."""
 
     def plan(self, rows: Sequence[Row], kv: PagedKV) -> SdpaPlan:
         return SdpaPlan(rows, kv)

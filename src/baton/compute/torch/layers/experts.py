@@ -22,7 +22,7 @@ from baton.compute.torch.layers.mlp import GatedMlp, load_mlp
 from baton.compute.torch.layers.tensor_loader import TensorLoader
 
 STACKED_TOKENS_MAX = 128
-"""The maximum number of tokens computed row by row, where each row reads its expert's weights separately."""
+"""Maximum tokens that are computed row by row. Every row then reads its expert's weights anew."""
 WEIGHT_SUM_MIN = 1e-20
 """Added to a sum of weights before dividing by it. Source: DeepSeek-V3's published model code."""
 

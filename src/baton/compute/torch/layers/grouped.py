@@ -29,7 +29,7 @@ class _GroupedLayer:
 
 
 class GroupedAttention:
-    """Implements `Attention`."""
+    """Implements `Attention` with grouped queries: several query heads share one KV head."""
 
     def __init__(self, config: ModelConfig, loader: TensorLoader) -> None:
         self.config = config
@@ -48,7 +48,7 @@ class GroupedAttention:
 
 @dataclass(frozen=True, slots=True)
 class GroupedPass:
-    """Implements `AttentionPass`."""
+    """Implements `AttentionPass` for one step of `GroupedAttention`."""
 
     attention: GroupedAttention
     step: PlannedStep

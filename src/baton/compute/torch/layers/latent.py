@@ -35,7 +35,7 @@ class _LatentLayer:
 
 
 class LatentAttention:
-    """Implements `Attention`."""
+    """Implements `Attention` with one cached latent vector per token."""
 
     def __init__(self, config: ModelConfig, latent: Latent, loader: TensorLoader) -> None:
         self.heads = config.heads
@@ -60,7 +60,7 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True)
 class LatentPass:
-    """Implements `AttentionPass`."""
+    """Implements `AttentionPass` for one step of `LatentAttention`."""
 
     attention: LatentAttention
     plan: LatentPlan
