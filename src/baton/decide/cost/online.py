@@ -71,7 +71,7 @@ def cost_of(worker: WorkerView, cost: CostModel) -> CostModel:
 
 
 def price_ratio(model: CostModel, prompt_tokens: int) -> float:
-    """Return the learned time of a prompt over the time that the given model says. 1.0 for a model without learning."""
+    """Return the learned time of a prompt divided by the time of the given model. 1.0 for a model without learning."""
     if not isinstance(model, LearnedCost):
         return 1.0
     given_s = model.given.prefill_s(new_tokens=prompt_tokens, cached_tokens=0)
@@ -117,7 +117,7 @@ class StepLearner:
     """The prices of the last report."""
     _prices: StepPrices = field(default_factory=lambda: StepPrices(1.0, (1.0,) * PARTS))
     _weights: list[list[float]] = field(default_factory=lambda: [[0.0] * PARTS for _ in range(PARTS)])
-    """Information about the factors: the sum over past steps of the products of the shares of two parts."""
+    """Normal matrix of the least squares: sums over past steps of the products of the shares of two parts."""
 
     def __post_init__(self) -> None:
         self.cost = self.given
@@ -157,7 +157,7 @@ class StepLearner:
             self._is_report_due = True
 
     def _fitted(self, factors: Sequence[float], shares: Sequence[float], error: float) -> tuple[float, ...]:
-        """Return the factors after a step with this relative error. `shares`: of each part in the predicted step.
+        """Return the factors after a step with this relative error. `shares`: share of each part in the predicted step.
 
         The unknowns are relative changes of the factors. A part that is not in the step is not forgotten.
         """

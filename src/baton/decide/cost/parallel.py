@@ -114,7 +114,7 @@ def draft_parallel(draft: ModelShape, parallel: Parallel) -> Parallel:
 
 
 def kv_token_gpu_bytes(model: ModelShape, parallel: Parallel, kv: KVFormat) -> float:
-    """Return the KV bytes of a token per GPU. Latents are replicated, and so are heads if there are more ranks."""
+    """Return the KV bytes of a token per GPU. A rank holds the whole latent, and at least one whole head."""
     layers = -(-model.layers // parallel.pp)
     if model.latent is not None:
         return layers * model.kv_values() * FORMAT_BYTES[kv]
@@ -122,7 +122,7 @@ def kv_token_gpu_bytes(model: ModelShape, parallel: Parallel, kv: KVFormat) -> f
 
 
 def _weights_bytes(model: ModelShape, parallel: Parallel, precision: Precision) -> float:
-    """Return the weight bytes on the fullest GPU: the longest stage, with embedding or head if there are several."""
+    """Return the weight bytes on the fullest GPU: that of the longest stage, with the embedding or the head."""
     each = FORMAT_BYTES[precision.weights]
     share = -(-model.layers // parallel.pp) / model.layers
     experts = model.experts
@@ -136,7 +136,7 @@ def _weights_bytes(model: ModelShape, parallel: Parallel, precision: Precision) 
 def worker_problems(
     model: ModelShape, hardware: Hardware, parallel: Parallel, precision: Precision, draft: ModelShape | None = None
 ) -> list[str]:
-    """Return every reason why such a worker cannot be built, with the nearest alternative. Empty: it can.
+    """Return every reason why a worker cannot run a model, with the nearest alternative. Empty: it can.
 
     Used for cluster files and by the planner.
     """

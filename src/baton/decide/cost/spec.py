@@ -43,7 +43,7 @@ def accepted_tokens(*, draft_tokens: int, acceptance_ratio: float) -> float:
 class SpeculativeCost:
     """Cost of a target model that checks `draft_tokens` of a draft model. Implements `CostModel`.
 
-    A decode step costs the share of a check per output token, so that a simulated step still yields one token. Steps
+    A simulated decode step yields one token, so it costs a check divided by the mean tokens per check. Steps
     with prompt tokens run without drafts.
     """
 
@@ -112,7 +112,7 @@ class DraftSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class RooflineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`model: roofline`."""
+    """The keys of a section with `model: roofline`."""
 
     llm: str | ModelShape
     """Name of a model, path of a `config.json`, or the sizes."""
@@ -133,7 +133,7 @@ class RooflineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class TableSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`model: table`."""
+    """The keys of a section with `model: table`."""
 
     profile: str
     """splitwise, distserve or vidur."""
@@ -149,7 +149,7 @@ class TableSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class SplitwiseSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`model: splitwise-sim`."""
+    """The keys of a section with `model: splitwise-sim`."""
 
     llm: str | ModelShape
     hardware: str
@@ -159,7 +159,7 @@ class SplitwiseSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class FittedSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`model: fitted`."""
+    """The keys of a section with `model: fitted`."""
 
     file: str = ""
     """A saved fit, a step profile, a worker's step log, or the folder of step logs (`step_log`)."""

@@ -36,7 +36,7 @@ class TableSetting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MeasuredCost:
-    """Handoff times, as published simulators compute them: on one host only the latency: no bytes are copied."""
+    """Handoff times as published simulators compute them: on one host only the latency, since no bytes are copied."""
 
     kv_token_bytes: float
     wire: HandoffLink

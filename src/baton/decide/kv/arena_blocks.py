@@ -24,7 +24,7 @@ class ArenaBlocks:
     host: HostId
     block_tokens: int
     block_runs: int
-    """Number of hashed token runs per block."""
+    """Number of hashes per block."""
     blocks: Blocks
     tiers: Tiers | None
     window: Window | None

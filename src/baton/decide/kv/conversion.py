@@ -132,7 +132,7 @@ class _Assembly:
     source_blocks: Sequence[BlockId]
     target_blocks: Sequence[BlockId]
     joined_bytes: int
-    """`Cutting.joined_bytes`."""
+    """Maximum size of joined copies; see `Cutting`."""
     parts: dict[int, Part] = field(default_factory=dict[int, Part])
     """The added parts by `id()`. The references keep these ids unique."""
     reads: list[Read] = field(default_factory=list[Read])

@@ -29,7 +29,7 @@ class Landing(Struct, frozen=True, array_like=True):
 
 
 class Loop(Struct, frozen=True, array_like=True):
-    """One dimension of a copy: the number of elements, and their distance in each of the three memories."""
+    """One dimension of a copy: the number of elements, and their distance in source, staging buffer and target."""
 
     count: int
     source_bytes: int
@@ -46,7 +46,7 @@ class StridedCopy(Struct, frozen=True, array_like=True):
     """Offset of the same cell in the staging buffer. A copy reads from the arena or from the buffer."""
     target_bytes: int
     cells: int
-    """Cells of a run, contiguous in all three memories."""
+    """Cells of a run, contiguous in source, staging buffer and target."""
     loops: tuple[Loop, ...]
     """Outermost first."""
 

@@ -25,7 +25,7 @@ class Grants:
     """All holdings of the host."""
     quotas: Quotas
     kept_free_blocks: int
-    """Free blocks that are never granted in advance; see `Holding.advance_blocks`. The arena's size: no such grants."""
+    """Free blocks that `Holding.advance_blocks` never grants. If it is the size of the arena, none is granted early."""
     ahead_blocks: int | None
     """Blocks beyond the computed ones that a request may hold; see `Holding.goal`. None: unlimited."""
     _wanting: dict[RequestId, None] = field(default_factory=dict[RequestId, None])
@@ -133,7 +133,7 @@ class Grants:
     def _displace(self, holding: Holding, hit: Hit, commands: list[PoolCommand]) -> bool:
         """Preempt requests for one whose class has reserved blocks, or whose tenant is within its quota.
 
-        Return whether it has room. False: it has no right to more blocks, or workers give them back between two steps.
+        Return whether it has room. False: it may not have more blocks, or workers give them back between two steps.
         """
         needed = holding.goal(hit.count, self.ahead_blocks) - hit.count
         victims = self._of_less_urgent(holding, needed)

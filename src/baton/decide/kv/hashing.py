@@ -52,7 +52,7 @@ def block_hashes(
 
 
 def runs_per_block(block_tokens: int, hash_tokens: int) -> int:
-    """Return the number of hashed runs per block, if tokens are hashed in runs shorter than the host's blocks.
+    """Return the number of hashes per block of a host, where each hash covers `hash_tokens` tokens.
 
     `hash_tokens` must divide the block size of every host.
     """
@@ -70,9 +70,9 @@ def prefix_of(request: Request, *, block_runs: int, block_tokens: int) -> tuple[
 
 
 def hashes_per_block(hashes: Sequence[BlockHash], runs: int) -> tuple[BlockHash, ...]:
-    """Return the block hashes of tokens that are hashed in shorter runs: the hash of the last run of each block.
+    """Return one hash per block, given `runs` hashes per block: the last hash of each block.
 
-    Hashes are chained, so this one identifies the block. Hosts with different block sizes share the hashes of a common
-    prefix: a host with blocks of n runs knows every nth hash.
+    Hashes are chained, so the last one identifies the block. Hosts with different block sizes share the hashes of a
+    common prefix: a host with blocks of n runs knows every nth hash.
     """
     return tuple(hashes[runs - 1 :: runs])

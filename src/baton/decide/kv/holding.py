@@ -94,7 +94,7 @@ class Holding:
         return (request.priority, 0, request.arrived_at_s, request.id)
 
     def advance_blocks(self, count: int, spare_blocks: int, block_tokens: int) -> int:
-        """Return the number of blocks to grant in advance, beyond the requested `count`: the request asks less often.
+        """Return the number of blocks to grant beyond the requested `count`, so that the request asks less often.
 
         `spare_blocks`: this request's equal share of the free blocks beyond `Grants.kept_free_blocks`. May be negative.
         No block is evicted and no request preempted for them. They at most double the blocks of a request, and never

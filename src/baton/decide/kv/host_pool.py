@@ -87,7 +87,7 @@ class HostPool:
         """The grants of this pool; they share its holdings."""
 
     def handle(self, event: PoolEvent) -> list[PoolCommand]:
-        """Apply one event and return what follows from it. Late and repeated events change nothing."""
+        """Apply one event and return the resulting commands. Late and repeated events change nothing."""
         commands = self._apply(event)
         return commands if self.tiers is None else [*commands, *self.tiers.write_back()]
 
@@ -201,8 +201,8 @@ class HostPool:
     def _give_first(self, event: StartPrefill) -> list[BlocksRemoved]:
         """Grant a prompt's first blocks with its start if its worker is idle and would ask for them at once.
 
-        A busy worker asks later, in its own order: by then the prefix hit may be longer. The first request of all gets
-        its blocks now, if its class has reserved some.
+        A busy worker asks later, in its own order: by then the prefix hit may be longer. A request that comes before
+        all others gets its blocks now if its class has reserved some.
         """
         request, holding = event.request, self._holdings[event.request.id]
         is_busy = self._users[event.worker] > 1
@@ -263,7 +263,7 @@ class HostPool:
         self._leave(holding)
 
     def _leave(self, holding: Holding) -> None:
-        """Note that no worker touches the holding any more. Its next worker does not wait for a read under way."""
+        """Record that no worker touches the holding any more. An unfinished tier read is given up, not waited for."""
         self._use(holding, None)
         if holding.reading:
             self._arena.empty(holding)

@@ -85,7 +85,7 @@ def part_of(source: KVLayout, target: KVLayout, slots: range, target_slot: int, 
 
 
 def folded(loops: Iterable[Loop], cells: int, cell_bytes: tuple[int, int]) -> tuple[int, tuple[Loop, ...]]:
-    """Merge loops that are contiguous in all three memories. Takes loops innermost first, returns them outermost first.
+    """Merge loops that are contiguous in all memories. Takes loops innermost first, returns them outermost first.
 
     `cells`: length of the innermost run; returned with the loops that became part of it. `cell_bytes`: of source and
     target.

@@ -34,9 +34,9 @@ class QuotaOrder(EvictionOrder, Protocol):
 class Quotas:
     """Bounds the blocks that requests of a tenant above its quota take from other tenants.
 
-    Such a tenant uses free blocks. Its requests give way to those of tenants within their quotas, and evict none of
-    their cached blocks. The oldest request of each tenant gives way last, and may evict any cached block, so that every
-    request makes progress.
+    Such a tenant may use free blocks. But its requests are preempted for those of tenants within their quotas, and
+    evict none of their cached blocks. The oldest request of each tenant is preempted last, and may evict any cached
+    block, so that every request makes progress.
     """
 
     holdings: Mapping[RequestId, Holding]
@@ -71,7 +71,7 @@ class Quotas:
         return bool(self.orders) and holding.request.tenant in self._over(holding, more_blocks)
 
     def available(self, holding: Holding, more_blocks: int, blocks: Blocks) -> int:
-        """Return how many blocks a request may take that wants `more_blocks`."""
+        """Return the number of blocks that a request for `more_blocks` may take."""
         if not self.orders:
             return blocks.available
         used = self._with(holding, more_blocks)
@@ -83,16 +83,16 @@ class Quotas:
         return blocks.free + sum(order.spare_blocks for order in self.orders)
 
     def victims(self, holding: Holding, more_blocks: int) -> list[Holding]:
-        """Return requests that give way to `more_blocks` of a request, the youngest first.
+        """Return the requests to preempt for `more_blocks` of a request, the youngest first.
 
         They are of tenants above their quota, and none is the oldest of its tenant.
         """
         return [held for held in self._rivals(holding, more_blocks) if not self._is_oldest(held)]
 
     def last_victim(self, growing: Holding, more_blocks: int) -> Holding | None:
-        """Return the youngest request that gives way to a growing one above its quota, if `victims` has none.
+        """Return the youngest request to preempt for a growing one above its quota, if `victims` has none.
 
-        It is younger, and its tenant is above its quota. None: the growing request waits.
+        It is younger than that one, and its tenant is above its quota. None: the growing request waits.
         """
         rivals = self._rivals(growing, more_blocks)
         return next((held for held in rivals if held.age > growing.age), None)

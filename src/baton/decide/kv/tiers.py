@@ -192,7 +192,7 @@ class Tiers:
         return found
 
     def decline(self, hashes: Sequence[BlockHash]) -> None:
-        """Record that a prompt is not read although a tier may hold a part of it."""
+        """Record that a prompt is recomputed although a tier may hold a part of it."""
         held = self.held_blocks(hashes)
         for tier in self.find(hashes[held : held + 1]):
             tier.speed.doubt()

@@ -64,7 +64,7 @@ def behind_blocks(window: Window | None, computed_tokens: int, block_tokens: int
 
 
 def request_tokens_max(window: Window | None, arena_tokens: int, block_tokens: int) -> int | None:
-    """Return the longest request that fits into an arena. None: any length fits."""
+    """Return the maximum tokens of a request that fits into an arena. None: any length fits."""
     is_enough = window is not None and arena_tokens >= window.room_tokens(block_tokens)
     return None if is_enough else arena_tokens
 

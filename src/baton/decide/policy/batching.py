@@ -172,7 +172,7 @@ class SloChunked:
 
 
 def _split(candidates: Sequence[Candidate]) -> tuple[list[int], Chosen]:
-    """Return the decoding candidates, and the candidates with a prompt and the tokens of it that fit. Oldest first."""
+    """Return the indices of decoding candidates, and (index, prompt tokens that fit) of the others. Oldest first."""
     decoding: list[int] = []
     prompts: Chosen = []
     for index, candidate in enumerate(candidates):

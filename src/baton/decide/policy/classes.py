@@ -68,8 +68,8 @@ class ClassTable:
     def is_allowed(self, facts: RouteFacts, allowed: Set[str] | None) -> bool:
         """Return whether a key may use the class that `choose` finds for its request.
 
-        `allowed`: the classes that its limits name. None: the class that its requests have without their headers, and
-        less urgent ones.
+        `allowed`: the classes that its limits name. None: the class that the routes choose without headers, and less
+        urgent ones.
         """
         service = self.choose(facts).service
         if service is None:

@@ -19,7 +19,7 @@ from baton.decide.policy.predictions import decoding_requests, queued_work
 
 RECENT = "recent-demand"
 WORKERS_MIN = 3
-"""Fewest workers of which one can flip while one of each phase stays."""
+"""Minimum number of workers for a role flip: one worker of each phase has to stay."""
 RECENT_S = 10.0
 """Span of the load history in which roles count arrivals, and the span of their default forecast."""
 BUSY_RATIO_MAX = 0.9
@@ -131,7 +131,7 @@ class DemandRoles:
     pressure_min: float = 0.75
     """No worker flips while predicted TTFT and TPOT are at most this share of their targets."""
     gain_min: float = 1.25
-    """Workers flip only if that divides the larger share by at least this factor."""
+    """Workers flip only if this reduces the larger share by at least this factor."""
     role_s_min: float = 10.0
     """Minimum time of a worker in a role, and between flips in opposite directions."""
     forecast: str = RECENT

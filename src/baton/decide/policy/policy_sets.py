@@ -106,9 +106,9 @@ def policy_of(config: Config, *, tenants: int) -> PolicyConfig:
 
 
 def for_engines(choice: PolicyChoice, resolved: PolicyConfig) -> PolicyConfig:
-    """Return the policies of a fleet of other engines. Raise ConfigError for a choice that they cannot follow.
+    """Return the policies for servers of another engine. Raise ConfigError for a choice that they do not support.
 
-    Their servers give KV to another server once, after the whole prompt, and have the role that they were started for.
+    Such a server gives KV to another one only once, after the whole prompt, and keeps the role it was started with.
     """
     given = choice.first_token
     if given is not None and given.use == "first-token-by-prefill":
@@ -131,7 +131,7 @@ def for_engines(choice: PolicyChoice, resolved: PolicyConfig) -> PolicyConfig:
 
 
 def share_by_class(policy: PolicyConfig) -> PolicyConfig:
-    """Return the policies of a fleet with service classes. Raise ConfigError for a fairness policy without counts.
+    """Return the policies of a fleet with service classes. Raise ConfigError if fairness does not count service.
 
     Classes share the fleet in the coordinator's fair queue, which the default fairness policy does not use.
     """
