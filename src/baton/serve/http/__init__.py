@@ -1,1 +1,1 @@
-"""The HTTP edge: routes, request bodies, answers and errors in the shapes that clients know."""
+"""The HTTP server: routes, request bodies, responses and errors of the OpenAI API and Baton's own routes."""

@@ -28,7 +28,7 @@ from baton.serve.live.recorder import Recorder
 
 
 def build_app(services: Services) -> ASGIApp:
-    """Return the ASGI application. It must run in the gateway's process and event loop."""
+    """Return the ASGI application. It must run in the event loop of the gateway."""
     routes = [Route(kind.PATH, Generate(services, kind), methods=["POST"]) for kind in (CompletionText, ChatText)]
     embed = Route(EMBEDDINGS_PATH, Embed(services), methods=["POST"])
     app = Starlette(
@@ -79,13 +79,13 @@ async def _on_wrong_route(request: Request, error: Exception) -> Response:
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)  # is never received
+    return Response(status_code=499)  # never received, but Starlette needs a response
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:
-    """Respond to a bug of Baton. Starlette raises the error again, so that the server logs it.
+    """Respond with status 500 to an unexpected exception. Starlette raises it again, so that the server logs it.
 
-    The server then closes the connection, so the response says `Connection: close`: a client must not reuse it.
+    The server then closes the connection. The header `Connection: close` keeps clients from reusing it.
     """
     message = "the server failed on this request; its log has the traceback"
     return _respond(RequestError(message, status=500, code="internal_error"), {"connection": "close"})

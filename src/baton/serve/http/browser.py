@@ -1,4 +1,4 @@
-"""Rules against foreign web pages, which can make a user's browser send requests to a server on this machine."""
+"""Reject requests from foreign web pages, which can make a user's browser send requests to this server."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _DEFAULT_PORTS = {"http": "80", "https": "443"}
 
 
 class BrowserRules:
-    """Checks the Host and Origin of requests.
+    """Checks the headers Host and Origin of requests.
 
-    A page whose DNS name points to this machine (DNS rebinding) sends its own name as Host. A page of another server
+    A page whose DNS name points to this machine (DNS rebinding) sends that name as Host. A page of another server
     sends its own Origin with every request that may change something.
     """
 
     def __init__(self, *, bound_host: str, hosts: Iterable[str] = (), origins: Collection[str] = ()) -> None:
-        """`bound_host`: the address that the server listens on. `hosts`: further names. `origins`: pages for CORS."""
+        """`bound_host`: address the server listens on. `hosts`: its further names. `origins`: allowed origins."""
         names = {_host_name(host) for host in hosts}
         self._takes_any_host = ANY in names
         self._takes_addresses = _is_wildcard(bound_host)
@@ -62,7 +62,7 @@ class BrowserRules:
         return self._takes_any_host or name in self._hosts or (self._takes_addresses and _is_address(name))
 
     def _takes_origin(self, origin: str, host: str) -> bool:
-        """Return whether an Origin is the server's own, by the Host of the request, or is allowed."""
+        """Return whether an Origin is allowed, or is the server's own: it equals the Host of the request."""
         if origin in self._origins or ANY in self._origins:
             return True
         scheme, _, authority = origin.partition("://")
@@ -89,5 +89,5 @@ def _is_address(name: str) -> bool:
 
 
 def _is_wildcard(host: str) -> bool:
-    """Return whether a server on this address is reached at every address of the machine."""
+    """Return whether a server that listens on `host` is reachable at every address of the machine."""
     return host == "" or (_is_address(host) and ipaddress.ip_address(host).is_unspecified)

@@ -1,4 +1,4 @@
-"""Budgets of clients: request bodies in memory, requests in progress, requests and tokens per minute."""
+"""Limit what each client uses: memory of request bodies, requests in progress, requests and tokens per minute."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from baton.core.limits import LimitsConfig
 from baton.serve.http.wire.errors import RETRY_AFTER_S, ClusterError
 
 CLIENTS_MAX = 65_536
-"""Clients that are remembered. The one that was seen longest ago is forgotten first."""
+"""Maximum number of remembered clients. The client that was seen longest ago is forgotten first."""
 _MINUTE_S = 60.0
 
 
 class RateLimit:
-    """A token bucket: it refills at a constant rate, up to the amount of one minute, and may be overdrawn."""
+    """A token bucket. It refills at a constant rate, up to the amount of one minute; its amount may become negative."""
 
     __slots__ = ("_amount", "_at_s", "per_minute")
 
@@ -26,12 +26,12 @@ class RateLimit:
         self._at_s = now_s
 
     def wait_s(self, now_s: float) -> float:
-        """Return the time until the bucket holds at least 1. 0: it does."""
+        """Return the seconds until the bucket holds at least 1. 0: it holds 1 now."""
         self._refill(now_s)
         return max(0.0, (1.0 - self._amount) * _MINUTE_S / self.per_minute)
 
     def take(self, amount: float, now_s: float) -> None:
-        """Take an amount, even if the bucket holds less."""
+        """Take an amount, even if the bucket holds less and becomes negative."""
         self._refill(now_s)
         self._amount -= amount
 
@@ -41,7 +41,7 @@ class RateLimit:
 
 
 class _Client:
-    """The use of one client."""
+    """The usage of one client."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -57,7 +57,7 @@ class _Client:
 
 
 class Budgets:
-    """The use of the server by all clients. A client is an API key, or an address if the request has no key."""
+    """The usage of all clients. A client is an API key, or an address if the request has no key."""
 
     def __init__(self, limits: LimitsConfig) -> None:
         self._limits = limits
@@ -69,7 +69,7 @@ class Budgets:
     def begin(self, name: str, limits: KeyLimits, *, is_counted: bool, now_s: float) -> RequestBudget:
         """Return the budget of a new request. Raises ClusterError (429) if its client exceeds a limit.
 
-        `limits`: those of the client's key. `is_counted`: limits of requests apply, not only those of bodies.
+        `limits`: limits of the client's key. `is_counted`: False applies only the limits of body memory.
         """
         client = self._client(name)
         if is_counted:
@@ -77,7 +77,7 @@ class Budgets:
         return RequestBudget(self, client, is_counted=is_counted)
 
     def _admit(self, client: _Client, own: KeyLimits, now_s: float) -> None:
-        """Count a request in progress. Raises ClusterError (429) if the client has too many, or sent too many."""
+        """Count a new request. Raises ClusterError (429) if the client has too many in progress or per minute."""
         common = self._limits
         per_minute = own.requests_per_minute or common.client_requests_per_minute
         tokens_per_minute = own.tokens_per_minute or common.client_tokens_per_minute
@@ -96,7 +96,7 @@ class Budgets:
         client.requests += 1
 
     def take_bytes(self, client: _Client, size: int) -> None:
-        """Reserve memory for a part of a body. Raises ClusterError: 429 for the client's limit, 503 for that of all."""
+        """Reserve memory for a part of a body. Raises ClusterError (429: the client's limit, 503: the server's)."""
         own_max, all_max = self._limits.client_body_bytes_max, self._limits.body_bytes_max
         if client.body_bytes + size > own_max:
             why = (
@@ -115,7 +115,7 @@ class Budgets:
         self._body_bytes += size
 
     def give_bytes(self, client: _Client, size: int) -> None:
-        """Give reserved memory back."""
+        """Release reserved memory."""
         client.body_bytes -= size
         self._body_bytes -= size
 
@@ -143,26 +143,26 @@ class RequestBudget:
 
     @property
     def client_number(self) -> int:
-        """Number of the client, which reveals neither its key nor its address."""
+        """Number of the client. It can be shown, because it reveals neither the key nor the address."""
         return self._client.number
 
     def take_bytes(self, size: int) -> None:
-        """Reserve memory for a part of the body. Raises ClusterError (429, 503) if there is none."""
+        """Reserve memory for a part of the body. Raises ClusterError (429: the client's limit, 503: the server's)."""
         self._budgets.take_bytes(self._client, size)
         self._body_bytes += size
 
     def release_body(self) -> None:
-        """Give the memory of the body back: it was parsed and dropped."""
+        """Release the memory of the body. Call it when the body was parsed and dropped."""
         self._budgets.give_bytes(self._client, self._body_bytes)
         self._body_bytes = 0
 
     def charge(self, tokens: int, now_s: float) -> None:
-        """Count tokens that the request has used."""
+        """Count `tokens` towards the client's limit of tokens per minute."""
         if self._client.token_rate is not None:
             self._client.token_rate.take(tokens, now_s)
 
     def end(self) -> None:
-        """Give all reservations back, at the end of the response."""
+        """Release all reservations. Call it at the end of the response."""
         self.release_body()
         if self._is_counted:
             self._is_counted = False

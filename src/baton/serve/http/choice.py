@@ -29,7 +29,7 @@ class TokenEntry:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """New text, token entries and tool calls of a choice."""
+    """The text, token entries and tool calls of a choice that can be sent now. False if there are none."""
 
     text: str
     entries: tuple[TokenEntry, ...] = ()
@@ -52,7 +52,7 @@ class TextRules:
     """Maximum output tokens in the text. 0: the response is only the echo of the prompt."""
     with_logprobs: bool
     follows_text: bool
-    """The output continues the prompt's text (completion) instead of starting a new one (chat)."""
+    """Whether the output continues the prompt's text (completion) instead of starting a new text (chat)."""
     shown_tokens: frozenset[int] = frozenset()
     """Special tokens that are part of the text: the marks of tool calls."""
 
@@ -72,17 +72,17 @@ class ChoiceText:
     finish_reason: FinishReason | None = None
     output_tokens: int = 0
     is_cut_short: bool = False
-    """The choice ended before the worker reported it: by a stop string, or by the last call that the client allows."""
+    """A stop string, or the last tool call that the client allows, has ended the choice; the worker must be told."""
     _unsent_tokens: int = 0
     _echo: Echo | None = field(init=False)
-    """The echo of the prompt until it is taken."""
+    """Echo of the prompt. None: there is no echo, or it was sent."""
     _decoder: StreamDecoder = field(init=False)
     _scanner: StopScanner = field(init=False)
     _entries: list[TokenEntry] = field(default_factory=list)
     """Entries whose text is not released yet."""
     _decoded_characters: int = 0
     _released_characters: int = 0
-    """Counted before the filters, so that offsets do not depend on them."""
+    """Counted before the output filters, so that the offsets of tokens do not depend on filters."""
 
     def __post_init__(self) -> None:
         self._echo = self.prompt.echo
@@ -92,9 +92,9 @@ class ChoiceText:
         self._scanner = StopScanner(self.rules.stop_strings)
 
     def apply(self, update: Update) -> ChoiceDelta:
-        """Return the parts of an update that can be sent to the client now. Raises RequestError if the request failed.
+        """Return the output that can be sent to the client after an update. Raises RequestError if the request failed.
 
-        Sets `finish_reason` when the choice ends. A stop string ends it before the worker does.
+        Sets `finish_reason` when the choice ends. A stop string can end it before the worker reports the end.
         """
         before, entries = self._take_echo(update) if self._echo and update.tokens else ("", ())
         text = "".join([self._take_token(token) for token in update.tokens if self.finish_reason is None])
@@ -107,7 +107,7 @@ class ChoiceText:
         return ChoiceDelta(before + text, (*entries, *self._released_entries()), calls)
 
     def replay(self, tokens: Sequence[int]) -> None:
-        """Bring the choice to its state after these tokens, whose text the client has from before a restart."""
+        """Set the state of the choice to that after `tokens`, whose text the client received before a restart."""
         request_id = self.live.request.id
         self.apply(Update(tokens=tuple(OutputToken(request_id, 1, index, token) for index, token in enumerate(tokens))))
         self.take_unsent_tokens()
@@ -119,7 +119,7 @@ class ChoiceText:
         return "tool_calls" if called and self.finish_reason == "stop" else self.finish_reason
 
     def _take_calls(self, text: str) -> tuple[str, tuple[CallPart, ...]]:
-        """Separate tool calls from text. The last call that the client wants ends the choice."""
+        """Separate tool calls from text. End the choice after the last call that the client allows."""
         if self.calls is None:
             return text, ()
         parsed = self.calls.push(text)
@@ -131,7 +131,7 @@ class ChoiceText:
         return parsed.text + rest.text, (*parsed.parts, *rest.parts)
 
     def take_unsent_tokens(self) -> int:
-        """Return the number of tokens since the last call, whose text has now reached the client."""
+        """Return how many tokens were added since the last call. Call it when their text has reached the client."""
         tokens, self._unsent_tokens = self._unsent_tokens, 0
         return tokens
 
@@ -142,7 +142,7 @@ class ChoiceText:
             return ""
         self.output_tokens += 1
         if token.token in self.rules.stop_token_ids:
-            return ""  # the request ends with it, and it is not part of the text
+            return ""  # the stop token ends the request, and is not part of the text
         text = self._decoder.push(token.token)
         if self.rules.with_logprobs:
             self._entries.append(TokenEntry(token.token, self._decoded_characters, token.logprob))
@@ -174,7 +174,7 @@ class ChoiceText:
         return text + rest
 
     def _released_entries(self) -> tuple[TokenEntry, ...]:
-        """Return the entries whose text began to be released. At the end: all but those after a stop string."""
+        """Return the entries whose first character was released. At the end: all but those after a stop string."""
         if not self._entries:
             return ()
         all_out = self.finish_reason is not None and not self._scanner.stopped
@@ -185,7 +185,7 @@ class ChoiceText:
         return released
 
     def _take_echo(self, update: Update) -> tuple[str, tuple[TokenEntry, ...]]:
-        """Return the echo of the prompt, once, before the first token."""
+        """Return the echo of the prompt, which precedes the first token. Call it once."""
         echo, self._echo = self._echo, None
         assert echo is not None, "the echo was taken twice"
         self._decoded_characters = self._released_characters = len(echo.text)

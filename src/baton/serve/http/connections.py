@@ -1,4 +1,4 @@
-"""Count the HTTP connections of the server, end the overdue ones, and log refused ones at a bounded rate."""
+"""Count HTTP connections, end those that exceed a deadline, and log refused ones at a bounded rate."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ LOG_S = 60.0
 SWEEP_S_MAX = 1.0
 """Longest interval between two searches for overdue connections."""
 REFUSED_MAX = 64
-"""Connections beyond a maximum that may wait for their error response. Further ones are closed without one."""
+"""Maximum refused connections that wait for their error response. Further ones are closed without a response."""
 RETRY_AFTER_S = 1.0
 TRIM_CONNECTIONS = 64
-"""After a peak of this many connections, free memory is returned to the system once three quarters have closed."""
+"""If the peak of open connections is at least this, free memory goes back to the system at a quarter of the peak."""
 
 log = logging.getLogger("baton.server")
 
 
 class Connection(Protocol):
-    """A connection that may become overdue."""
+    """A connection with deadlines."""
 
     address: str
 
@@ -41,21 +41,21 @@ class Connection(Protocol):
 
 
 class Connections:
-    """All HTTP connections of the server. One timer searches them for overdue ones while there are any."""
+    """All HTTP connections of the server. While there are any, a timer checks their deadlines periodically."""
 
     def __init__(self, limits: LimitsConfig, recorder: Recorder, *, proxies: Sequence[str] = ()) -> None:
-        """`proxies`: addresses that may have any number of connections, as each one serves many clients."""
+        """`proxies`: addresses with no limit of connections, because a proxy serves many clients."""
         self.limits = limits
         self.proxies = frozenset(proxies)
         self._open: set[Connection] = set()
         self._refused: set[Connection] = set()
-        """Open connections beyond a maximum. They are not counted by `connections_max`: one address could fill it."""
+        """Open connections that exceed a limit. `connections_max` excludes them, else one address could fill it."""
         self._by_address: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
         times_s = (limits.header_s, limits.body_s, limits.idle_s, limits.send_s)
         self._sweep_s = min(SWEEP_S_MAX, min(times_s) / 4)
         self._peak = 0
-        """Largest number of connections since free memory was returned."""
+        """Largest number of open connections since free memory was last returned to the system."""
         self._log = RefusalLog()
         self._recorder = recorder
 
@@ -63,7 +63,7 @@ class Connections:
         return len(self._open)
 
     def add(self, connection: Connection) -> RequestError | None:
-        """Add a connection. Return the error to answer if it exceeds a limit."""
+        """Add a connection. If it exceeds a limit, return the error with which to answer it."""
         self._open.add(connection)
         self._by_address[connection.address] += 1
         if self._timer is None:
@@ -74,7 +74,7 @@ class Connections:
         return error
 
     def _excess(self, connection: Connection) -> RequestError | None:
-        """Return the error of a connection that exceeds a limit."""
+        """Return the error for a connection that exceeds a limit. None: it exceeds none."""
         count, count_max = self._by_address[connection.address], self.limits.address_connections_max
         if count > count_max and connection.address not in self.proxies:
             return _too_many(f"this address has {count} connections", count_max, "address_connections_max", status=429)
@@ -92,11 +92,11 @@ class Connections:
             del self._by_address[connection.address]
 
     def may_answer(self, connection: Connection) -> bool:
-        """Return whether a connection may wait for its error response. False if `REFUSED_MAX` refused ones wait."""
+        """Return False for a refused connection that gets no error response, because `REFUSED_MAX` others wait."""
         return connection not in self._refused or len(self._refused) <= REFUSED_MAX
 
     def note_refused(self, address: str, error: RequestError) -> None:
-        """Count a refused connection or request. Log it, unless one of its kind was logged recently."""
+        """Count a refused connection or request. Log it, unless the same kind of refusal was logged recently."""
         self._recorder.refused(error.status, error.code)
         line = self._log.line(error.code or str(error.status), f"{address}: {error}", now_s())
         if line:
@@ -116,14 +116,14 @@ class Connections:
 
 
 class RefusalLog:
-    """Limits the log to one line per kind of refusal and `LOG_S`, with the number of refusals since the last line."""
+    """Limits the log to one line every `LOG_S` seconds for each kind of refusal. The line counts the omitted ones."""
 
     def __init__(self) -> None:
         self._logged_s: dict[str, float] = {}
         self._since: Counter[str] = Counter()
 
     def line(self, kind: str, text: str, now_s: float) -> str:
-        """Return the line to log. Empty: one of this kind was logged less than `LOG_S` ago."""
+        """Return the line to log. Empty: this kind of refusal was logged less than `LOG_S` seconds ago."""
         logged_s = self._logged_s.get(kind)
         if logged_s is not None and now_s - logged_s < LOG_S:
             self._since[kind] += 1
@@ -135,7 +135,7 @@ class RefusalLog:
 
 @lru_cache(maxsize=4096)
 def client_address(host: str) -> str:
-    """Return the address under which a peer is counted. IPv6: its /64 network, which one client usually owns."""
+    """Return the address that limits of a peer apply to. For IPv6, it is the /64 network, usually of one client."""
     if ":" not in host:
         return host
     try:

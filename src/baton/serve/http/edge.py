@@ -1,4 +1,4 @@
-"""The edge between ASGI and the routes: request ids, identities, bodies, responses, disconnects."""
+"""The outermost ASGI layer, which identifies clients and adds headers, and functions for bodies and disconnects."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from baton.serve.http.wire.schemas import SloFields
 from baton.serve.live.recorder import Recorder
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/ui", "/", "/chat", "/favicon.ico"})
-"""Paths that need no API key: the probes, and the pages, which ask the user for the key. So do the pages' files."""
+"""Paths that need no API key: the probes, and the web pages, which ask the user for the key."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _STATE_KEY = "baton.context"
 _CSP = b"content-security-policy"
 _SAFE_HEADERS = ((b"x-content-type-options", b"nosniff"), (b"cross-origin-resource-policy", b"same-origin"))
-"""Sent with every response: a foreign page can neither embed it nor make a browser guess another type."""
+"""Headers of every response. With them, foreign pages cannot embed it, and browsers do not guess another type."""
 _CLOSED_CSP = (_CSP, b"default-src 'none'; frame-ancestors 'none'")
-"""Content-Security-Policy of every response that has none of its own."""
+"""Content-Security-Policy of every response for which a route sets none."""
 Result = TypeVar("Result")
 
 
@@ -47,12 +47,12 @@ class RequestContext:
     """The client's X-Request-Id, or a new one. Not unique: a client may send one twice."""
     arrived_at_s: float
     identity: Identity
-    """The rights of the client, by its API key."""
+    """Rights of the client, found by its API key."""
     client: str
-    """Name of the client's key, or its address if it has none. Limits count by it."""
+    """Name of the client's key, or its address if it has none. Limits apply to each name."""
     budget: RequestBudget
     slo: SloFields
-    """Of the headers."""
+    """SLO from the request's headers."""
     path: str
     headers: Mapping[bytes, bytes]
 
@@ -75,7 +75,7 @@ class Edge:
         *,
         admin_port: int = 0,
     ) -> None:
-        """`admin_port`: the only port with the routes of the scopes `admin` and `join`. 0: every port has them."""
+        """`admin_port`: the only port that serves the routes of the scopes `admin` and `join`. 0: every port does."""
         self._app = app
         self._admin_port = admin_port
         self._recorder = recorder
@@ -111,7 +111,7 @@ class Edge:
             budget.end()
 
     def _identify(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Identity:
-        """Return the client's identity. Raises RequestError (401, 403) if it may not use the route."""
+        """Return the client's identity. Raises RequestError (401, 403) if the client may not use the route."""
         if scope["path"] in OPEN_PATHS or scope["path"].startswith(STATIC):
             return Identity()
         if self._admin_port:
@@ -122,12 +122,12 @@ class Edge:
 
 
 def _request_id(sent: bytes) -> str:
-    """Return the client's id if it is short and safe to log, else a new one."""
+    """Return the client's X-Request-Id if it is short and safe to log, else a new id."""
     return sent.decode() if _REQUEST_ID.fullmatch(sent) else uuid.uuid4().hex
 
 
 def _add_headers(send: Send, request_id: str) -> Send:
-    """Return a `send` that adds the request id, and the headers that restrict the use of a response in browsers."""
+    """Return a `send` that adds the request id and the security headers for browsers to the response."""
     added = ((b"x-request-id", request_id.encode()), *_SAFE_HEADERS)
 
     async def send_with_headers(message: Message) -> None:
@@ -146,7 +146,7 @@ def _add_headers(send: Send, request_id: str) -> Send:
 async def read_body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:
     """Return the body of a JSON request. Raises RequestError (413, 415, 429, 503) and ClientDisconnected.
 
-    A too large body is rejected by its Content-Length before it is read, else once `bytes_max` is exceeded.
+    A body above `bytes_max` is rejected before it is read if it has a Content-Length, else while it is read.
     """
     headers = dict(scope["headers"])
     check_content_type(headers)
@@ -170,9 +170,9 @@ async def read_body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:
 
 
 def check_content_type(headers: Mapping[bytes, bytes]) -> None:
-    """Raise RequestError (415) for a body whose Content-Type is not plain JSON.
+    """Raise RequestError (415) if the Content-Type is not JSON or the body is compressed.
 
-    A foreign page can send bodies of other types, or of none, without a CORS preflight.
+    A foreign page can send bodies of other types, or without a type, without a CORS preflight.
     """
     kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
     if kind != b"application/json":
@@ -217,7 +217,7 @@ async def wait_for_disconnect(receive: Receive) -> None:
 
 
 async def run_all(works: Sequence[Awaitable[Result]]) -> list[Result]:
-    """Run all concurrently. The first error cancels the others and is raised."""
+    """Run all awaitables concurrently and return their results. The first error cancels the others and is raised."""
     if len(works) == 1:
         return [await works[0]]
     try:

@@ -1,4 +1,4 @@
-"""`/v1/embeddings`: each prompt is a request for one token, which carries the vector of the prompt."""
+"""`/v1/embeddings`: send each prompt to the cluster as a request for one token, which carries the prompt's vector."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from baton.serve.live.live_request import LiveRequest, Timings
 
 EMBEDDINGS_PATH = "/v1/embeddings"
 IN_FLIGHT_MAX = 64
-"""Maximum prompts of one HTTP request in the cluster at a time, so that other requests are served between them."""
+"""Maximum prompts of one HTTP request that run at a time, so that other requests are served in between."""
 SAMPLING = Sampling(temperature=0.0, embedding=True)
 
 
 @dataclass(frozen=True, slots=True)
 class _Vector:
-    """The result of a prompt."""
+    """The embedding of a prompt."""
 
     values: bytes
     """float32, little-endian."""
@@ -43,13 +43,13 @@ class _Vector:
 
 
 class Embed:
-    """ASGI endpoint."""
+    """The ASGI endpoint of `/v1/embeddings`."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request. Raises RequestError as long as no byte was sent."""
+        """Serve a request. Raises RequestError if it fails before a byte of the response was sent."""
         services = self._services
         try:
             raw = await read_body(scope, receive, services.settings.body_bytes_max)
@@ -79,7 +79,7 @@ class Embed:
 
 
 class _EmbeddingWork:
-    """The requests to the cluster of one HTTP request."""
+    """Runs one HTTP request: one request to the cluster for each prompt."""
 
     def __init__(self, gateway: LiveGateway, maker: RequestMaker) -> None:
         self._gateway = gateway
@@ -130,11 +130,11 @@ async def _run_until_disconnect(
         return await embedding if embedding.done() else None
     finally:
         for task in (embedding, watching):
-            task.cancel()  # cancels its requests, too
+            task.cancel()  # this cancels the requests to the cluster too
 
 
 def _check(body: EmbeddingRequest, card: ModelCard) -> None:
-    """Raise RequestError if the model cannot serve the request."""
+    """Raise RequestError if the model has no embeddings, or not of the requested length."""
     if card.embedding_dim == 0:
         raise RequestError(f"the model {card.name!r} makes no embeddings", status=501, code="embeddings_not_computed")
     if body.dimensions not in (None, card.embedding_dim):

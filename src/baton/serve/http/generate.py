@@ -1,4 +1,4 @@
-"""Serve requests for text: from a body to requests to the cluster to a response, streamed or whole."""
+"""Serve completions and chats: turn a body into requests to the cluster, and their output into a response."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ STREAM_HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 INLINE_ENTRIES_MAX = 256
-"""Log probabilities of tokens that are encoded in the event loop: 20 ms at 20 alternatives each."""
+"""Maximum log probabilities that are encoded in the event loop: 20 ms if each has 20 alternatives."""
 
 
 class Generate:
-    """ASGI endpoint of one route that generates text."""
+    """The ASGI endpoint of one route that generates text."""
 
     def __init__(self, services: Services, kind: type[TextRequest]) -> None:
         self._services = services
         self._kind = kind
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request. Raises RequestError as long as no byte was sent."""
+        """Serve a request. Raises RequestError if it fails before a byte of the response was sent."""
         try:
             raw = await read_body(scope, receive, self._services.settings.body_bytes_max)
         except ClientDisconnected:
@@ -81,7 +81,7 @@ class Generate:
             budget.charge(response.usage().total_tokens, now_s())
 
     async def _accept(self, scope: Scope, raw: bytes, continued: Continuation | None) -> tuple[TextResponse, bool]:
-        """Submit a request. Return its response, and whether to stream it. Raises RequestError."""
+        """Check and submit a request. Return its response, and whether to stream it. Raises RequestError."""
         services, kind = self._services, self._kind
         body = services.hooks.before(parse_object(raw), kind.PATH)
         request = kind.read(body, services)
@@ -216,7 +216,7 @@ class TextResponse:
         include_usage: bool,
         saver: StreamSaver | None,
     ) -> None:
-        """`prompt_tokens`: sum over the prompts, each counted once. `saver`: None if the stream cannot be resumed."""
+        """`prompt_tokens`: sum over the prompts, not the choices. `saver`: None if the stream cannot be resumed."""
         self._gateway = gateway
         self._choices = choices
         self._prompt_tokens = prompt_tokens
@@ -226,7 +226,7 @@ class TextResponse:
         self._disconnected = False
 
     async def run(self, receive: Receive, send: Send, *, stream: bool) -> None:
-        """Send the response. Raises RequestError as long as no byte was sent."""
+        """Send the response. Raises RequestError if it fails before a byte of the response was sent."""
         watcher = asyncio.create_task(self._watch(receive))
         try:
             await (self._stream(_EventStream(send)) if stream else self._send_whole(send))
@@ -250,7 +250,7 @@ class TextResponse:
     async def _next(self, choice: ChoiceText) -> ChoiceDelta:
         """Wait for new tokens of a choice, and return the parts that can be sent to the client now."""
         delta = choice.apply(await choice.live.next())
-        if choice.is_cut_short:  # the text ended it (stop string, last allowed call): the worker would go on
+        if choice.is_cut_short:  # ended by its text (stop string, last call): stop the worker
             self._gateway.finish(choice.live)
         return delta
 
@@ -278,7 +278,7 @@ class TextResponse:
         return WholeChoice(choice.index, text, entries, choice.finish_reason, calls, chat_finish)
 
     async def _stream(self, events: _EventStream) -> None:
-        """Stream all choices. The status is sent with the first text, so that a rejection has its own status."""
+        """Stream all choices. The status is sent with the first text, so an earlier error can set another status."""
         try:
             await run_all([self._stream_choice(choice, events) for choice in self._choices])
         except RequestError as error:
@@ -294,7 +294,7 @@ class TextResponse:
         await events.close()
 
     async def _resumable(self, error: RequestError) -> RequestError:
-        """Save a stream that the end of the server cuts. Return the error for its client."""
+        """Return the error for the client. If the server's end caused it, save the stream, so it can be resumed."""
         if self._saver is None or self._disconnected or self._gateway.state in SERVING_STATES:
             return error
         return await self._saver.save(self._choices[0]) or error
@@ -304,7 +304,7 @@ class TextResponse:
         while choice.finish_reason is None:
             delta = await self._next(choice)
             if self._disconnected:
-                return  # the tokens that the client has not read are many, and each takes time to encode
+                return  # encoding the many unread tokens of a client that is gone would delay other streams
             if delta or (first and choice.finish_reason is not None):
                 await events.send(await self._delta(choice, delta, first=first))
                 self._mark_sent(choice)
@@ -317,7 +317,7 @@ class TextResponse:
         return await _encode(lambda: self._encoder.delta(choice.index, delta, first=first), len(delta.entries))
 
     def usage(self) -> Usage:
-        """Count the tokens. Only the first choice of each prompt counts as cached: the others hit its blocks."""
+        """Count the tokens. `cached_tokens` counts the first choice of each prompt: the others reuse its blocks."""
         output_tokens = sum(choice.output_tokens for choice in self._choices)
         firsts = {choice.prompt_index: choice for choice in reversed(self._choices)}
         cached_tokens = sum(choice.live.timings().cached_tokens for choice in firsts.values())
@@ -334,7 +334,7 @@ class TextResponse:
 
 
 class _WatchedSend:
-    """Sends messages, and notes whether a response has begun."""
+    """A `send` that notes whether the response has begun."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -346,12 +346,12 @@ class _WatchedSend:
 
 
 async def _encode(encode: Callable[[], bytes], entries: int) -> bytes:
-    """Encode a part of a response: in a thread if it has many log probabilities, so that other streams go on."""
+    """Run `encode` on `entries` log probabilities: in a thread if they are many, to not delay other streams."""
     return await asyncio.to_thread(encode) if entries > INLINE_ENTRIES_MAX else encode()
 
 
 class _EventStream:
-    """A response of server-sent events, opened by the first one."""
+    """A response of server-sent events. The first event sends the status and the headers."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

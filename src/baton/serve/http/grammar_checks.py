@@ -18,20 +18,20 @@ from baton.serve.http.wire.constraint import Constraint
 from baton.serve.http.wire.errors import ClusterError
 
 KNOWN_MAX = 1024
-"""The maximum number of remembered results. The least recently used one is dropped first."""
+"""Maximum number of remembered results. The least recently used result is dropped first."""
 CLIENT_SHARE = 4
-"""One client may fill the n-th part of the queue: a quarter."""
+"""Each client may fill 1 / `CLIENT_SHARE` of the queue."""
 RETRY_AFTER_S = 1.0
 WARM_UP_DELAY_S = 2.0
-"""The first requests of a server that is ready have the processors for themselves."""
+"""Seconds that `warm_up` waits, so that the first requests of a new server have all cores."""
 _Waiting = tuple[bytes, bytes, "asyncio.Future[GrammarProblem | None]"]
 
 
 class GrammarChecker:
-    """Checks grammars for all clients, who take turns, and remembers the results. Runs in one event loop."""
+    """Checks grammars in sandboxes, for one client after the other, and remembers the results. Not thread-safe."""
 
     def __init__(self, card: ModelCard, limits: SandboxConfig) -> None:
-        """Starts nothing: the sandboxes start with the first grammar, or with `warm_up`."""
+        """Start no process: the sandboxes start with the first grammar, or with `warm_up`."""
         self._card = card
         self._size = limits.processes
         self._waiting_max = limits.waiting_max
@@ -41,16 +41,16 @@ class GrammarChecker:
         self._running: dict[bytes, asyncio.Future[GrammarProblem | None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: OrderedDict[str, deque[_Waiting]] = OrderedDict()
-        """The jobs of each client. The first client's turn is next."""
+        """Waiting jobs of each client. The first client in the dictionary is next."""
 
     async def warm_up(self, delay_s: float = WARM_UP_DELAY_S) -> None:
-        """Start a sandbox after a delay, so that the first grammar does not wait for it. Takes about a second."""
+        """Start a sandbox after `delay_s` seconds, so that the first grammar does not wait a second for its start."""
         await asyncio.sleep(delay_s)
         with suppress(SandboxError):  # the first grammar gets the error, or the server is shutting down
             await asyncio.get_running_loop().run_in_executor(self._threads, self._pool.warm_up)
 
     async def check(self, constraint: Constraint, client: str) -> None:
-        """Raise RequestError (400) if an output cannot follow a constraint, ClusterError if too many checks wait."""
+        """Raise RequestError (400) if no output can follow the constraint, ClusterError if too many checks wait."""
         constraint.check_size(self._card)
         job = msgspec.msgpack.encode([part.grammar for part in (*constraint.parts, constraint)])
         name = blake2b(job, digest_size=16).digest()
@@ -92,7 +92,7 @@ class GrammarChecker:
         return found
 
     async def _run(self) -> None:
-        """Check grammars until none waits, one of each client after the other."""
+        """Check grammars until none waits. Clients take turns, with one grammar each."""
         while self._waiting:
             client, jobs = self._waiting.popitem(last=False)
             name, job, found = jobs.popleft()

@@ -19,30 +19,30 @@ class Identity:
     """The rights of a client."""
 
     key: str = ""
-    """Name of its key, never the key itself. Empty: it has none."""
+    """Name of the client's key, never the key itself. Empty: the client has no key."""
     tenant: str = ""
     scopes: frozenset[Scope] = frozenset()
     limits: KeyLimits = NO_LIMITS
     priority_min: int | None = None
-    """Most urgent priority that its requests may have. None: any."""
+    """Smallest (most urgent) priority that the client's requests may have. None: there is no limit."""
     cache_namespace: str = ""
-    """Requests share cached blocks only within a namespace. Empty: the namespace of a server with a single tenant."""
+    """Requests share cached blocks only within one namespace. Empty: the server does not separate tenants."""
 
     def cache_salt(self, asked: str | None) -> str:
-        """Return the salt of the block hashes of a request, from the salt that the client sent.
+        """Return the salt of a request's block hashes: the client's namespace and the salt that it sent.
 
-        Clients cannot write the separator, so no salt leads into the namespace of another tenant. Raises RequestError.
+        Raises RequestError if `asked` has the separator, with which it could name the namespace of another tenant.
         """
         if asked and _SEPARATOR in asked:
             raise RequestError("cache_salt has the character U+0000; send a text without it", param="cache_salt")
         return f"{self.cache_namespace}{_SEPARATOR}{asked or ''}" if self.cache_namespace else asked or ""
 
     def shares_public_prefixes(self, asked: str | None) -> bool:
-        """Return whether requests may use cached blocks of public prefixes: only without a salt of the client."""
+        """Return whether a request shares cached blocks of public prefixes. A request with its own salt does not."""
         return bool(self.cache_namespace) and not asked
 
     def check_priority(self, asked: int) -> int:
-        """Return the priority that a client asks for. Raises RequestError (403) if it is too urgent for its key."""
+        """Return `asked`, a request's priority. Raises RequestError (403) if it is too urgent for the client's key."""
         if self.priority_min is None or asked >= self.priority_min:
             return asked
         raise RequestError(
@@ -59,42 +59,42 @@ class KeySources:
     """The keys of a server: from its configuration and its key file."""
 
     api_keys: Sequence[str] = ()
-    """A single key has every scope. Of several, each is a tenant of its own with the scope `generate`."""
+    """One key alone has every scope. If there are several, each is a tenant of its own with the scope `generate`."""
     admin_key: str = ""
-    """May change the cluster and join hosts to it. Empty: none."""
+    """Key with the scopes `admin` and `join`. Empty: there is none."""
     join_key: str = ""
-    """May join hosts. Empty: none."""
+    """Key with the scope `join`. Empty: there is none."""
     file: Path | None = None
 
 
 @dataclass(slots=True)
 class Keyring:
-    """Finds the identity of a request. `reload` reads the key file again."""
+    """Finds the identity of a request by its API key."""
 
     sources: KeySources = KeySources()
     _known: dict[str, Identity] = field(init=False)
     """Identities by the digest of their keys."""
     _anonymous: Identity | None = field(init=False)
-    """The identity of a client without a known key. None: it is refused."""
+    """Identity of requests without a known key. None: they are refused."""
 
     def __post_init__(self) -> None:
         self.reload()
 
     @property
     def is_open(self) -> bool:
-        """Clients without a key may generate."""
+        """True if clients may generate without a key."""
         return self._anonymous is not None
 
     def reload(self) -> None:
-        """Read the key file. Raises ConfigError for an invalid one: the keys stay as they were."""
+        """Read the key file again. Raises ConfigError, and changes no key, if the file is invalid."""
         entries = () if self.sources.file is None else read_keys(self.sources.file).keys
         self._known = _fixed_identities(self.sources) | {entry.sha256: _identity_of(entry) for entry in entries}
         self._anonymous = _anonymous_identity(self.sources)
 
     def identify(self, headers: Mapping[bytes, bytes]) -> Identity:
-        """Return the identity of a request. Raises RequestError (401) if it needs a key and has no known one.
+        """Return the identity of a request. Raises RequestError (401) if a key is required and its key is unknown.
 
-        Keys are found by their digest, so response times reveal nothing about a key.
+        Keys are looked up by their digest, so that response times reveal nothing about a key.
         """
         scheme, _, sent = headers.get(b"authorization", b"").partition(b" ")
         key = sent.strip() if scheme.lower() == b"bearer" else b""
@@ -112,7 +112,7 @@ class Keyring:
 
 
 def _fixed_identities(sources: KeySources) -> dict[str, Identity]:
-    """Return the identities of the keys that do not come from the key file, by digest."""
+    """Return the identities of all keys outside of the key file, by the digest of the key."""
     keys = sources.api_keys
     is_alone = len(keys) == 1 and not sources.admin_key and sources.file is None
     one_tenant = len(keys) == 1 and sources.file is None
@@ -144,7 +144,7 @@ def _identity_of(entry: KeyEntry) -> Identity:
 
 
 def _anonymous_identity(sources: KeySources) -> Identity | None:
-    """Return the identity of clients without a key. It has each scope for which the server has no key."""
+    """Return the identity of clients without a key: the scopes that no key protects. None: a key is required."""
     if sources.api_keys or sources.file is not None:
         return None
     taken: set[Scope] = set()
@@ -161,7 +161,7 @@ def _anonymous_identity(sources: KeySources) -> Identity | None:
 def needed_scope(method: str, path: str) -> Scope | None:
     """Return the scope that a route needs. None: any key may use it.
 
-    Routes below `/cluster/` need `admin` unless they are named here, so that a new one is not open by mistake.
+    Routes below `/cluster/` need `admin` unless this function names them, so that new routes are protected.
     """
     if path == "/cluster/hosts":
         return "join"
@@ -171,7 +171,7 @@ def needed_scope(method: str, path: str) -> Scope | None:
 
 
 def check_port(method: str, path: str, port: int, admin_port: int) -> None:
-    """Raise RequestError (403) for a route of the scopes `admin` and `join` at a port other than `admin_port`."""
+    """Raise RequestError (403) if a route of the scope `admin` or `join` is used at another port than `admin_port`."""
     if port != admin_port and needed_scope(method, path) in _ADMIN:
         message = f"{path[:80]} is at the port {admin_port} of this server only (--admin-port)"
         raise RequestError(message, status=403, code="admin_port")

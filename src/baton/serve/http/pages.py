@@ -1,4 +1,4 @@
-"""The routes that generate nothing: models, tokens, health, metrics, the cluster and its events."""
+"""The routes that generate no output: models, tokenization, health, metrics, the cluster and its events."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ LOG_FULL_HEADER = "baton-log-full"
 CHUNK_BYTES = 1 << 18
 EVENTS_TYPE = "text/event-stream"
 READERS_MAX = 32
-"""Clients that may read /cluster/events at once. Each may have 15 minutes of samples in its socket's buffers."""
+"""Maximum clients of /cluster/events. Up to 15 minutes of samples may wait in the buffers of each."""
 
 
 class Pages:
-    """The endpoints."""
+    """The endpoints of these routes."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -53,7 +53,7 @@ class Pages:
             openapi_document(services.gateway.card, self._version, choices_max=services.settings.choices_max)
         )
         self._readers = 0
-        """Clients that read /cluster/events."""
+        """Number of clients that read /cluster/events."""
 
     def routes(self) -> list[Route]:
         return [
@@ -148,12 +148,12 @@ class Pages:
         return StreamingResponse(file_chunks(log.path, size_bytes), media_type=LOG_TYPE, headers=headers)
 
     async def _events(self, request: Request) -> Response:
-        """Send the figures of the last minutes, then new ones every second, as server-sent events."""
+        """Send the samples of the last 15 minutes, then a new one every second, as server-sent events."""
         if self._readers >= READERS_MAX:
             message = f"{READERS_MAX} clients read /cluster/events already; close a dashboard"
             raise RequestError(message, status=503, code="too_many_readers")
         headers = {"cache-control": "no-store"}
-        if request.method == "HEAD":  # it would never be answered completely, and its connection never be free again
+        if request.method == "HEAD":  # an endless response would occupy its connection forever
             return Response(headers=headers, media_type=EVENTS_TYPE)
         return StreamingResponse(self._event_stream(), media_type=EVENTS_TYPE, headers=headers)
 
@@ -194,9 +194,9 @@ def _json(body: Struct, *, status: int = 200, headers: dict[str, str] | None = N
 
 
 async def file_chunks(path: Path, size_bytes: int) -> AsyncIterator[bytes]:
-    """Yield the first `size_bytes` of a file that may grow meanwhile. Reads in a thread, so that other streams go on.
+    """Yield the first `size_bytes` of a file that may be growing. A thread reads it, to not delay other streams.
 
-    Only one chunk is in memory at a time, however slowly the client reads.
+    Only one chunk is in memory at a time, even if the client reads slowly.
     """
     file = await asyncio.to_thread(path.open, "rb")
     try:

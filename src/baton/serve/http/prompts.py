@@ -26,7 +26,7 @@ _UNKNOWN = BlockHash(b"")
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """The text of a prompt that the client wants before its completion."""
+    """The text of a prompt, to be sent before its completion because the client asked for `echo`."""
 
     text: str
     offsets: Sequence[int] = ()
@@ -47,7 +47,7 @@ class Prompt:
 
 
 class PublicPrefixes:
-    """Texts at the beginning of prompts that tenants share as cached blocks."""
+    """Texts whose cached blocks all tenants share, if a prompt begins with one."""
 
     def __init__(self, texts: Sequence[str], tokenizer: Tokenizer, template: ChatTemplate) -> None:
         """Tokenize each text as the beginning of a completion, and as the system message of a chat."""
@@ -57,7 +57,7 @@ class PublicPrefixes:
             try:
                 chat = template.render([{"role": "system", "content": text}], add_generation_prompt=False)
             except RequestError:
-                continue  # the template takes no conversation of a system message alone
+                continue  # the template rejects a conversation of only a system message
             self._prefixes.append(tokenizer.encode(chat, add_special=False))
 
     def shared_tokens(self, prompt: Sequence[int]) -> int:
@@ -78,7 +78,7 @@ class PromptLimits:
     block_tokens: int
     cache_salt: str
     public: PublicPrefixes | None
-    """Prefixes whose blocks are shared by requests with any salt. None: there are no such prefixes."""
+    """Prefixes whose blocks requests share despite different salts. None: there are no such prefixes."""
     param: str
     """The field with the prompt, for error messages."""
 
@@ -111,13 +111,13 @@ def _too_long(size: str, request_tokens_max: int, param: str) -> RequestError:
 
 @dataclass(frozen=True, slots=True)
 class TextEncoder:
-    """Tokenizes texts. Refuses a text that cannot fit by its length, because a tokenizer takes up to 1 KB per byte."""
+    """Tokenizes texts. Rejects a text that is certainly too long first: tokenizing takes up to 1 KB per byte."""
 
     tokenizer: Tokenizer
     request_tokens_max: int
 
     def encode(self, text: str, param: str, *, add_special: bool) -> list[int]:
-        """Return the tokens of a text. Raises RequestError (400). `param`: its field, for error messages."""
+        """Return the tokens of a text. Raises RequestError (400) for a too long text. `param`: field to name in it."""
         longest = self.tokenizer.token_chars_max
         if longest is not None and len(text) > longest * self.request_tokens_max:
             size = f"{len(text)} characters, and a token has at most {longest}"
@@ -128,7 +128,7 @@ class TextEncoder:
 def completion_prompts(body: CompletionRequest, texts: TextEncoder, card: ModelCard) -> list[Prompt]:
     """Tokenize the prompt field of a completion: one text, one list of ids, or several. Raises RequestError (400).
 
-    The echo is made here, once for all choices of a prompt, because it is slow for long prompts.
+    The echo is built here, once for all choices of a prompt, because it is slow for long prompts.
     """
     reader = PromptReader(texts=texts, card=card, param="prompt", add_special=body.add_special_tokens is not False)
     prompts = reader.read(body.prompt)
@@ -158,7 +158,7 @@ class PromptReader:
     add_special: bool
 
     def read(self, value: str | Sequence[Any]) -> list[Prompt]:
-        """Return the prompts of a field. Raises RequestError (400)."""
+        """Return the prompts in a field. Raises RequestError (400) if it is empty, or a token id or text is invalid."""
         match value:
             case str() as text:
                 return [self._from_text(text)]
@@ -205,7 +205,7 @@ def chat_prompt(body: ChatRequest | TokenizeRequest, texts: TextEncoder, templat
 
 
 def message_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Return messages in the form that chat templates expect: content as one text, `developer` as `system`."""
+    """Return messages in the form that chat templates expect: content is one text, `developer` becomes `system`."""
     written: list[dict[str, Any]] = []
     for message in messages:
         fields = msgspec.to_builtins(message)
@@ -218,7 +218,7 @@ def message_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 
 class RequestOptions(Protocol):
-    """The fields that bodies of all routes with prompts have in common."""
+    """The fields that the bodies of all routes with prompts have."""
 
     @property
     def user(self) -> str | None: ...
@@ -243,7 +243,7 @@ class RequestMaker:
     def make(
         self, index: int, prompt: Prompt, sampling: Sampling, output_tokens_max: int, *, resumed_tokens: int = 0
     ) -> Request:
-        """Return request `index`. Its tenant is that of the API key, or the client's `user` if there are no keys."""
+        """Return request `index`. Its tenant is the tenant of the API key, or the field `user` if there are no keys."""
         return Request(
             id=RequestId(f"{self.context.request_id}-{self.serial}-{index}"),
             prompt_tokens=len(prompt.tokens),

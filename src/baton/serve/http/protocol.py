@@ -1,4 +1,4 @@
-"""HTTP/1.1 of one connection: uvicorn's httptools protocol, bounded in the size, number and time of what it receives.
+"""HTTP/1.1 of one connection: uvicorn's httptools protocol with limits of header sizes, requests and time.
 
 Uvicorn bounds neither the headers that httptools collects nor the time that a client takes. ADR 19 has the reasons and
 the alternatives.
@@ -26,21 +26,21 @@ from baton.serve.http.connections import Connections, client_address
 from baton.serve.http.wire.errors import error_body, error_headers
 
 LINGER_S = 2.0
-"""Time for a client to read an error response and to close the connection. Then the server aborts it."""
+"""Seconds that a client has to read an error response and close the connection. Then the server aborts it."""
 LINGER_BYTES_MAX = 1 << 20
 """Maximum bytes that the server reads and drops during `LINGER_S`."""
 _LINGER_NOT = struct.pack("ii", 1, 0)
-"""Value of SO_LINGER with which the kernel drops unsent data at the close."""
+"""Value of SO_LINGER that makes the kernel drop unsent data when the connection is closed."""
 PIPELINED_MAX = 8
-"""Unanswered requests of one connection. Clients in use today send one at a time."""
+"""Maximum unanswered requests of one connection. Common clients send one at a time."""
 Phase = Literal["idle", "head", "body", "response", "closing"]
 
 
 class HttpServerConfig(uvicorn.Config):
-    """Settings of uvicorn for Baton's HTTP server, with the connections that all protocol objects share."""
+    """Uvicorn's settings for Baton's HTTP server, and the `Connections` that all protocol objects share."""
 
     def __init__(self, app: ASGIApp, connections: Connections, *, close_s: float, tls: ServerTls | None = None) -> None:
-        """`close_s`: time for open connections to close when the server stops. `tls`: None serves plain HTTP."""
+        """`close_s`: seconds for open connections to close when the server stops. `tls`: None serves plain HTTP."""
         proxies = connections.proxies
         super().__init__(
             app,
@@ -59,7 +59,7 @@ class HttpServerConfig(uvicorn.Config):
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """One connection. Answers 431, 408 or 400 itself, without the application, and then closes."""
+    """One HTTP connection. It answers violations with 431, 408 or 400, without the application, and then closes."""
 
     def __init__(
         self,
@@ -75,12 +75,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._phase: Phase = "idle"
         self._deadline_s = math.inf
         self._send_deadline_s = math.inf
-        """Finite while the send buffer is full."""
+        """Deadline for the client to read. Infinite: the send buffer is not full."""
         self._unused_bytes = 0
-        """Bytes that the parser has got since it last returned something: a head, or a part of a body."""
+        """Bytes that the parser has received since it last returned a head or a part of a body."""
         self._has_returned = False
         self._cycles: list[RequestResponseCycle] = []
-        """Requests that are not answered, in order."""
+        """Unanswered requests, in the order of their arrival."""
 
     # ---- the connection
 
@@ -130,7 +130,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     # ---- the request
 
     def data_received(self, data: bytes) -> None:
-        """Parse the data in pieces, so that unfinished headers stay below their maximum."""
+        """Parse the data in pieces, so that the size of unfinished headers is checked between them."""
         self._unset_keepalive_if_required()
         if self._is_closing:
             self._unused_bytes += len(data)
@@ -153,7 +153,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 self._refuse(_too_large_head("bytes", "header_bytes_max", self._limits.header_bytes_max))
 
     def _parse(self, piece: memoryview) -> int:
-        """Return the number of parsed bytes. Raises HttpParserError for a malformed request."""
+        """Parse bytes and return how many were parsed. Raises HttpParserError for a malformed request."""
         try:
             self.parser.feed_data(piece)
             return len(piece)
@@ -183,7 +183,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
-            return  # the parser ends the message after its head, and `_ignore_upgrade` reads the body
+            return  # the message ends only for this parser: `_ignore_upgrade` reads the body
         self._has_returned = True
         self._phase, self._deadline_s = "response", math.inf
         super().on_message_complete()
@@ -199,7 +199,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._phase, self._deadline_s = "idle", now_s() + self._limits.idle_s
 
     def _ignore_upgrade(self) -> None:
-        """Let another parser read the body of a request that offers another protocol, such as h2c. HTTP/1.1 goes on."""
+        """Stay with HTTP/1.1 if a request offers another protocol, such as h2c: let a new parser read its body."""
         kept = [header for header in self.headers if header[0] in (b"content-length", b"transfer-encoding")]
         self.parser = httptools.HttpRequestParser(HeadSkipper(self))
         self.parser.feed_data(b"POST / HTTP/1.1\r\n" + b"".join(b"%s: %s\r\n" % header for header in kept) + b"\r\n")
@@ -207,7 +207,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     # ---- the end
 
     def _refuse(self, error: RequestError) -> None:
-        """Answer the request that is being received, unless an earlier one is unanswered. Then close."""
+        """Answer the incomplete request with an error, unless an earlier request is unanswered. Then close."""
         self._all.note_refused(self.address, error)
         unanswered = [cycle for cycle in self._cycles if not cycle.response_complete]
         if self._phase == "body":
@@ -229,7 +229,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             cycle.message_event.set()
 
     def _close(self) -> None:
-        """Send the written data, and give the client time to read it: an early close could discard data under way."""
+        """Send the written data, and give the client `LINGER_S` seconds to read it before the connection is aborted."""
         self._phase, self._deadline_s = "closing", now_s() + LINGER_S
         self.flow.resume_reading()
         if self.transport.can_write_eof():
@@ -238,7 +238,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _reset(self) -> None:
-        """Abort the connection and drop all unsent data, that in the kernel too."""
+        """Abort the connection, and drop all unsent data, including data in the kernel's buffer."""
         connection = self.transport.get_extra_info("socket")
         if connection is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
@@ -246,7 +246,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 
 class HeadSkipper:
-    """Callbacks of a parser. Leaves out the first head and passes everything after it to a connection."""
+    """Parser callbacks that skip the first head and pass everything after it to a connection."""
 
     def __init__(self, connection: BoundedHttpProtocol) -> None:
         self._connection = connection

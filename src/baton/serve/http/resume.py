@@ -1,4 +1,4 @@
-"""Streams that end with the server: files with their state, so that their clients continue them after its restart."""
+"""Save the state of streams that the server's end interrupts, so that clients can resume them after a restart."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ log = logging.getLogger("baton.server")
 
 
 class SavedStream(Struct, frozen=True, kw_only=True):
-    """A stream that ended with the server. Its text up to `output` has reached the client."""
+    """The state of an interrupted stream. The client has received the text of the tokens in `output`."""
 
     path: str
     owner: str
@@ -47,20 +47,20 @@ class SavedStream(Struct, frozen=True, kw_only=True):
     seed: int
     prompt_hash: bytes
     output: tuple[int, ...]
-    """Output tokens whose text the client has."""
+    """Output tokens whose text the client has received."""
     expires_unix_s: int
 
 
 def owner_of(identity: Identity) -> str:
-    """Return the name of the tenant that may resume a client's streams."""
+    """Return the owner's name for a client's streams: its tenant and cache namespace."""
     return f"{identity.tenant}\0{identity.cache_namespace}"
 
 
 class SavedStreams:
-    """The saved streams of a folder. Methods that are not coroutines block on files. Thread-safe."""
+    """The saved streams in a folder. Thread-safe. Methods that are not coroutines block while they use files."""
 
     def __init__(self, config: SurvivalConfig, recorder: Recorder) -> None:
-        """Make the folder. Raises ConfigError if that is not possible."""
+        """Create the folder. Raises ConfigError if that fails."""
         self.keep_s = config.resume_s
         self._folder = Path(config.resume_folder) if config.resume_folder else None
         self._bytes_max = config.resume_bytes_max
@@ -78,7 +78,7 @@ class SavedStreams:
         return self._folder is not None
 
     def save(self, stream: SavedStream) -> str:
-        """Save a stream. Return its id, which is random. Empty: it cannot be saved, and the log says why."""
+        """Save a stream. Return a random id for it, or an empty string if it cannot be saved (the reason is logged)."""
         assert self._folder is not None, "no folder for saved streams is configured"
         resume_id, content = secrets.token_urlsafe(_ID_BYTES), msgspec.msgpack.encode(stream)
         try:
@@ -99,13 +99,13 @@ class SavedStreams:
         return resume_id
 
     def take(self, resume_id: str, *, owner: str, path: str) -> SavedStream:
-        """Return a saved stream and delete it: a stream is resumed once. Raises RequestError (404)."""
+        """Return a saved stream and delete it, so it is resumed once. Raises RequestError (404) if there is none."""
         file = self._file(resume_id)
         try:
             stream = msgspec.msgpack.decode(file.read_bytes(), type=SavedStream) if file is not None else None
             if file is None or stream is None or (stream.owner, stream.path) != (owner, path):
                 raise FileNotFoundError
-            file.unlink()  # of two requests for one stream, the file system lets one succeed
+            file.unlink()  # fails for the second of two requests for the same stream
             if stream.expires_unix_s < unix_s():
                 raise FileNotFoundError
         except (OSError, msgspec.DecodeError) as error:
@@ -121,7 +121,7 @@ class SavedStreams:
         return stream
 
     async def continuation(self, headers: Mapping[bytes, bytes], identity: Identity, path: str) -> Continuation | None:
-        """Take the stream that a request resumes. None: it resumes none. Raises RequestError (404)."""
+        """Take the stream that a request resumes, if it has the header. Raises RequestError (404) if there is none."""
         if HEADER not in headers:
             return None
         resume_id = headers[HEADER].decode("latin-1")
@@ -129,7 +129,7 @@ class SavedStreams:
         return Continuation(resume_id, stream, self)
 
     def restore(self, resume_id: str, stream: SavedStream) -> None:
-        """Save a stream again under its id, because its continuation did not begin."""
+        """Save a stream again under its id, because its continuation sent no output."""
         with self._lock, suppress(OSError):
             self._write(resume_id, msgspec.msgpack.encode(stream))
 
@@ -137,7 +137,7 @@ class SavedStreams:
         """Delete expired streams. Return the sizes of the others."""
         held: list[int] = []
         for file in folder.glob(f"*{_SUFFIX}"):
-            with suppress(FileNotFoundError):  # taken meanwhile
+            with suppress(FileNotFoundError):  # another request took the stream
                 found = file.stat()
                 if found.st_mtime + self.keep_s < unix_s():
                     file.unlink()
@@ -152,7 +152,7 @@ class SavedStreams:
             opened.write(content)
 
     def _file(self, resume_id: str) -> Path | None:
-        """Return the file of a stream. Its name reveals nothing of the id."""
+        """Return the file of a stream. Its name is a hash, so that it does not reveal the id."""
         if self._folder is None or _ID.fullmatch(resume_id) is None:
             return None
         return self._folder / f"{hashlib.sha256(resume_id.encode()).hexdigest()}{_SUFFIX}"
@@ -160,7 +160,7 @@ class SavedStreams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSaver:
-    """Saves the stream of one request if the server ends before it."""
+    """Saves the stream of one request if the server ends before the stream does."""
 
     streams: SavedStreams
     path: str
@@ -172,7 +172,7 @@ class StreamSaver:
         """Save the stream, and return the error that tells the client how to resume it. None: it cannot be saved."""
         live, request = choice.live, choice.live.request
         if choice.rules.with_logprobs or choice.prompt.echo is not None:
-            return None  # log probabilities of tokens whose text is held back are not saved
+            return None  # log probabilities that wait for their text are not part of a saved stream
         end = request.prompt_tokens + request.resumed_tokens + live.stamps.sent_tokens
         stream = SavedStream(
             path=self.path,
@@ -199,24 +199,24 @@ class StreamSaver:
 
 @dataclass(slots=True)
 class Continuation:
-    """The stream that a request resumes."""
+    """A saved stream that a request resumes."""
 
     resume_id: str
     stream: SavedStream
     streams: SavedStreams
 
     async def end(self, *, has_begun: bool) -> None:
-        """Save the stream again if its continuation has not begun: the client may try once more."""
+        """Save the stream again if its continuation has sent nothing, so that the client can try again."""
         await asyncio.to_thread(self._end, has_begun)
 
-    def _end(self, has_begun: bool) -> None:  # noqa: FBT001  what a thread runs
+    def _end(self, has_begun: bool) -> None:  # noqa: FBT001  `asyncio.to_thread` target
         if has_begun:
             self.streams.recorder.count(catalog.RESUMED, "resumed")
         else:
             self.streams.restore(self.resume_id, self.stream)
 
     def check(self, prompt_hash: bytes, tokens_max: int) -> None:
-        """Raise RequestError (409) if this server would continue another prompt, or has no room for a further token."""
+        """Raise RequestError (409) if the prompt differs on this server, or no further output token is allowed."""
         if prompt_hash == self.stream.prompt_hash and tokens_max > len(self.stream.output):
             return
         raise RequestError(

@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn, except for its signal handlers and for the accepting of connections."""
+"""The HTTP server: uvicorn, without its signal handlers and with Baton's own code to accept connections."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from baton.serve.http.protocol import BoundedHttpProtocol, HttpServerConfig
 
 
 class HttpServer(uvicorn.Server):
-    """Serves until `should_exit`. The caller handles signals."""
+    """Serves until `should_exit` is set. Signals are left to the caller."""
 
     def __init__(self, config: HttpServerConfig) -> None:
         super().__init__(config)
@@ -42,7 +42,7 @@ class HttpServer(uvicorn.Server):
 
 
 class Listener:
-    """Opens HTTP connections, and does the TLS handshakes if the server has a certificate."""
+    """Implements `ConnectionReceiver` for HTTP. Does the TLS handshakes if the server has a certificate."""
 
     def __init__(self, config: HttpServerConfig, server_state: ServerState) -> None:
         self._config = config
@@ -51,7 +51,7 @@ class Listener:
         self._loop = asyncio.get_running_loop()
 
     def receive(self, connection: socket.socket, address: str) -> Coroutine[None, None, None] | None:
-        """Return the opening of a connection. None: it exceeds a limit and is closed."""
+        """Return a coroutine that opens an accepted connection. None: it exceeds a limit and was closed."""
         tls = self._config.tls
         return self._serve(connection) if tls is None else self._secure(connection, tls, client_address(address))
 
@@ -62,7 +62,7 @@ class Listener:
             )
 
     def _secure(self, connection: socket.socket, tls: ServerTls, address: str) -> Coroutine[None, None, None] | None:
-        """Return the handshake of a connection. None: it exceeds a limit and is closed."""
+        """Return a coroutine for the TLS handshake of a connection. None: it exceeds a limit and was closed."""
         handshake = Handshake(self._connections, address)
         error = self._connections.add(handshake)
         if error is None or self._connections.may_answer(handshake):
@@ -74,7 +74,7 @@ class Listener:
 
     async def _shake_hands(self, connection: socket.socket, tls: ServerTls, handshake: Handshake) -> None:
         try:
-            with contextlib.suppress(OSError):  # the client speaks no TLS, is too slow or has gone
+            with contextlib.suppress(OSError):  # the client does not use TLS, is too slow or has gone
                 await self._loop.connect_accepted_socket(
                     lambda: SecuredHttpProtocol(self._config, self._server_state, {}, handshake),
                     connection,
@@ -86,7 +86,7 @@ class Listener:
 
 
 class Handshake:
-    """A connection that counts towards the limits until its handshake has ended."""
+    """Counts a connection towards the limits while its TLS handshake runs."""
 
     def __init__(self, connections: Connections, address: str) -> None:
         self.address = address
@@ -94,17 +94,17 @@ class Handshake:
         self._is_counted = True
 
     def end(self) -> None:
-        """Stop counting the connection. Does nothing the second time."""
+        """Stop counting the connection. Further calls do nothing."""
         if self._is_counted:
             self._is_counted = False
             self._connections.remove(self)
 
     def end_if_overdue(self, now_s: float) -> None:
-        """Do nothing: the event loop has the deadline of a handshake."""
+        """Do nothing, because the event loop enforces the deadline of a handshake."""
 
 
 class SecuredHttpProtocol(BoundedHttpProtocol):
-    """A connection with TLS. It counts as an HTTP connection once its handshake is done."""
+    """An HTTP connection over TLS. It counts as an HTTP connection once its handshake is done."""
 
     def __init__(
         self, config: HttpServerConfig, server_state: ServerState, app_state: dict[str, Any], handshake: Handshake

@@ -1,4 +1,4 @@
-"""The service class of an HTTP request, and the right of its key to it."""
+"""Choose the service class of an HTTP request, and check that its API key may use it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from baton.serve.http.edge import RequestContext
 
 
 def choose_class(context: RequestContext, model: str | None, classes: ClassTable) -> ClassChoice:
-    """Return the class of a request by the configured routes. Raises RequestError (403) if its key may not use it."""
+    """Return the class of a request by the configured routes. Raises RequestError (403) if the key may not use it."""
     if not classes.classes:
         return ClassChoice()
     identity = context.identity

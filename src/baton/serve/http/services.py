@@ -31,25 +31,25 @@ from baton.serve.live.recorder import Recorder
 
 Made = TypeVar("Made")
 LARGE_BYTES = 1 << 18
-"""Bodies above this size are tokenized one after the other."""
+"""Bodies above this size are tokenized one at a time, because each needs much memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
-    """Limits of the HTTP server."""
+    """Settings of the HTTP server."""
 
     block_tokens: int
-    """Tokens in a KV block: prompts are hashed in such blocks."""
+    """Tokens in a KV block. Prompts are hashed block by block."""
     bound_host: str = "127.0.0.1"
     """Address that the server listens on."""
     admin_port: int = 0
-    """Port of the routes of the scopes `admin` and `join`. 0: the same as of the others."""
+    """The only port that serves the routes of the scopes `admin` and `join`. 0: every port does."""
     allowed_hosts: tuple[str, ...] = ()
-    """Further names of the server, which requests may have in their Host header."""
+    """Further names of the server that are accepted in the Host header."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may use the server."""
     body_bytes_max: int = 4 * 1024 * 1024
-    """A larger request body is rejected with 413 before it is read."""
+    """Maximum size of a request body. A larger one is rejected with 413."""
     choices_max: int = 32
     """Maximum choices of an HTTP request: prompts times `n`. Each choice is a request to the cluster."""
     inline_bytes_max: int = 16384
@@ -57,13 +57,13 @@ class HttpSettings:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     """Limits of clients."""
     classes: ClassTable = field(default_factory=ClassTable)
-    """Service classes, and the routes of requests to them."""
+    """Service classes, and the rules that assign requests to them."""
     engine: str = ""
     """Name of the engine of all workers, if it is not Baton's own."""
     survival: SurvivalConfig = field(default_factory=SurvivalConfig)
     """Folder and limits of streams that can be resumed."""
     seed: int | None = None
-    """Seed for the seeds of requests that have none. None: from the operating system."""
+    """Seed of the generator that draws seeds for requests without one. None: the operating system seeds it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,17 +82,17 @@ class Services:
     hooks: Hooks
     recorder: Recorder
     history: History
-    """Figures of the last minutes, for the dashboard."""
+    """Measurements of the last 15 minutes, for the dashboard."""
     render_metrics: Callable[[], bytes]
     streams: SavedStreams = field(init=False)
-    """Streams that the end of an earlier server has cut."""
+    """Streams that the end of an earlier server has interrupted."""
     seeds: random.Random = field(init=False)
-    """Draws the seeds of requests that have none."""
+    """Draws seeds for requests without one."""
     started_unix_s: int = field(default_factory=unix_s)
     large_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
-    """Lets one large body at a time be tokenized."""
+    """Allows one large body at a time to be tokenized."""
     serials: itertools.count[int] = field(default_factory=itertools.count)
-    """Makes request ids unique, even if two clients send the same X-Request-Id."""
+    """Numbers that make request ids unique, even if two clients send the same X-Request-Id."""
 
     def __post_init__(self) -> None:
         self.streams = SavedStreams(self.settings.survival, self.recorder)
@@ -101,17 +101,17 @@ class Services:
 
     @property
     def texts(self) -> TextEncoder:
-        """Tokenizes prompts that fit into the context."""
+        """Encoder that rejects texts longer than a request may be."""
         return TextEncoder(self.tokenizer, self.gateway.request_tokens_max)
 
     def close(self) -> None:
-        """End the sandboxes, so that no request delays the end of the server."""
+        """End the sandboxes, so that a running check does not delay the end of the server."""
         self.grammars.close()
         if isinstance(self.template, SandboxedTemplate):
             self.template.close()
 
     def check_model(self, asked: str | None) -> None:
-        """Raise RequestError (404) if the client asks for a model that is not served. None: it named no model."""
+        """Raise RequestError (404) if the server does not serve the model `asked`. None: the client named no model."""
         served = self.gateway.card.name
         if asked is not None and asked != served:
             message = f"the model {asked[:200]!r} is not served here; this server has {served!r}"
@@ -124,7 +124,7 @@ class Services:
             raise ClusterError(message, status=503, code="not_ready", retry_after_s=RETRY_AFTER_S)
 
     def check_engine(self, sampling: Sampling) -> None:
-        """Raise RequestError (400) for a request that Baton's own workers can compute, but another engine does not."""
+        """Raise RequestError (400) if the workers are servers of another engine that lacks a feature of the request."""
         if not self.settings.engine:
             return
         wanted = {
@@ -159,9 +159,9 @@ class Services:
         return await self.run_off_loop(lambda: [limits.check(prompt) for prompt in read()], size=size)
 
     async def run_off_loop(self, work: Callable[[], Made], *, size: int) -> Made:
-        """Run work on `size` bytes of input: in a thread if it may take long, so that other streams go on.
+        """Run `work` on `size` bytes of input: in a thread if it may take long, to not delay other streams.
 
-        Large inputs take turns: a tokenizer needs up to 1 KB of memory and 4 us for each byte.
+        Large inputs run one at a time: a tokenizer needs up to 1 KB of memory and 4 us for each byte.
         """
         if size > LARGE_BYTES:
             async with self.large_turns:

@@ -11,17 +11,17 @@ from starlette.routing import Route
 from baton.core.errors import RequestError
 
 STATIC = "/static/"
-"""Paths below it are files of the pages, and need no API key."""
+"""Prefix of the paths of the pages' files. They need no API key."""
 PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
 )
-"""Content-Security-Policy of a page: only scripts and styles of this server, and none inside a page."""
+"""Content-Security-Policy of a page: only scripts and styles from this server's files, none inline."""
 _TYPES = {"html": "text/html; charset=utf-8", "js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8"}
 
 
 class Site:
-    """The routes of the pages. All files are read at the start."""
+    """The routes of the pages. The constructor reads all files."""
 
     def __init__(self) -> None:
         folder = resources.files("baton.serve.http").joinpath("site")
@@ -53,7 +53,7 @@ class Site:
         return Response(self._files[name], headers={**headers, "cache-control": "no-cache"})
 
     async def _no_icon(self, request: Request) -> Response:
-        """Answer without an icon: browsers ask for one, and show a 404 as an error in their console."""
+        """Respond with 204: browsers ask for an icon, and would show a 404 as an error in their console."""
         return Response(status_code=204)
 
 

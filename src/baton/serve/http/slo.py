@@ -12,7 +12,7 @@ TTFT_HEADER, TPOT_HEADER = "x-slo-ttft-ms", "x-slo-tpot-ms"
 
 
 def header_slo(headers: Mapping[bytes, bytes]) -> SloFields:
-    """Return the SLO in the headers of a request. Raises RequestError (400)."""
+    """Return the SLO in the headers of a request, in seconds. Raises RequestError (400) for an invalid number."""
     return SloFields(ttft_s=_header_s(headers, TTFT_HEADER), tpot_s=_header_s(headers, TPOT_HEADER))
 
 
@@ -34,10 +34,9 @@ def _header_s(headers: Mapping[bytes, bytes], name: str) -> float | None:
 
 
 def asked_slo(headers: SloFields, body: SloFields | None, usual: Slo | None) -> Slo | None:
-    """Return the SLO of a request, or None if it has none. A target that the client leaves out is the usual one.
+    """Return the SLO of a request, or None if it has none. Raises RequestError (400) if headers and body differ.
 
-    `usual`: the SLO of a request without an own one. Without it, a missing target is one that cannot be missed. Raises
-    RequestError (400) if headers and body differ.
+    `usual`: default SLO. It supplies a target that the client leaves out; without it, that target is one day.
     """
     body = body or SloFields()
     ttft_s = _agreed_s(headers.ttft_s, body.ttft_s, TTFT_HEADER, "slo.ttft_s")

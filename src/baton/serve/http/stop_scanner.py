@@ -1,4 +1,4 @@
-"""Find stop strings in streamed text: hold text back while it may be the beginning of one."""
+"""Find stop strings in streamed text. Text that may be the beginning of a stop string is held back."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 class StopScanner:
     """Cuts a stream of text at the first complete stop string (the longest one if two end at the same character).
 
-    The result does not depend on how the text was split into pieces. Every character costs a constant number of steps
-    per stop string, however long it is.
+    The result does not depend on how the text was split into pieces. The time per character does not depend on the
+    length of the stop strings.
     Source: Knuth, Morris, Pratt, "Fast pattern matching in strings", 1977.
     """
 
@@ -18,10 +18,10 @@ class StopScanner:
         self._matchers = [_Matcher(stop) for stop in stops]
         self._held = ""
         self.stopped = False
-        """A stop string was found: the text from its first character on is dropped."""
+        """True once a stop string was found. The text from its first character on is dropped."""
 
     def push(self, text: str) -> str:
-        """Take the next piece of text. Return the text that certainly precedes any stop string."""
+        """Add a piece of text. Return the text that can be sent, as it certainly precedes any stop string."""
         if not self._matchers:
             return text
         if self.stopped or self._is_harmless(text):
@@ -42,12 +42,12 @@ class StopScanner:
         return held
 
     def _is_harmless(self, text: str) -> bool:
-        """Return whether no text is held back and no stop string can begin in `text`: the usual case, kept fast."""
+        """Return whether no text is held back and no stop string can begin in `text`. A fast path for most pieces."""
         return not self._held and not any(matcher.first in text for matcher in self._matchers)
 
 
 class _Matcher:
-    """Tracks the longest beginning of one stop string with which the text so far ends."""
+    """Tracks how many first characters of a stop string the end of the text matches."""
 
     def __init__(self, stop: str) -> None:
         self._stop = stop
@@ -57,7 +57,7 @@ class _Matcher:
         self.matched = 0
 
     def step(self, character: str) -> bool:
-        """Take one character. Return True if it completes the stop string; must not be called again after that."""
+        """Add one character. Return True if it completes the stop string; do not call it again after that."""
         while self.matched and self._stop[self.matched] != character:
             self.matched = self._borders[self.matched - 1]
         if self._stop[self.matched] == character:

@@ -27,7 +27,7 @@ class TextRequest(Protocol):
     PROMPT_PARAM: ClassVar[str]
     """The field with the prompt, for error messages."""
     FOLLOWS_TEXT: ClassVar[bool]
-    """The output continues the prompt's text."""
+    """Whether the output continues the prompt's text."""
 
     @property
     def fields(self) -> CompletionRequest | ChatRequest: ...
@@ -37,19 +37,19 @@ class TextRequest(Protocol):
 
     @classmethod
     def read(cls, body: dict[str, Any], services: Services) -> TextRequest:
-        """Check a body. Raises RequestError (400)."""
+        """Check a body and return its request. Raises RequestError (400) for an invalid body."""
         ...
 
     def prompts(self) -> Sequence[Prompt]:
-        """Tokenize the prompts. Slow for long ones, so it may run in a thread. Raises RequestError (400)."""
+        """Tokenize the prompts. Long prompts take long, so call it in a thread. Raises RequestError (400)."""
         ...
 
     def output_tokens_max(self) -> int | None:
-        """Return the client's limit of output tokens, or None: the context length is the only limit."""
+        """Return the client's limit of output tokens. None: only the context length limits the output."""
         ...
 
     def constraint(self) -> Constraint | None:
-        """Return the constraint of the output. Raises RequestError (400) if there are two."""
+        """Return the constraint of the output, or None. Raises RequestError (400) if the body has two."""
         ...
 
     def encoder(self, head: ResponseHead) -> ResponseEncoder: ...

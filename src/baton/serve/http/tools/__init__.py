@@ -1,1 +1,1 @@
-"""Tool calls in chat: how a model is told about tools, how it writes a call, and how a call is read from its text."""
+"""Tool calls in chat: put tools into the prompt, constrain calls by a grammar, and parse calls from the output."""

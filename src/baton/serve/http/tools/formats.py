@@ -1,4 +1,4 @@
-"""The formats in which models write tool calls. The chat template shows which one a model uses."""
+"""The formats in which models write tool calls. A model's format is found from its chat template."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class ToolFormat:
 
     name: str
     opening: str
-    """The mark before a call (if `is_list`: before the list of all calls)."""
+    """The mark before each call, or before the list of all calls if `is_list`."""
     closing: str = ""
     arguments: str = "arguments"
-    """The key of the arguments."""
+    """Key of the arguments in the JSON object."""
     is_list: bool = False
     is_bare: bool = False
-    """A text that begins with a JSON object is a call, even without the mark."""
+    """Whether a text that begins with a JSON object is a call, even without the mark."""
     in_prompt: bool = False
-    """The template has no tools: Baton describes them in a system message."""
+    """Whether Baton describes the tools in a system message, because the template does not support tools."""
 
 
 HERMES = ToolFormat(name="hermes", opening="<tool_call>", closing="</tool_call>")
@@ -35,7 +35,7 @@ DESCRIBED = ToolFormat(name="described", opening="<tool_call>", closing="</tool_
 
 
 def format_of(template: str) -> ToolFormat:
-    """Return the format that a chat template uses. Raises RequestError (400) for one that Baton cannot parse."""
+    """Return the format that a chat template uses. Raises RequestError (400) if Baton cannot parse that format."""
     if "tools" not in template:
         return DESCRIBED
     if "[TOOL_CALLS]" in template and "[ARGS]" not in template:

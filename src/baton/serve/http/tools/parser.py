@@ -14,7 +14,7 @@ from baton.serve.http.tools.formats import ToolFormat
 
 State = Literal["start", "text", "before", "head", "arguments", "tail", "after"]
 CALL_ID_CHARS = 9
-"""Mistral's templates take ids of nine letters and digits, and no others."""
+"""Length of a call's id. Mistral's templates accept only ids of nine letters and digits."""
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 _BETWEEN = " \t\r\n,;]"
 """Characters that may separate calls."""
@@ -22,7 +22,7 @@ _BETWEEN = " \t\r\n,;]"
 
 @dataclass(frozen=True, slots=True)
 class CallPart:
-    """New characters of a call. Only its first part has its id and name."""
+    """New characters of a call's arguments. Only the first part of a call has `id` and `name`."""
 
     index: int
     arguments: str
@@ -49,7 +49,7 @@ def call_id(seed: str) -> str:
 
 
 def _read(text: str) -> object:
-    """Decode JSON. Return None for invalid JSON: models write bad escapes, half characters and extreme nesting."""
+    """Decode JSON. Return None if it is invalid: models write bad escapes, incomplete characters and deep nesting."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
@@ -65,7 +65,7 @@ class JsonEnd:
         self._escaped = False
 
     def push(self, character: str) -> bool:
-        """Take the next character. Return True if it closes the object."""
+        """Add the next character. Return True if it closes the object."""
         if self._in_string:
             self._in_string = self._escaped or character != '"'
             self._escaped = not self._escaped and character == "\\"
@@ -76,10 +76,10 @@ class JsonEnd:
 
 
 class ToolParser:
-    """Parses the text of one choice. Streams the arguments of a call if its name precedes them."""
+    """Parses the text of one choice. Arguments are streamed if they follow the call's name, else sent at its end."""
 
     def __init__(self, form: ToolFormat, *, name: str, calls_max: int | None = None) -> None:
-        """`name`: unique among choices, the seed of call ids. `calls_max`: text after that many calls is dropped."""
+        """`name`: seed of call ids, unique for each choice. `calls_max`: text after this number of calls is dropped."""
         self.calls = 0
         self._form = form
         self._name = name
@@ -87,24 +87,24 @@ class ToolParser:
         self._head = re.compile(rf'\{{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"{form.arguments}"\s*:\s*')
         self._state: State = "start" if form.is_bare else "text"
         self._held: list[str] = []
-        """White space and marks that may belong to a call. Become text if they do not."""
+        """White space and marks that may belong to a call. If they do not, they become text."""
         self._candidate = ""
-        """The end of `_held` that may become a mark. The white space before it is not scanned again."""
+        """End of `_held` that may become a mark. The white space before it is not scanned again."""
         self._object = ""
-        """The object of the call up to its arguments."""
+        """The JSON of the call up to its arguments."""
         self._end = JsonEnd()
         self._text: list[str] = []
         self._parts: list[CallPart] = []
         self._fragment: list[str] = []
-        """New characters of the arguments."""
+        """Characters of the arguments that `push` has not returned yet."""
 
     @property
     def is_full(self) -> bool:
-        """`calls_max` calls are complete: the choice can end."""
+        """True if `calls_max` calls are complete, so that the choice can end."""
         return self.calls == self._calls_max and self._state in ("tail", "after")
 
     def push(self, text: str) -> Parsed:
-        """Take the next piece of text."""
+        """Add a piece of text. Return the plain text and the calls that it completes."""
         for character in text:
             if self.is_full:
                 break
@@ -150,7 +150,7 @@ class ToolParser:
         self._parts.append(replace(first, arguments=first.arguments + arguments))
 
     def _at_start(self, character: str) -> State:
-        """Handle leading white space in a format whose calls need no mark."""
+        """Hold back leading white space, in a format whose calls need no mark."""
         if character == "{":
             return self._begin(character)
         if not character.isspace():
@@ -192,7 +192,7 @@ class ToolParser:
         return "head"
 
     def _in_head(self, character: str) -> State:
-        """Collect an object until its arguments begin."""
+        """Collect the JSON of a call until its arguments begin."""
         complete = self._end.push(character)
         if character == "{" and self._end.depth == 2 and (name := self._name_before()) is not None:
             self._open(name)
@@ -204,13 +204,13 @@ class ToolParser:
         return self._read_whole() if complete else "head"
 
     def _name_before(self) -> str | None:
-        """Return the name if the arguments begin here. None: they do not, or the object is not JSON."""
+        """Return the call's name if the arguments begin here. None: they do not, or the text is not JSON."""
         found = self._head.fullmatch(self._object)
         name = _read(found[1]) if found else None
         return name if isinstance(name, str) else None
 
     def _read_whole(self) -> State:
-        """Parse a complete object whose keys have another order, or which is not a call."""
+        """Parse a complete object: a call whose name follows its arguments, or an object that is not a call."""
         call = _read(self._object)
         if not isinstance(call, dict):
             return self._give_back()
@@ -244,7 +244,7 @@ class ToolParser:
         return "after"
 
     def _give_back(self) -> State:
-        """Turn the held text, which is not a call, into text. It is scanned again for a mark other than its own."""
+        """Turn the held text, which is not a call, into plain text. Without a mark, its end may still begin one."""
         held = self._take_held()
         mark = self._form.opening
         if mark in held:
@@ -255,7 +255,7 @@ class ToolParser:
         return self._state
 
     def _take_held(self) -> str:
-        """Return the held text, and hold nothing anymore."""
+        """Return the held text and clear it."""
         held = "".join(self._held) + self._object
         self._held, self._candidate, self._object = [], "", ""
         return held

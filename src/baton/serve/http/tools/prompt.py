@@ -27,13 +27,13 @@ def tool_dicts(tools: Sequence[Tool]) -> list[JsonSchema]:
 
 
 def template_messages(messages: Sequence[Message], form: ToolFormat, tools: Sequence[Tool]) -> list[Message]:
-    """Return messages with calls and results in the model's format, or as text for a template without tools."""
+    """Return messages with calls and results in the model's format. A template without tools gets them as text."""
     written = [_with_calls(message, form) for message in messages]
     return _described(written, tools) if form.in_prompt else written
 
 
 def _with_calls(message: Message, form: ToolFormat) -> Message:
-    """Return a message whose call arguments are objects: templates encode them as JSON themselves."""
+    """Return a message with the arguments of calls as objects, because templates encode them as JSON themselves."""
     if form is MISTRAL and "tool_call_id" in message:
         return {**message, "tool_call_id": _short_id(message["tool_call_id"])}
     if not message.get("tool_calls"):
@@ -47,7 +47,7 @@ def _with_calls(message: Message, form: ToolFormat) -> Message:
 
 
 def _object(function: Message) -> object:
-    """Return the arguments as an object. The model sees text that is not a JSON object unchanged."""
+    """Return the arguments as an object, or unchanged if their text is not a JSON object."""
     try:
         arguments = json.loads(function["arguments"])
     except ValueError:
@@ -56,7 +56,7 @@ def _object(function: Message) -> object:
 
 
 def _short_id(sent: str) -> str:
-    """Return an id that Mistral's templates accept: nine letters and digits. Ids of other servers are hashed."""
+    """Return an id that Mistral's templates accept, of nine letters and digits. Other ids are hashed."""
     return sent if len(sent) == CALL_ID_CHARS and sent.isalnum() else call_id(sent)
 
 

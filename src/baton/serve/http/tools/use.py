@@ -1,4 +1,4 @@
-"""The tools of a chat request: which calls it requires, the grammar for them, and the parser of the output."""
+"""The tools of a chat request: the required calls, the grammar for them, and the parser of the output."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from baton.serve.http.wire.constraint import Constraint, check_depth, schema_con
 from baton.serve.http.wire.schemas import ChatRequest, FunctionSpec, JsonSchema, NamedTool, Tool
 
 CALLS_MAX = 16
-"""Maximum calls in a response that must be calls: a small model repeats itself without end."""
+"""Maximum calls in a response that must consist of calls, because small models repeat calls without end."""
 _NO_ARGUMENTS: JsonSchema = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools that the model may or must call."""
+    """The tools that the model may call or must call."""
 
     form: ToolFormat
     tools: Sequence[Tool]
     wanted: Sequence[FunctionSpec]
     """The model must call one of these. Empty: it may answer without a call."""
     many: bool
-    """A response may have several calls."""
+    """Whether a response may have several calls."""
 
     def constraint(self, tokenizer: Tokenizer) -> Constraint | None:
-        """Return the constraint for a response that must be a call. None: a call is optional."""
+        """Return the constraint for a response that must be a call. None: the model may answer without a call."""
         if not self.wanted:
             return None
         parts = [
@@ -44,17 +44,17 @@ class ToolUse:
         return Constraint(Grammar(kind="lark", text=text), "tools", tuple(parts))
 
     def parser(self, name: str) -> ToolParser:
-        """Return the parser of one choice. `name`: unique among choices."""
+        """Return a parser for one choice. `name`: seed of call ids, unique for each choice."""
         return ToolParser(self.form, name=name, calls_max=None if self.many else 1)
 
     def shown_tokens(self, tokenizer: Tokenizer) -> frozenset[int]:
-        """Return the special tokens that are kept in the text, so that the parser sees them."""
+        """Return the special tokens that stay in the output text, because the parser needs them."""
         tokens = (mark_token(mark, tokenizer) for mark in (self.form.opening, self.form.closing) if mark)
         return frozenset(token for token in tokens if token is not None)
 
 
 def tool_use(fields: ChatRequest, template: str) -> ToolUse | None:
-    """Return the tools of a request. None: it has none, or forbids calls. Raises RequestError (400)."""
+    """Return the tools of a request. None: it has none, or forbids calls. Raises RequestError (400) if invalid."""
     tools, choice = fields.tools or [], fields.tool_choice
     if not tools:
         if choice in (None, "none", "auto"):
@@ -102,7 +102,7 @@ def arguments_schema(function: FunctionSpec) -> JsonSchema:
 
 
 def mark_token(mark: str, tokenizer: Tokenizer) -> int | None:
-    """Return the special token of a mark. None: the vocabulary has none, so that the mark is ordinary text."""
+    """Return the special token of a mark. None: the vocabulary has no such token, so the mark is ordinary text."""
     tokens = tokenizer.encode(mark, add_special=False)
     return tokens[0] if len(tokens) == 1 and tokenizer.is_special(tokens[0]) else None
 
@@ -124,7 +124,7 @@ def _call_schema(function: FunctionSpec, form: ToolFormat) -> JsonSchema:
 
 
 def _rebased(schema: object, place: str) -> object:
-    """Rewrite the references inside a schema that has become a part of another one at `place`."""
+    """Prefix the references inside a schema with `place`, the path of the schema inside another one."""
     match schema:
         case dict():
             return {

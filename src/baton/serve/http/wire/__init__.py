@@ -1,1 +1,1 @@
-"""Bodies of requests and answers: their types, how they are read and checked, and the OpenAPI document."""
+"""Bodies of requests and responses: their types, parsing and encoding, and the OpenAPI document."""

@@ -15,23 +15,23 @@ from baton.serve.http.wire.parsing import is_deeper
 from baton.serve.http.wire.schemas import GenerateFields, JsonSchema, ResponseFormat, StructuredOutputs
 
 GRAMMAR_CHARS_MAX = 131_072
-"""Bounds the size of a request: its grammar is sent to every worker that runs it and written to the decision log."""
+"""Maximum length of a grammar. It is sent to every worker that runs the request, and is part of the decision log."""
 SCHEMA_LEVELS_MAX = 200
-"""Bounds the depth of a schema, counted in objects and lists."""
+"""Maximum depth of a schema, in nested objects and lists."""
 _ANY_OBJECT: JsonSchema = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A grammar that the output must match, and the field that asked for it."""
+    """A grammar that the output must match, and the field of the request that has it."""
 
     grammar: Grammar
     param: str
     parts: tuple[Constraint, ...] = ()
-    """The schemas in the grammar. They are checked first, so that errors name the right field."""
+    """Schemas of which the grammar consists. They are checked first, so that errors name the right field."""
 
     def check_size(self, card: ModelCard) -> None:
-        """Raise RequestError (400) if the grammar is too large, or the model cannot end a text."""
+        """Raise RequestError (400) if the grammar is too large, or the model has no token that ends a text."""
         if not card.eos_token_ids:
             raise RequestError(f"{card.name} has no token that ends a text, so it cannot follow {self.param}")
         for part in (*self.parts, self):
@@ -43,7 +43,7 @@ class Constraint:
                 raise RequestError(message, param=part.param)
 
     def error(self, problem: GrammarProblem) -> RequestError:
-        """Return the error for an invalid grammar. `problem.index` counts the parts, and then the whole."""
+        """Return the error for an invalid grammar. `problem.index`: index into the parts, followed by the whole."""
         param = (*self.parts, self)[problem.index].param + (f".{problem.place}" if problem.place else "")
         return RequestError(f"{param} cannot be followed: {problem.reason}", param=param, code="invalid_grammar")
 
@@ -103,7 +103,7 @@ def _from_structured(sent: StructuredOutputs | None) -> Iterator[Constraint]:
 
 
 def _from_guided(body: GenerateFields) -> Iterator[Constraint]:
-    """Yield the constraints in vLLM's fields before 0.12 (now `structured_outputs`), which clients still send."""
+    """Yield the constraints in the fields that vLLM had before 0.12, because clients still send them."""
     yield from _from_json(body.guided_json, "guided_json")
     yield from _from_text("regex", body.guided_regex, "guided_regex")
     yield from _from_choice(body.guided_choice, "guided_choice")

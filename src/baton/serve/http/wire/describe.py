@@ -1,4 +1,4 @@
-"""Describe in words the values that a field accepts, from the types that validate it."""
+"""Describe the values that a field accepts, for error messages, from the type that validates it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def type_of(struct: type[msgspec.Struct]) -> inspect.StructType:
 
 
 def describe(kind: inspect.Type) -> str:
-    """Return the accepted values in words, such as `an integer from 1 to 128`."""
+    """Return a description of the accepted values, such as `an integer from 1 to 128`."""
     match kind:
         case inspect.ListType(max_length=0):
             return "an empty list"

@@ -33,7 +33,7 @@ from baton.serve.live.live_request import Timings
 DONE = b"data: [DONE]\n\n"
 FINISH_JSON: dict[ChatFinish, bytes] = {"stop": b'"stop"', "length": b'"length"', "tool_calls": b'"tool_calls"'}
 LOGPROB_MIN = -9999.0
-"""OpenAI's value for the logarithm of 0: JSON has no infinity."""
+"""OpenAI's value for the logarithm of 0, because JSON has no infinity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class ResponseHead:
     created: int
     model: str
     include_usage: bool
-    """Send a last chunk with the usage. Every other chunk then has `"usage":null`."""
+    """Whether a last chunk has the usage. Every other chunk then has `"usage":null`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class WholeChoice:
     finish_reason: FinishReason
     calls: Sequence[CallPart] = ()
     chat_finish: ChatFinish = "stop"
-    """`finish_reason`, or `tool_calls`."""
+    """Finish reason for chats: `finish_reason`, or `tool_calls`."""
 
 
 class ResponseEncoder(Protocol):
@@ -81,7 +81,7 @@ class ResponseEncoder(Protocol):
 
 
 class ChunkFrame:
-    """The constant part of all chunks, encoded once per response: a token then costs one join of bytes."""
+    """The constant part of all chunks of a response. It is encoded once, so that a token costs one join of bytes."""
 
     def __init__(self, head: ResponseHead, kind: str) -> None:
         names = b'"id":%b,"object":%b,"created":%d,"model":%b'
@@ -90,20 +90,20 @@ class ChunkFrame:
         self._suffix = b'],"usage":null}\n\n' if head.include_usage else b"]}\n\n"
 
     def chunk(self, choice: bytes) -> bytes:
-        """Wrap the JSON of a choice."""
+        """Return a chunk around the JSON of a choice."""
         return self._prefix + choice + self._suffix
 
     def last(self, choice: bytes, timings: Timings) -> bytes:
-        """Wrap the JSON of a choice that has ended, and add its timings."""
+        """Return a chunk around the JSON of a choice that has ended, with its timings."""
         return b'%b%b%b,"timings":%b}\n\n' % (self._prefix, choice, self._suffix[:-3], json.encode(timings))
 
     def usage(self, usage: Usage, timings: Timings) -> bytes:
-        """Return a chunk without choices."""
+        """Return the chunk with the usage, which has no choices."""
         return b'%b],"usage":%b,"timings":%b}\n\n' % (self._prefix, json.encode(usage), json.encode(timings))
 
 
 def finite(logprob: float) -> float:
-    """Return a log probability that JSON can express."""
+    """Return a log probability that JSON can express: at least `LOGPROB_MIN`."""
     return max(logprob, LOGPROB_MIN)
 
 
@@ -158,7 +158,7 @@ class CompletionEncoder:
         )
 
     def _top(self, entry: TokenEntry) -> dict[str, float] | None:
-        """Return the most likely tokens and the sampled one, by their text."""
+        """Return the log probabilities of the most likely tokens and the sampled token, by the tokens' text."""
         if entry.logprob is None:
             return None
         ranked = ((entry.token, entry.logprob.logprob), *entry.logprob.top)

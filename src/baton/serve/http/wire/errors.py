@@ -30,7 +30,7 @@ _TYPE = {
     503: "service_unavailable_error",
 }
 RETRY_AFTER_S = 1.0
-"""Retry-After of a rejection for which the cluster has no estimate."""
+"""Seconds in Retry-After if the cluster has no estimate of its own."""
 
 
 class ErrorInfo(Struct, frozen=True):
@@ -47,7 +47,7 @@ class ErrorBody(Struct, frozen=True):
 
 
 class ClusterError(RequestError):
-    """The cluster rejected the request or could not finish it. `retry_after_s`: sent as Retry-After."""
+    """The cluster rejected the request or could not finish it. `retry_after_s` is sent as the header Retry-After."""
 
     def __init__(
         self, message: str, *, status: int, code: str, retry_after_s: float | None = None, resume_id: str = ""
@@ -74,16 +74,16 @@ def finish_error(finish: Finish) -> ClusterError:
 
 
 def error_body(error: RequestError) -> bytes:
-    """Return OpenAI's error body."""
+    """Return an error as OpenAI's JSON body."""
     kind = "server_error" if error.status == 500 else _TYPE.get(error.status, "invalid_request_error")
     resume_id = error.resume_id if isinstance(error, ClusterError) else ""
     return json.encode(ErrorBody(ErrorInfo(str(error), kind, error.param, error.code, resume_id or UNSET)))
 
 
 def error_headers(error: RequestError) -> dict[str, str]:
-    """Return the headers that a status needs: Retry-After in whole seconds, at least 1; WWW-Authenticate."""
+    """Return the headers that the error's status needs: Retry-After (whole seconds, at least 1) or WWW-Authenticate."""
     headers: dict[str, str] = {}
-    default_s = RETRY_AFTER_S if error.status == 503 else None  # sandboxes raise a 503 without a time
+    default_s = RETRY_AFTER_S if error.status == 503 else None  # a 503 of a sandbox has no time of its own
     retry_after_s = error.retry_after_s if isinstance(error, ClusterError) else default_s
     if retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(retry_after_s)))

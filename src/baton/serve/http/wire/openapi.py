@@ -54,7 +54,7 @@ _SCHEMAS = (
 
 
 def openapi_document(card: ModelCard, version: str, *, choices_max: int) -> Json:
-    """Return the OpenAPI document of the server. Limits of the model and the settings appear as ranges of fields."""
+    """Return the OpenAPI document of the server. The ranges of fields follow from the model and the settings."""
     _, components = msgspec.json.schema_components(_SCHEMAS, ref_template=_REF)
     _narrow_tokens(components, card.vocab_tokens)
     embedding = components["EmbeddingRequest"]["properties"]
@@ -164,12 +164,12 @@ def _token(vocab_tokens: int) -> Json:
 
 
 def _event() -> Json:
-    """Return the schema of an event: a chunk as JSON, or [DONE]."""
+    """Return the schema of a server-sent event, whose data is a chunk as JSON, or [DONE]."""
     return {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 
 
 def _relate_fields(components: Json, vocab_tokens: int, choices_max: int) -> None:
-    """Add the dependencies of fields on each other, on the model and on the settings, which types cannot express."""
+    """Add how fields depend on each other, on the model and on the settings, which the structs cannot express."""
     completion, chat, tokenize = (components[name] for name in ("CompletionRequest", "ChatRequest", "TokenizeRequest"))
     for request in (completion, chat):
         request["properties"]["n"]["anyOf"][0]["maximum"] = choices_max
@@ -189,10 +189,10 @@ def _relate_fields(components: Json, vocab_tokens: int, choices_max: int) -> Non
 
 
 def _relate_formats(components: Json) -> None:
-    """Allow only one constraint of the output at a time.
+    """Add that a request may have only one constraint of the output.
 
-    A schema cannot tell a grammar from other text, so the field `grammar` is left out, as are the older names
-    `guided_*`: docs/api.md describes them.
+    A schema cannot tell a grammar from other text, so the field `grammar` and the older fields `guided_*` are left
+    out. docs/api.md describes them.
     """
     named = {"type": {"const": "json_schema"}}
     components["ResponseFormat"]["if"] = {"properties": named}
@@ -213,13 +213,13 @@ def _relate_formats(components: Json) -> None:
             del components[name]["properties"][older]
     del components["CompletionRequest"]["properties"][
         "response_format"
-    ]  # OpenAI has it for chats only; Baton accepts it here, too
+    ]  # OpenAI has it for chats only; Baton accepts it for completions too
 
 
 def _relate_tools(components: Json) -> None:
-    """Add when a call can be required, and which messages need no content.
+    """Add on which conditions a call can be required, and which messages need no content.
 
-    A schema cannot express that a name is one of the tools: docs/api.md describes how `tool_choice` names one.
+    A schema cannot express that a name is one of the tools. docs/api.md describes how `tool_choice` names a tool.
     """
     chat, message = components["ChatRequest"], components["ChatMessage"]
     chat["properties"]["tool_choice"] = {"enum": ["none", "auto", "required", None], "default": None}
@@ -245,7 +245,7 @@ def _many_prompts(fewest: int) -> Json:
 
 
 def _steps(choices_max: int) -> list[int]:
-    """Return the numbers of prompts at which the maximum of `n` gets smaller."""
+    """Return the numbers of prompts at which the maximum of `n`, which is `choices_max` // prompts, gets smaller."""
     return [count for count in range(2, choices_max + 1) if choices_max // count < choices_max // (count - 1)]
 
 
@@ -266,7 +266,7 @@ def _below(limit: int) -> str:
 
 
 def _prompt_schema(vocab_tokens: int, choices_max: int) -> Json:
-    """Return a schema that separates the four kinds of prompt, which the struct's type cannot."""
+    """Return a schema for the four kinds of prompt: a text, token ids, several texts, several lists of ids."""
     text = {"type": "string", "minLength": 1}
     ids = {"type": "array", "items": _token(vocab_tokens), "minItems": 1}
     many = [{"type": "array", "items": part, "minItems": 1, "maxItems": choices_max} for part in (text, ids)]

@@ -19,10 +19,10 @@ from baton.serve.http.wire.schemas import UNSUPPORTED, ChatRequest, TokenizeRequ
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 WALKED_MAX = 10_000
-"""Bound of the parts of a refused field that are checked for the first wrong one. This blocks the event loop."""
+"""Maximum parts of an invalid field that are searched for the first wrong one, as this blocks the event loop."""
 
 LEVELS_MAX = 256
-"""Levels of a body's nesting. The functions that walk a body recurse."""
+"""Maximum nesting of a body, because the functions that walk a body recurse."""
 _PLAIN = frozenset({int, float, str, bool, type(None)})
 
 
@@ -38,12 +38,12 @@ class Misfit:
 
     @property
     def path(self) -> str:
-        """The steps as clients write them, such as `messages[0].content`."""
+        """Path of the part as clients write it, such as `messages[0].content`."""
         return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in self.steps).lstrip(".")
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
-    """Return the JSON object of a body. Raises RequestError (400)."""
+    """Return the JSON object in a body. Raises RequestError (400) if it is not one, or is nested too deeply."""
     try:
         body = msgspec.json.decode(raw)
     except UnicodeDecodeError as error:
@@ -70,7 +70,7 @@ def is_deeper(value: object, levels_max: int) -> bool:
 
 
 def _containers(value: object) -> list[object]:
-    """Return the lists and objects directly inside of a JSON value."""
+    """Return the lists and objects directly inside a JSON value."""
     parts: Iterable[object] = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [] if _PLAIN.issuperset(map(type, parts)) else [part for part in parts if isinstance(part, dict | list)]
 
@@ -80,7 +80,7 @@ def _too_deep() -> RequestError:
 
 
 def convert(body: Mapping[str, Any], into: type[Body]) -> Body:
-    """Return the struct of a body. Raises RequestError (400)."""
+    """Convert a body to a struct. Raises RequestError (400), which names the field, if it does not fit."""
     for name in body:
         if name not in _fields(into):
             raise _unknown_field(name, into)
@@ -97,7 +97,7 @@ def convert(body: Mapping[str, Any], into: type[Body]) -> Body:
 
 
 def _first_misfit(body: Mapping[str, Any], whole: Mapping[str, Any], into: type[msgspec.Struct]) -> Misfit:
-    """Return the first wrong part of a body. msgspec finds the wrong fields, which is fast; only those are walked."""
+    """Return the first wrong part of a body. msgspec finds the wrong field, which is fast; only that one is walked."""
     fields, hints = {field.encode_name: field for field in _info(into).fields}, _hints(into)
     for name, value in body.items():
         field = fields[name]
@@ -118,7 +118,7 @@ def _check_messages(body: msgspec.Struct) -> None:
 
 
 def _with_whole_numbers(value: object) -> object:
-    """Return the value with 80 for 80.0: JSON has one kind of number, but msgspec takes no float for an integer."""
+    """Return the value with integers for whole floats: JSON allows 80.0 for 80, but msgspec rejects it."""
     match value:
         case float() if value.is_integer():
             return int(value)
@@ -133,9 +133,9 @@ def _with_whole_numbers(value: object) -> object:
 def find_misfit(
     value: object, kind: inspect.Type, steps: tuple[str | int, ...] = (), left: Iterator[int] | None = None
 ) -> Misfit | None:
-    """Return the first part of a decoded JSON value that a type does not accept.
+    """Return the first part of a decoded JSON value that a type does not accept. None: it accepts all parts.
 
-    None: the type accepts the value, or `WALKED_MAX` parts of it. `left`: yields once for each part still to be walked.
+    At most `WALKED_MAX` parts are checked: `left` yields once for each part that may still be checked.
     """
     left = iter(range(WALKED_MAX)) if left is None else left
     match kind:
@@ -147,7 +147,7 @@ def find_misfit(
         case inspect.StructType() if isinstance(value, dict):
             return _struct_misfit(value, kind, steps, left)
         case inspect.ListType() if isinstance(value, list) and _fits_length(value, kind):
-            walked = zip(range(len(value)), value, left)  # noqa: B905  stops at the shortest
+            walked = zip(range(len(value)), value, left)  # noqa: B905  `left` may be shorter
             parts = (find_misfit(part, kind.item_type, (*steps, index), left) for index, part, _ in walked)
             return next((part for part in parts if part is not None), None)
         case _:
@@ -210,7 +210,7 @@ def _accepts(kind: inspect.Type, value: object) -> bool:
         case inspect.LiteralType(), _:
             return value in kind.values
         case inspect.ListType(), _:
-            return False  # of the wrong length
+            return False  # its length does not fit
     return True
 
 

@@ -106,7 +106,7 @@ class Embedding(Struct, frozen=True, kw_only=True):
     object: Literal["embedding"] = "embedding"
     index: int
     embedding: list[float] | str
-    """base64 text of float32 values, little-endian, if the client asked for base64."""
+    """Numbers, or base64 text of little-endian float32 values if the client asked for base64."""
 
 
 class EmbeddingUsage(Struct, frozen=True, kw_only=True):
@@ -162,4 +162,4 @@ class RoleResponse(Struct, frozen=True):
 
 class RestartResponse(Struct, frozen=True):
     restarting: tuple[str, ...]
-    """Workers that are left to restart, in this order."""
+    """Workers that are still to be restarted, in this order."""

@@ -20,8 +20,8 @@ def sampling_of(
 ) -> Sampling:
     """Return the sampling parameters of choice 0. `drawn_seed` is used if the client sent no seed.
 
-    `ignore_eos` has no effect on an output with a grammar: it ends where the grammar ends.
-    Raises RequestError (400) for token ids outside of the vocabulary.
+    `ignore_eos` has no effect on an output with a grammar, which ends where the grammar ends.
+    Raises RequestError (400) for token ids outside the vocabulary.
     """
     stop_token_ids = body.stop_token_ids or []
     check_tokens(stop_token_ids, card.vocab_tokens, "stop_token_ids")

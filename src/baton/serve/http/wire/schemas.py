@@ -1,6 +1,6 @@
-"""The bodies of requests. The types hold the ranges; the OpenAPI document is generated from these structs.
+"""The bodies of requests. Their types define the accepted ranges; the OpenAPI document is generated from them.
 
-A field that Baton does not implement accepts only its neutral value. Fields under "no effect" are accepted and ignored.
+A field that Baton does not implement accepts only values that change nothing. Fields under "no effect" are ignored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Prompt = Annotated[
     Meta(extra={"words": "text, a list of token ids, a list of texts or a list of lists of token ids"}),
 ]
 EMBEDDING_INPUTS_MAX = 2048
-"""Prompts of one embedding request, as with OpenAI."""
+"""Maximum prompts of one embedding request, as in OpenAI's API."""
 
 
 # ---- constraints of the output: OpenAI's `response_format`, vLLM's `structured_outputs`
@@ -37,13 +37,13 @@ class NamedSchema(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     description: str | None = None
     """No effect."""
     strict: bool | None = None
-    """No effect: a schema is always followed."""
+    """No effect, because a schema is always followed."""
 
 
 class ResponseFormat(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
-    """Required with the type of the same name, and forbidden with the others."""
+    """Required if `type` is `json_schema`, else forbidden."""
 
 
 class StructuredOutputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,7 +65,7 @@ class FunctionSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     name: FunctionName
     description: str | None = None
     parameters: JsonSchema | None = None
-    """Schema of the arguments. None: the function takes none."""
+    """Schema of the arguments. None: the function has no arguments."""
     strict: bool | None = None
     """No effect: arguments follow the schema if a call is required, and are free otherwise."""
 
@@ -99,7 +99,7 @@ class MessageToolCall(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     type: Literal["function"] = "function"
     function: CalledFunction
     index: int | None = None
-    """Left over from a stream. No effect."""
+    """No effect. Streams have it, and clients send it back."""
 
 
 ToolList = Annotated[list[Tool], Meta(max_length=128)]
@@ -117,7 +117,7 @@ class StreamOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 SLO_S_MAX = 86_400.0
-"""Longest target of a request, in seconds: a day."""
+"""Maximum latency target of a request: a day."""
 SloSeconds = Annotated[float, Meta(gt=0, le=SLO_S_MAX)]
 
 
@@ -155,14 +155,14 @@ class GenerateFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
-    """Stop tokens and stop strings are ignored before this many tokens. A smaller max_tokens takes precedence."""
+    """Stop tokens and strings are ignored before this number of tokens. A smaller `max_tokens` takes precedence."""
     ignore_eos: bool | None = None
     user: str | None = None
     cache_salt: str | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     """Lower is served earlier."""
     slo: SloFields | None = None
-    """Also as headers, in milliseconds: `x-slo-ttft-ms`, `x-slo-tpot-ms`. Default: the server's `slo`."""
+    """The headers `x-slo-ttft-ms` and `x-slo-tpot-ms` have the same effect. Default: the server's `slo`."""
     add_special_tokens: bool | None = None
     """Put the tokenizer's special tokens (beginning of text) before the prompt. Default: true, for chats false."""
     response_format: ResponseFormat | None = None
@@ -204,7 +204,7 @@ class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     tool_calls: list[MessageToolCall] | None = None
     reasoning_content: str | None = None
 
-    # empty in responses; clients send them back
+    # clients send these fields of responses back, with empty values
     refusal: str | None = None
     annotations: list[Any] | None = None
     function_call: None = None
@@ -226,7 +226,7 @@ class ChatRequest(GenerateFields, frozen=True, kw_only=True, forbid_unknown_fiel
     parallel_tool_calls: bool | None = None
     """False: at most one call."""
 
-    # not implemented: only the neutral value is accepted
+    # not implemented: accepted only with a value that changes nothing
     functions: EmptyList | None = None
     function_call: Literal["none", "auto"] | None = None
     modalities: Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)] | None = None
@@ -238,7 +238,7 @@ class EmbeddingRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     encoding_format: Literal["float", "base64"] | None = None
     """base64: float32 values, little-endian."""
     dimensions: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
-    """Only the model's own number of values: the vectors cannot be shortened."""
+    """Must be the model's own length of a vector, because vectors cannot be shortened."""
     user: str | None = None
     cache_salt: str | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
