@@ -1,4 +1,4 @@
-"""Exponential back-off, for everything that tries again."""
+"""Exponential back-off for retries."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Compile Baton's C++ sources on first use, once per machine.
 
 The library is cached under a hash of its sources, flags and platform. A rename puts it in place, so that other
-processes see a complete file. A cache folder that another user can write to is refused, because a library is code. A
-private folder among the temporary files replaces it, also for a home that is read-only.
+processes see a complete file. A cache folder that another user can write to is refused, because a library is code.
+Then, and for a read-only home, a private folder among the temporary files is used.
 """
 
 from __future__ import annotations

@@ -48,6 +48,6 @@ def read_values(file: Path) -> list[str]:
 
 
 def _around(mounted: Path, path: str) -> list[Path]:
-    """Return a group and the enclosing ones. A container may see the machine's path; then only the root exists."""
+    """Return a group and the enclosing ones. In a container only the root may exist: its path is the machine's."""
     folder = mounted / path.lstrip("/")
     return [each for each in (folder, *folder.parents) if each.is_relative_to(mounted)]

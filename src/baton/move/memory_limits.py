@@ -45,7 +45,7 @@ def _limit_bytes(group: ControlGroup) -> int:
 
 
 def _left_bytes(group: ControlGroup) -> int:
-    """Return the part of a group's limit that is not used. The kernel drops cached files when it needs their memory."""
+    """Return the unused part of a group's limit. Cached files count as unused, because the kernel can drop them."""
     limit_bytes = _limit_bytes(group)
     if limit_bytes == _UNLIMITED_BYTES:
         return limit_bytes

@@ -50,7 +50,7 @@ class WorkThreads:
                 self._queue.put(None)
 
     def join(self, left_s: Callable[[], float | None] = lambda: None) -> bool:
-        """Wait for each thread, at most `left_s()` seconds at that moment. Return whether all threads have ended."""
+        """Wait for each thread for `left_s()` seconds, evaluated before each wait. Return whether all have ended."""
         for thread in self._threads:
             thread.join(left_s())
         return not any(thread.is_alive() for thread in self._threads)

@@ -304,7 +304,7 @@ class SloHeadroom:
         """Predict the TPOT of a request that decodes on this worker, and the share of the worker's time for prompts.
 
         `since`: the present cluster, and the time until the request decodes, in which answers end and begin. None: now.
-        Prompts are assumed to keep their recent share (above 1 if the worker is behind). Tokens wait for it.
+        Prompts are assumed to keep their recent share, which tokens wait for. It is above 1 if the worker is behind.
         """
         model, decodes = cost_of(worker, cost), decoding_requests(worker)
         more = 0.0

@@ -8,7 +8,7 @@ from baton.core.types import ClusterView, ErrorBar, Prediction, Role, Slo
 from baton.decide.policy.admission import Reject
 
 TRIED_MIN = 8.0
-"""Number of recent requests from which on their errors may refuse a request that an idle worker could take."""
+"""Minimum number of recent requests before their errors may refuse a request that an idle worker could take."""
 _TIME_S_MIN = 1e-9
 RETRY_S_MIN = 1.0
 
@@ -26,9 +26,9 @@ def refuse_risky(
 ) -> Reject | None:
     """Return a rejection if the request misses its SLO with a probability above `miss_ratio_max`, else None.
 
-    An idle cluster takes every request, and so does an idle worker until enough requests have shown what it can do: a
-    wrong prediction corrects itself only by trying. `answer_s`: predicted duration of an answer, in which the decode
-    load drains.
+    An idle cluster takes every request. So does an idle worker while fewer than `TRIED_MIN` requests were observed:
+    only observed requests can correct a wrong prediction. `answer_s`: predicted duration of an answer, in which the
+    decode load drains.
     """
     if not any(worker.running_requests for worker in cluster.workers):
         return None

@@ -56,7 +56,7 @@ class CudaArena:
         return part.array
 
     def prefault(self, start: int) -> int:
-        """Return the end: device memory is reserved when it is allocated."""
+        """Return the end position: device memory is reserved when it is allocated."""
         return self.bytes_total
 
     def close(self) -> None:

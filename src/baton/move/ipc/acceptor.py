@@ -1,7 +1,7 @@
 """Accept TCP connections on an event loop.
 
-The listeners of event loops close a connection for which there is no file descriptor, or try again without a pause.
-They also report a connection with TLS only after its handshake, when limits must have counted it already.
+It replaces the listeners of event loops. Without a free file descriptor, these close connections or retry without a
+pause. They also report a TLS connection only after its handshake, but limits have to count it before.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Acceptor:
         self._loop.add_reader(self._listening, self._accept)
 
     def _accept(self) -> None:
-        """Accept one connection, so that streams go on while many clients connect at once."""
+        """Accept one connection per call, so that streams continue while many clients connect at once."""
         try:
             connection, peer = self._listening.accept()
         except (BlockingIOError, ConnectionError):

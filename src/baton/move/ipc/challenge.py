@@ -21,7 +21,7 @@ class WrongSecretError(PermissionError):
 
 
 def admit(connection: socket.socket, secret: bytes) -> None:
-    """Exchange proofs of the secret with a client. Raises WrongSecretError, or OSError if it breaks off."""
+    """Exchange proofs of the secret with a client. Raises WrongSecretError, or OSError if the connection breaks."""
     ours = secrets.token_bytes(_CHALLENGE_BYTES)
     connection.sendall(ours)
     theirs, proof = _receive(connection, _CHALLENGE_BYTES), _receive(connection, _PROOF_BYTES)
@@ -31,7 +31,7 @@ def admit(connection: socket.socket, secret: bytes) -> None:
 
 
 def prove(connection: socket.socket, secret: bytes) -> None:
-    """Exchange proofs of the secret with a server. Raises WrongSecretError, or OSError if it breaks off."""
+    """Exchange proofs of the secret with a server. Raises WrongSecretError, or OSError if the connection breaks."""
     theirs = _receive(connection, _CHALLENGE_BYTES)
     ours = secrets.token_bytes(_CHALLENGE_BYTES)
     connection.sendall(ours + _proof(secret, b"client", theirs + ours))

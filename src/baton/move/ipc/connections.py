@@ -14,7 +14,7 @@ _BACKLOG = 128
 _ACCEPT_RETRY_S = 0.1
 """Pause after a failed `accept`, unless a connection ends before."""
 _VIEWS_MAX = 1024
-"""IOV_MAX of Linux: bound of the memories in one system call."""
+"""Maximum number of buffers in one system call (IOV_MAX of Linux)."""
 
 
 class ConnectionServer:
@@ -106,7 +106,7 @@ def hang_up(connection: socket.socket) -> None:
 
 
 def limit_waits(connection: socket.socket, *, receive_s: float, send_s: float) -> None:
-    """Make calls fail after a time without progress. The kernel enforces it: Python's timeouts cost extra polls."""
+    """Limit the time that a call waits without progress. The kernel enforces it: Python's timeouts cost extra polls."""
     for option, limit_s in ((socket.SO_RCVTIMEO, receive_s), (socket.SO_SNDTIMEO, send_s)):
         connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(limit_s), int(limit_s % 1 * 1e6)))
 

@@ -15,11 +15,11 @@ CHECKSUM_BYTES = 16
 
 
 PART_BYTES = 4 << 20
-"""Part of a block that is large enough for a thread or connection of its own."""
+"""Size of the parts of a block that threads or connections process in parallel."""
 
 
 def checksum_in_parts(data: memoryview) -> bytes:
-    """Return a block's checksum. That of a large block combines those of its parts, so that threads can share it."""
+    """Return a block's checksum. For a large block, threads can compute the checksums of its parts in parallel."""
     if len(data) <= PART_BYTES:
         return checksum(data)
     return joined([checksum(data[start : start + PART_BYTES]) for start in range(0, len(data), PART_BYTES)])

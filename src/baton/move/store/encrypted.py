@@ -21,14 +21,14 @@ KEY_BYTES, NONCE_BYTES, TAG_BYTES = 32, 12, 16
 OVERHEAD_BYTES = NONCE_BYTES + TAG_BYTES
 """Additional bytes per block."""
 GROUP_BYTES = 64 << 20
-"""Blocks that are encrypted or decrypted at a time, in buffers of this size."""
+"""Maximum bytes of the blocks that are encrypted or decrypted at a time."""
 
 
 class EncryptedStore:
     """Encrypt each block under a random nonce, and authenticate its hash and layout.
 
     With random nonces, one key is safe for 2^32 blocks. The inner store sees hashes, sizes and times. Its fingerprint
-    contains the key's: a folder of another key is refused, and on a server another key finds no blocks.
+    contains that of the key: a folder of another key is refused, and on a server another key finds no blocks.
     """
 
     def __init__(self, key: bytes, *, layout_fingerprint: str, open_inner: Callable[[str], Store]) -> None:

@@ -25,7 +25,7 @@ from baton.move.store.checksum import CHECKSUM_BYTES, PART_BYTES, checksum_in_pa
 
 CONNECT_TIMEOUT_S, ANSWER_TIMEOUT_S = 1.0, 5.0
 _HOT_BYTES = 256 << 10
-"""Copied at a time, and checksummed while a core's cache still holds the bytes."""
+"""Bytes copied at a time: their checksum is computed while a core's cache still holds them."""
 
 Block = tuple[BlockHash, memoryview]
 
@@ -36,7 +36,7 @@ class NodeLink(Protocol):
     connection: socket.socket
 
     def put(self, blocks: Sequence[Block]) -> tuple[bytes, bytes]:
-        """Send the blocks that the node lacks. Return one flag per block if it was missing, one if it is kept."""
+        """Send the blocks that the node lacks. Return two flags per block: it was missing, and it is kept now."""
         ...
 
     def get(self, blocks: Sequence[Block]) -> list[bool | None]:
@@ -132,7 +132,7 @@ class _BlockCopy:
     source: memoryview
     target: memoryview
     summed: memoryview
-    """The source or the target: the checksum is computed over it."""
+    """The one of the two that belongs to this process: the checksum is computed over it."""
 
     def parts(self) -> list[_BlockCopy]:
         return [
@@ -156,7 +156,7 @@ class NodeDialer:
     def __init__(
         self, address: tuple[str, int], hello: bytes, threads: Executor, *, shares: int, secret: bytes = b""
     ) -> None:
-        """`shares`: how many threads divide the copies of one call. 0 connects over TCP always.
+        """`shares`: number of threads that divide the copies of one call. 0: always connect over TCP.
 
         `secret`: both ends must prove that they know it. Empty: the node must not ask for one.
         """
@@ -170,7 +170,7 @@ class NodeDialer:
         self._lent: tuple[str, memoryview] | None = None
         """Name of the node's process and its mapped memory. A restarted node has another name."""
         self.is_near = False
-        """The last connection was to mapped memory."""
+        """True if the last connection was to mapped memory."""
 
     def connect(self) -> NodeLink:
         """Connect. Raises OSError if the node does not answer, StoreError if it holds blocks of another layout."""
@@ -231,7 +231,7 @@ class NodeDialer:
                 os.close(descriptor)
 
     def _prove_secret(self, connection: socket.socket) -> None:
-        """Prove the secret if the node asks for it. Raises StoreError if the two do not have the same one, or none."""
+        """Prove the secret if the node asks for it. Raises StoreError unless both have the same secret, or none."""
         try:
             first = connection.recv(1, socket.MSG_PEEK)  # a descriptor of the node's memory may be beside the answer
         except BlockingIOError:  # the limit of `bound_waits`

@@ -37,7 +37,7 @@ class NodeStore:
         shares_memory: bool = True,
         secret: bytes = b"",
     ) -> None:
-        """Connect. `shares_memory=False` uses TCP even if the node would lend its memory. `secret`: that of the node.
+        """Connect. `shares_memory=False` uses TCP even if the node would lend its memory. `secret`: the node's secret.
 
         Raises StoreError if the node does not answer, or keeps blocks of another layout.
         """
@@ -64,7 +64,7 @@ class NodeStore:
 
     @property
     def is_near(self) -> bool:
-        """The node lends its memory to this process."""
+        """True if the node lends its memory to this process."""
         return self._dialer.is_near
 
     def put(self, blocks: Sequence[Block]) -> list[bool]:

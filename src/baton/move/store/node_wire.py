@@ -45,7 +45,7 @@ WELCOME, OTHER_LAYOUT, PROVE_SECRET = b"+", b"-", b"?"
 def bound_waits(connection: socket.socket, timeout_s: float) -> None:
     """Make blocking calls fail with OSError after `timeout_s` without progress, enforced by the kernel.
 
-    With a timeout of Python's own, every transfer needs a poll before each call and returns early: twice the calls.
+    Python's own timeouts need a poll before each call, and make calls return early: twice the system calls.
     """
     if connection.family != socket.AF_UNIX:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -24,7 +24,7 @@ TIMEOUT_S, CONNECT_TIMEOUT_S, RETRY_S = 10, 2, 5
 
 
 class ObjectPlace(Struct, frozen=True, kw_only=True):
-    """Location of the objects, and credentials. A None is resolved by the client (AWS's credential chain)."""
+    """Location of the objects, and credentials. The client library replaces a None by AWS's credential chain."""
 
     bucket: str
     prefix: str = ""

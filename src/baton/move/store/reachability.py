@@ -33,7 +33,7 @@ class Reachability:
 
     @property
     def is_open(self) -> bool:
-        """The server is reachable and the store is not closed."""
+        """True if the server is reachable and the store is not closed."""
         return self.counters.reachable and not self._closed.is_set()
 
     def count(

@@ -35,7 +35,7 @@ class _Segment:
 
 
 class Segments:
-    """Slots by number. The place of a slot does not depend on the capacity, which may change between runs."""
+    """The slots of a store. The place of a slot does not depend on the capacity, which may change between runs."""
 
     def __init__(self, folder: Path, *, block_bytes: int, slots_max: int, mode: IoMode) -> None:
         """Open or create the files, and cut off slots above `slots_max`. Raises StoreError if a file cannot be used."""

@@ -21,7 +21,7 @@ from baton.move.store.slot_header import ALIGNMENT_BYTES, SlotHeader, is_empty, 
 RUN_BYTES = 4 << 20
 """Size of a read or write that lets a disk run at its limit. A single block may be larger."""
 _RUN_SLOTS_MAX = 256
-"""A slot needs up to three memories, and one system call accepts 1,024."""
+"""Maximum slots per run: a slot needs up to three buffers, and one system call accepts 1,024."""
 
 Outcome = Literal["whole", "damaged", "failed"]
 Work = Callable[[], OSError | None]
@@ -66,11 +66,11 @@ class SlotIo:
         self._part_scratches = Scratches(run_slots=1, padded_bytes=PART_BYTES)
 
     def writes(self, tasks: Sequence[SlotTask]) -> list[Work]:
-        """Return the calls that write these blocks and set their outcomes, in the order of the disk."""
+        """Return the calls that write these blocks and set their outcomes, in the order of the slots."""
         return [partial(self._write, run) for run in self._runs(tasks)]
 
     def reads(self, tasks: Sequence[SlotTask]) -> list[Work]:
-        """Return the calls that read and verify these blocks and set their outcomes, in the order of the disk."""
+        """Return the calls that read and verify these blocks and set their outcomes, in the order of the slots."""
         runs = self._runs(tasks)
         if self._padded_bytes <= PART_BYTES:
             return [partial(self._read, run) for run in runs]

@@ -1,4 +1,4 @@
-"""Memory that is accessible by copies only, as that of a GPU: the port, and an implementation in host memory.
+"""Memory that is accessible by copies only, such as a GPU's: the port, and an implementation in host memory.
 
 The implementation for NVIDIA GPUs is `baton.move.arena.cuda_memory`.
 """

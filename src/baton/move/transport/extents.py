@@ -95,7 +95,7 @@ class Spread:
 
     @property
     def is_direct(self) -> bool:
-        """All bytes lie in host memory."""
+        """True if all bytes lie in host memory."""
         return self._staged is None
 
     def check_apart(self) -> None:
@@ -187,7 +187,7 @@ class Spread:
             view[:] = buffer.memory[at : at + view.nbytes]
 
     def _placed(self, start: int, size_bytes: int) -> tuple[DeviceMoves, list[tuple[memoryview, int]]]:
-        """Return where a range lies in a buffer that holds it in order: the device's rows, and the host's views."""
+        """Return the parts of a range with offsets in a buffer that holds it in order: device moves and host views."""
         rows = cut_rows(self._rows, start, size_bytes)
         ats = np.cumsum(rows[:, 1]) - rows[:, 1]
         on_host = np.isin(rows[:, 2], list(self._views))

@@ -1,7 +1,7 @@
 """Transport over NIXL (UCX), with the extra `nixl`: RDMA if hosts have it, otherwise shared memory or TCP of UCX.
 
-NIXL reads the source's memory without asking it. So a connection of Baton's own asks the source before the first read
-and after the last, whether the offer is valid.
+NIXL reads the source's memory without its knowledge. So the consumer asks the source over a connection of its own,
+before the first read and after the last one, whether the offer is valid.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class NixlTransport:
 
 
 class _NixlPeer:
-    """A source, and its agent's name at this host's NIXL agent."""
+    """A source, and the name of its agent at this host's NIXL agent."""
 
     def __init__(self, address: str, agent: NixlAgent) -> None:
         self.client = SourceClient(f"at {address}", Dialer(*split_address(address)).connect)
@@ -174,7 +174,7 @@ class _NixlPeer:
         self.client.close()
 
     def check(self, query: OfferQuery, target: Spread) -> None:
-        """Raise TransferError if the offer is not valid or a checksum differs. The source may stop polling."""
+        """Raise TransferError if the offer is not valid or a checksum differs. The source may stop polling then."""
         card = self.client.ask(query, Verb.CHECK, _receive_card)
         if not query.ticket.checksum:
             return

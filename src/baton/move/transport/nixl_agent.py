@@ -48,7 +48,7 @@ class NixlAgent:
         self._changed = threading.Condition()
         self._calls: list[Callable[[], None]] = []
         self._moving: list[Callable[[], bool]] = []
-        """Polls one transfer each. It returns False once the transfer is over."""
+        """Functions that poll one transfer each, and return False once it is over."""
         self._waiting: set[Future[Any]] = set()
         """Futures that other threads wait for."""
         self._readers = 0

@@ -25,7 +25,7 @@ E4M3_NORMAL = np.float32(2.0**-6)
 
 
 def _e4m3_values() -> Floats:
-    """Return 2^-8 of each code's value: a code is the upper part of a float16 with an exponent bias of 8 less."""
+    """Return each code's value times 2^-8. A code has the upper bits of a float16, but its exponent bias is 8 less."""
     codes = np.arange(256, dtype=np.uint16)
     halves = ((codes & 0x7F) << 7 | (codes & 0x80) << 8).astype(np.uint16)
     return halves.view(np.float16).astype(np.float32)

@@ -47,10 +47,10 @@ class SourceClient:
         self._connection: socket.socket | None = None
         self._closed = False
         self._gone = False
-        """The last attempt to connect has failed."""
+        """True if the last attempt to connect has failed."""
 
     def ask(self, query: OfferQuery, verb: Verb, receive: Receive[T], detail: int = 0) -> T:
-        """Return the payload of a positive answer. Raises TransferError for a negative one, or none."""
+        """Return the payload of a positive answer. Raises TransferError for a negative answer, or if there is none."""
         status, epoch, payload = self._exchange(query.packed(verb, detail), receive)
         if status is not OfferStatus.VALID or epoch != query.ticket.epoch:
             reason = REFUSALS.get(status, REFUSALS[OfferStatus.RESTARTED])

@@ -144,7 +144,7 @@ class TcpPeer:
 
     @property
     def is_unused(self) -> bool:
-        """There is neither work nor a connection."""
+        """True if there is neither work nor a connection."""
         with self._changed:
             return not self._streams and not self._wanted
 
@@ -312,7 +312,7 @@ class TcpStream:
             connection.close()
 
     def _recover(self, error: OSError | ValueError) -> None:
-        """Disconnect, return the requested pieces to the queue, and pause. A break of our own making is not counted."""
+        """Disconnect, return the requested pieces to the queue, and pause. A break by this side is not counted."""
         is_own = self._interrupted or isinstance(error, _NotWantedError)
         self._disconnect()
         pieces = [piece for piece in self._requested if piece.pull.wanted]

@@ -28,19 +28,19 @@ FIRST_REQUEST_S = 5.0
 """A client that sends no request within this time is disconnected."""
 
 _IDLE_S = 120.0
-"""Limit between two requests."""
+"""Maximum time between two requests."""
 
 _STALL_S = 30.0
-"""Limit without a byte that the consumer reads."""
+"""Maximum time in which the consumer reads no byte."""
 
 _SUMMED_BYTES = 256 * 1024
 """Bytes that are checksummed and sent at a time, while the cache holds them."""
 
 
 def serve_reads(offers: Offers, connection: socket.socket, secret: bytes) -> None:
-    """Answer one consumer until it hangs up. Raises OSError if it breaks off, stalls or sends an invalid request.
+    """Answer one consumer until it hangs up. Raises OSError after a break, a stall or an invalid request.
 
-    A consumer that does not know the secret of the cluster is disconnected. Empty: no consumer is checked.
+    A consumer that does not know the secret of the cluster is disconnected. If `secret` is empty, none is checked.
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     fit_buffers(connection)
