@@ -1,4 +1,4 @@
-"""Ask a running server over HTTP."""
+"""Send requests of the commands to a running server over HTTP."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from baton.serve.http.wire.errors import ErrorBody
 URL = "http://127.0.0.1:8000"
 """Default address of `baton serve`."""
 TIMEOUT_S = 5.0
-"""Maximum time without a byte from the server. A slow response is not limited."""
+"""Maximum time without a byte from the server. The total time of a response is not limited."""
 
 
 def check_url(url: str) -> None:
@@ -34,13 +34,16 @@ def check_url(url: str) -> None:
 
 
 def ask(url: str, path: str, api_key: str | None, body: bytes | None = None) -> bytes:
-    """Return the body of a response. Raises BatonError if the server refuses. `body`: JSON to post. None: read."""
+    """Send a request and return the body of the response. Raises BatonError if it is an error.
+
+    `body`: JSON to send with POST. None: the request is a GET.
+    """
     with _answer(url, path, api_key, body) as answer:
         return answer.read()
 
 
 def fetch(url: str, path: str, api_key: str | None, into: Path) -> http.client.HTTPMessage:
-    """Write the body of a response to a file, and return the headers. Raises BatonError if it is incomplete."""
+    """Download a path to a file, and return the headers. Raises BatonError if it fails or the body is incomplete."""
     with _answer(url, path, api_key) as answer:
         with open_private(into, "wb") as file:
             shutil.copyfileobj(answer, file)
@@ -70,7 +73,7 @@ def _answer(url: str, path: str, api_key: str | None, body: bytes | None = None)
 
 
 def _refusal(url: str, error: urllib.error.HTTPError) -> str:
-    """Return the error message of a response: that in its body if it is Baton's."""
+    """Return an error message for a failed request, with Baton's own message if the body has one."""
     if error.code == 401:
         return f"{url} answers 401; give a key with --api-key-file if the server asks for one"
     try:

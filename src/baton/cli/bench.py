@@ -1,4 +1,4 @@
-"""`baton bench`: measure a server with a load, print a table, write the results."""
+"""`baton bench`: measure a server under load, print a table, and write the results to files."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ _RESULTS = (
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
-    """Add the command. `run` checks the values, so that it reports all problems at once."""
+    """Add the command. The parser accepts any values: `run` checks them and reports all problems at once."""
     parser = subparsers.add_parser(
         "bench",
         help=purpose,
@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _stoppable(options: BenchOptions, watcher: RunListener) -> BenchReport:
-    """Run the benchmark until its end. Ctrl-C stops it, with the results so far."""
+    """Run the benchmark and return its results. Ctrl-C ends it early, with the results so far."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, stop.set)
@@ -135,7 +135,7 @@ async def _stoppable(options: BenchOptions, watcher: RunListener) -> BenchReport
 
 
 def _raise_open_files() -> None:
-    """Raise the limit of open files to the maximum: an open loop holds many connections."""
+    """Raise the limit of open files to the maximum, because an open-loop load may need many connections."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

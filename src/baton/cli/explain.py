@@ -1,4 +1,4 @@
-"""`baton explain`: every decision about one request, with what the policies saw, and where its time went."""
+"""`baton explain`: show every decision about one request, the policies' input, and the time of each phase."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from baton.lab.report.questions import Notes, Option, Question, Subject
 from baton.serve.http.pages import LOG_FULL_HEADER
 
 OPTIONS_MAX = 12
-"""Workers of a question that the screen shows, in the order of the policy; `--json` has all."""
+"""Maximum workers in a printed table, in the policy's order. `--json` has all of them."""
 CHOICES_MAX = 8
-"""Choices of one client's request that are explained."""
+"""Maximum choices (parameter `n`) of one HTTP request that are explained."""
 
 WORDS: dict[Subject, str] = {
     "admit": "take it?",
@@ -105,14 +105,14 @@ class _Log:
 
     path: Path
     name: str
-    """The file or the URL, for error messages."""
+    """File or URL that the log came from, for error messages."""
     is_full: bool = False
     """The log reached its size limit, so that later requests are missing."""
 
 
 @contextlib.contextmanager
 def _log(args: argparse.Namespace) -> Iterator[_Log]:
-    """Yield the log of `--log`, or a temporary copy of the server's log."""
+    """Yield the log that `--log` names, or else a temporary copy of the server's log."""
     if args.log is not None:
         if args.api_key is not None:
             raise ConfigError("--api-key is for a server, and --log names a file: leave one of them out")
@@ -135,7 +135,7 @@ def _unknown_request(request_id: str, found: Found, log: _Log) -> str:
 
 
 def show(explanation: Explanation, console: Console) -> None:
-    """Print the history of a request, with a table for each question to a policy."""
+    """Print the history of a request, with a table of the options for each decision of a policy."""
     facts = Table(title=f"request {explanation.request_id}", title_justify="left", show_header=False, box=None)
     for name, value in _facts(explanation):
         facts.add_row(name, value)
@@ -155,7 +155,7 @@ def show(explanation: Explanation, console: Console) -> None:
 
 
 def _say(console: Console, head: str, text: str) -> None:
-    """Print a head and a text, which is wrapped and indented by `INDENT`."""
+    """Print `head`, followed by `text`, whose lines are wrapped and indented by `INDENT` characters."""
     lines = textwrap.wrap(text, width=max(console.width - INDENT, INDENT), break_long_words=False) or [""]
     console.print(head + f"\n{' ' * INDENT}".join(lines), markup=False, highlight=False, soft_wrap=True)
 
@@ -230,7 +230,7 @@ def _cells(option: Option, question: Question) -> list[str]:
 
 
 def _verdict(question: Question) -> str:
-    """Describe the choice in one sentence."""
+    """Describe in one sentence what the policy chose."""
     if question.refusal:
         return f"refused: {question.refusal}"
     best = question.best

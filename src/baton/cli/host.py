@@ -70,7 +70,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal arrives. Return the exit code."""
+    """Join the server and run the host until a signal arrives. Return the exit code."""
     counts = (args.prefill, args.decode, args.mixed)
     if any(count is not None and count < 0 for count in counts):
         raise ConfigError("--prefill, --decode and --mixed must be 0 or more")
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_address(listen: str) -> None:
-    """Raise ConfigError if this machine cannot listen on the address: retrying to join would not help."""
+    """Raise ConfigError if this machine cannot listen on the address. Otherwise joining would be retried in vain."""
     if not listen:
         return
     try:

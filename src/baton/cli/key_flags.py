@@ -1,4 +1,4 @@
-"""Read API keys from flags, files and the environment. Keys in arguments are visible to every user of a machine."""
+"""Read API keys from flags, files and the environment. A key in a flag is visible to every user of the machine."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from baton.core.keys import read_secret
 
 API_KEY, ADMIN_KEY, JOIN_KEY = "BATON_API_KEY", "BATON_ADMIN_KEY", "BATON_JOIN_KEY"
 ENGINE_KEY = "BATON_ENGINE_KEY"
-"""Environment variables with a key, for containers."""
+"""Environment variables from which commands read keys, for containers."""
 
 
 def add_client_key(parser: argparse.ArgumentParser, variables: str = API_KEY) -> None:
-    """Add the flags that give a command its key for a server."""
+    """Add the flags for the key that a command sends to a server."""
     parser.add_argument("--api-key", metavar="K", help="sent as a bearer token")
     parser.add_argument("--api-key-file", type=Path, metavar="FILE", help=f"file with the key (default: {variables})")
 
 
 def client_key(args: argparse.Namespace, *variables: str) -> str | None:
-    """Return the key that a command sends: from a flag, a file or an environment variable. None: no key is given."""
+    """Return the key from a flag, a file or an environment variable. None: no key is given.
+
+    Raises ConfigError if both flags are given.
+    """
     if args.api_key is not None and args.api_key_file is not None:
         raise ConfigError("--api-key and --api-key-file are two keys: leave one of them out")
     if args.api_key_file is not None:
@@ -43,7 +46,7 @@ def key_lines(path: Path) -> list[str]:
 
 
 def take_variable(name: str) -> str:
-    """Return an environment variable, and remove it: child processes must not inherit it. Empty: it is not set."""
+    """Return an environment variable and remove it, so that child processes do not inherit it. Empty: it is not set."""
     return os.environ.pop(name, "").strip()
 
 

@@ -52,7 +52,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
 
 def run(args: argparse.Namespace) -> int:
     """Edit or show the file. Return the exit code."""
-    path = Path(os.path.realpath(args.keys))  # a link stays: its target is replaced
+    path = Path(os.path.realpath(args.keys))  # a symbolic link stays, and its target is replaced
     if (args.action == "revoke") != bool(args.ids):
         raise ConfigError("baton keys revoke needs the ids of keys, and the other actions take none")
     if args.action == "list":
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _made(args: argparse.Namespace) -> tuple[str, KeyEntry]:
-    """Return a new key and its entry. Raises ConfigError with every problem."""
+    """Return a new key and its entry for the file. Raises ConfigError with every problem of the arguments."""
     if args.tenant is None:
         raise ConfigError("baton keys add needs --tenant NAME")
     names = {flag: flag.removeprefix("--").replace("-", "_") for flag, _ in _LIMITS}
@@ -115,7 +115,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, file: KeyFile) -> None:
-    """Replace the file atomically, in mode 0600: a reader sees the old or the new content."""
+    """Replace the file, in mode 0600. A reader sees either the old or the new content."""
     text = msgspec.json.format(msgspec.json.encode(file), indent=2)
     try:
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # in mode 0600

@@ -1,4 +1,4 @@
-"""Decision logs for commands: open a log, and rebuild the coordinator that wrote it."""
+"""Read decision logs for the commands: open a log, and rebuild the cluster that wrote it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ Header = LogHeader | SimHeader
 
 
 def open_log(path: Path, name: str = "") -> tuple[Header, Iterator[Decision]]:
-    """Open a log. `name`: for error messages. Raises ConfigError for a file that is no log, here or while reading."""
+    """Open a log. Return its header and its decisions. `name`: name in error messages, by default the path.
+
+    Raises ConfigError, here or while the decisions are read, if the file is not a log.
+    """
     return read_log(path, name)
 
 
@@ -47,9 +50,9 @@ def changed_policies(header: Header) -> list[str]:
 
 
 def build_cluster(header: Header, notes: Notes | None = None) -> Cluster:
-    """Rebuild the cluster that wrote a log, in its state before the first event.
+    """Return the cluster that wrote a log, in its state before the first event.
 
-    `notes`: records the questions to the policies. Raises ConfigError if a policy does not exist any more.
+    `notes`: records the input and choice of each policy. Raises ConfigError if a policy does not exist any more.
     """
     if isinstance(header, SimHeader):
         spec = spec_of(header)
@@ -75,7 +78,7 @@ def policies_of(header: Header) -> PolicyConfig:
 
 
 def block_tokens(header: Header) -> int:
-    """Return the number of tokens per block hash in the log."""
+    """Return the number of tokens that each block hash in the log stands for."""
     return spec_of(header).kv.block_tokens if isinstance(header, SimHeader) else header.block_tokens
 
 

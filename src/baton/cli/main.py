@@ -27,12 +27,12 @@ COMMANDS = {
     "replay": "replay a decision log and compare",
     "top": "show a server's workers and KV blocks, live",
 }
-"""Modules of this package, and their purposes. Only the module of the given command is imported: importing the
-libraries of all would take longer than reporting a wrong argument."""
+"""Purpose of each command, whose module in this package has the same name. Only the module of the given command is
+imported, because importing the libraries of all commands is slow."""
 
 
 def build_parser(wanted: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
-    """Return a parser: the wanted sub-commands in full, the others by name. `docs/cli.md` is generated from it."""
+    """Return the parser of `baton`, with the flags of the wanted sub-commands. `docs/cli.md` is generated from it."""
     parser = argparse.ArgumentParser(
         prog="baton",
         description="Serve large language models, prefill and decode apart, over one KV cache per host.",
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _output_is_closed() -> bool:
     """Return whether the reader of standard output (head, less) has exited. If so, discard the rest of the output."""
     output = select.poll()
-    output.register(sys.stdout.fileno(), 0)  # poll reports errors without being asked
+    output.register(sys.stdout.fileno(), 0)  # poll reports a closed pipe even without flags
     if not output.poll(0):
         return False
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -84,7 +84,7 @@ def _output_is_closed() -> bool:
 
 
 def _unknown(command: str, word: str) -> str:
-    """Return an error message for an unknown argument, with the nearest flag."""
+    """Return an error message for an unknown argument `word`. It names the most similar flag, if there is one."""
     commands = argparse.ArgumentParser(prog="baton").add_subparsers()
     import_module(f"baton.cli.{command}").add_parser(commands, COMMANDS[command])
     flags = re.findall(r"--[a-z][\w-]*", commands.choices[command].format_help())

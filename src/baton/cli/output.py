@@ -1,4 +1,4 @@
-"""Write files, JSON and tables, and warn on standard error."""
+"""Output of the commands: files, JSON, tables, and warnings on standard error."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ WIDTH = 120
 """Width of tables in characters if the output is not a terminal."""
 
 STANDARD_OUTPUT = Path("-")
-"""The file of `--json -`: standard output, which then has nothing but the JSON."""
+"""Path that means standard output, as in `--json -`. The output then consists of the JSON only."""
 
 
 def warn(remarks: Iterable[str]) -> None:
-    """Print remarks on standard error, so that standard output stays readable by programs."""
+    """Print warnings on standard error, so that programs can parse standard output."""
     for remark in remarks:
         print(f"baton: {remark}", file=sys.stderr)  # noqa: T201
 
@@ -48,6 +48,6 @@ def write_json(path: Path, value: object, *, otherwise: str = "choose another fi
 
 
 def wide_console() -> Console:
-    """Return a console of the terminal's width; for a pipe or a file, one that is wide enough for the tables."""
+    """Return a console of the terminal's width, or of at least `WIDTH` characters if the output is no terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=max(console.width, WIDTH))

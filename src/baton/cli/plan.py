@@ -81,7 +81,7 @@ def add_parser(subparsers: Subparsers[argparse.ArgumentParser], purpose: str) ->
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan, show, write, and return the exit code. Raises ConfigError."""
+    """Plan, print the result and write the requested files. Return the exit code. Raises ConfigError."""
     wrong = output_problems(
         {
             "--json": args.json, "--html": args.html, "--serve-config": args.serve_config,
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _merged(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the keys of the file, overridden by the flags."""
+    """Return the settings of FILE, overridden by the flags. Raises ConfigError if a required setting is missing."""
     raw = _read(args.file) if args.file is not None else {}
     plain = {
         "llm": _flag_path(args.llm, args.file) if (args.llm or "").endswith(".json") else args.llm,
@@ -137,7 +137,7 @@ def _merged(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _flag_path(path: str | None, file: Path | None) -> str | None:
-    """Return the absolute path of a flag. Relative paths would be taken from the folder of FILE."""
+    """Return a flag's path as absolute if FILE is given, because relative paths refer to the folder of FILE."""
     return path if path is None or file is None else str(Path(path).absolute())
 
 

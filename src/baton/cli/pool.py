@@ -35,7 +35,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal arrives. Return the exit code."""
+    """Run the pool until a signal arrives. Return the exit code."""
     if not 1 <= args.bytes <= _BYTES_MAX or not 0 <= args.port <= 65535:
         bounds = f"give 1 to {_BYTES_MAX:g} bytes, and a port from 0 to 65535"
         raise ConfigError(f"--bytes is {args.bytes:g}, --port {args.port}: {bounds}")
@@ -45,12 +45,12 @@ def run(args: argparse.Namespace) -> int:
             " let every client read and write with --insecure"
         )
     free_bytes = memory_free_bytes()
-    if args.bytes > free_bytes:  # otherwise the system kills the process while it faults the memory in
+    if args.bytes > free_bytes:  # otherwise the system would kill the process when it uses the memory
         raise ConfigError(f"--bytes is {args.bytes:g}, but only {free_bytes:g} bytes of memory are free; give less")
     secret = b"" if args.secret_file is None else read_shared_secret(args.secret_file)
     wakeup, signalled = socket.socketpair()
     signalled.setblocking(False)
-    signal.set_wakeup_fd(signalled.fileno())  # works in whichever thread the signal is delivered to
+    signal.set_wakeup_fd(signalled.fileno())  # wakes the main thread, even if another one gets the signal
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     node = StoreNode(host=args.host, port=args.port, capacity_bytes=int(args.bytes), secret=secret)

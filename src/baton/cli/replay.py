@@ -1,4 +1,4 @@
-"""`baton replay`: feed a decision log into a fresh cluster, or simulate its arrivals under other policies."""
+"""`baton replay`: repeat the decisions of a log and compare them, or simulate its arrivals with other policies."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the requested outputs and return the exit code. Each reads the log again, which may not fit into memory."""
+    """Produce the requested outputs and return the exit code. Each one reads the log anew, as it may exceed memory."""
     _check(args)
     if args.html is not None or args.perfetto is not None:
         _write_pictures(args)
@@ -145,26 +145,26 @@ OFF_RATIO_MAX = 0.25
 
 
 class Baseline(Struct, frozen=True, kw_only=True):
-    """A mean latency in the log and in the simulation of its arrivals with the same policies and cluster."""
+    """A mean latency in the log, and in a simulation of the log's arrivals with the same policies and cluster."""
 
     log_s: float
     simulated_s: float
     off_ratio: float
-    """Relative error of the simulation. 0.25: the simulated mean is a quarter too long."""
+    """Relative error of the simulation: 0.25 if the simulated mean is 25 % higher than that of the log."""
 
 
 class Simulated(Struct, frozen=True, kw_only=True):
-    """The metrics of a log, and those of simulations of its arrivals."""
+    """The metrics of a log and of simulations of its arrivals."""
 
     log: Outcomes
     as_logged: Outcomes
-    """Simulated with the log's policies on the log's cluster: what differs from `log` is the simulation's error."""
+    """Simulated with the log's own policies and cluster. Its difference from `log` is the error of the simulation."""
     other: Outcomes | None
     """Simulated with the requested policies or cluster. None: none were requested."""
     baseline: dict[str, Baseline]
-    """The error of `as_logged` in mean TTFT and TPOT."""
+    """Error of `as_logged` in mean TTFT and mean TPOT."""
     notes: tuple[str, ...]
-    """Information that the log lacks for the comparison."""
+    """Remarks about information that the log lacks."""
     warnings: tuple[str, ...]
     """Reasons why the comparison is not reliable."""
 
@@ -236,7 +236,7 @@ def _milliseconds(values: Distribution) -> str:
 
 
 def _baseline(log: Outcomes, as_logged: Outcomes) -> dict[str, Baseline]:
-    """Return the error of the log's own simulation for each latency that both have."""
+    """Return the error of the simulation with the log's own policies, for each latency that was measured in both."""
     means = {
         "ttft": (log.ttft_s.mean, as_logged.ttft_s.mean),
         "tpot": (log.tpot_s.mean, as_logged.tpot_s.mean),

@@ -35,7 +35,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Restart the workers, and wait until all are back. Return 1 if that fails or takes too long."""
+    """Restart the workers, and wait until all are ready. Return the exit code: 1 if that fails or takes too long."""
     check_url(args.url)
     key, pause, until_s = client_key(args), threading.Event(), now_s() + args.wait_s
     try:

@@ -22,11 +22,11 @@ from baton.move.ipc.tls import ServerTls
 
 Section = TypeVar("Section", bound=msgspec.Struct)
 _NEVER_EMPTY = ("keys", "admin_key", "tls_cert", "tls_key")
-"""Flags whose value may come from an unset variable of a shell. An empty one must not mean that there is none."""
+"""Flags that must not be empty: an unset shell variable would otherwise silently turn off a key or a certificate."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
-    """Add the command. A flag that is not given has its value from --config, or else the default."""
+    """Add the command. A flag that is not given takes its value from --config, or else the default."""
     parser = subparsers.add_parser(
         "serve",
         help=purpose,
@@ -124,20 +124,20 @@ def add_parallel(parser: argparse.ArgumentParser, *, default: str = "1") -> None
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal arrives. Return the exit code."""
     config = configuration(args)
-    from baton.compute.models.resolve import resolve_model  # imported late: a wrong flag is reported at once
+    from baton.compute.models.resolve import resolve_model  # imported late, so that a wrong flag is reported at once
     from baton.serve.live.assembly import assemble
     from baton.serve.service import serve
 
     parts = assemble(config, resolve_model(config.model, config.load_format))
     if not config.engines.servers:
         return event_loop()(serve(parts, tell=tell))
-    from baton.integrations.vllm.fleet import EngineFleet  # imported where the configuration asks for it
+    from baton.integrations.vllm.fleet import EngineFleet  # an optional part
 
     return event_loop()(serve(parts, tell=tell, engines=EngineFleet(parts, tell)))
 
 
 def configuration(args: argparse.Namespace) -> Config:
-    """Return the configuration of the file and the flags. Raises ConfigError with every problem."""
+    """Return the configuration of the file, overridden by the flags. Raises ConfigError with every problem."""
     config = _read(args.config) if args.config is not None else Config()
     topology = config.topology
     hosts = config.hosts if args.hosts is None else msgspec.structs.replace(config.hosts, expected=args.hosts)
@@ -188,7 +188,7 @@ def configuration(args: argparse.Namespace) -> Config:
 
 
 def _http(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings of HTTP from flags, key files and the environment. None: not given."""
+    """Return the HTTP settings from flags, key files and the environment. A setting that is not given is None."""
     empty = [f"--{name.replace('_', '-')}" for name in _NEVER_EMPTY if vars(args)[name] == ""]
     empty += empty_variables(API_KEY, ADMIN_KEY, JOIN_KEY)
     if empty:
@@ -214,14 +214,14 @@ def _http(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _engines(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings of engines from flags, the key file and the environment. None: not given."""
+    """Return the engine settings from flags, the key file and the environment. A setting that is not given is None."""
     key = key_lines(args.engine_key_file)[0] if args.engine_key_file is not None else take_variable(ENGINE_KEY)
     servers = tuple(engine_of(text) for text in args.engine_url) if args.engine_url else None
     return {"servers": servers, "key": key or None}
 
 
 def _with(struct: Section, given: Mapping[str, Any]) -> Section:
-    """Return the struct with the given fields replaced."""
+    """Return a copy of the struct with the given values. A value of None keeps the struct's own."""
     return msgspec.structs.replace(struct, **{name: value for name, value in given.items() if value is not None})
 
 
@@ -231,7 +231,7 @@ def _read(path: Path) -> Config:
 
 
 def event_loop() -> Any:  # noqa: ANN401
-    """Return the function that runs a coroutine: uvloop's where it exists."""
+    """Return the function that runs a coroutine: `uvloop.run`, or on Windows `asyncio.run`."""
     if sys.platform == "win32":
         return asyncio.run
     import uvloop  # not on Windows
@@ -240,6 +240,6 @@ def event_loop() -> Any:  # noqa: ANN401
 
 
 def tell(text: str) -> None:
-    """Print a line. Ignore a closed pipe: the server must survive `baton serve | head`."""
+    """Print a line. Errors of standard output are ignored, so that the server survives `baton serve | head`."""
     with contextlib.suppress(OSError):
         print(text, flush=True)  # noqa: T201

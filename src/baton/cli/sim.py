@@ -44,7 +44,7 @@ Subparsers = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: i
 """What `add_subparsers` returns; argparse has no public name for it."""
 
 FAILURES_SHOWN = 5
-"""Number of failure reasons that are shown."""
+"""Maximum number of failure reasons that are printed."""
 
 DESCRIPTION = """Run a trace on a simulated cluster. The coordinator, the batchers and the KV pools are the real ones;
 time, step durations and messages are simulated. No policy sees the output length of a request in advance.
@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
 def _play(
     args: argparse.Namespace, spec: ClusterSpec, trace: Trace, faults: tuple[TimedFault, ...], watching: Watching
 ) -> list[RequestRecord]:
-    """Simulate every cell: in parallel, or one after the other if decisions are recorded. The results are the same."""
+    """Simulate every cell: in parallel processes, or here if decisions are recorded. The results are the same."""
     slo, policy = _slo(args), policy_of(args.policy)
     processes = min(spec.cells, args.processes or usable_cores())
     jobs = cell_jobs(spec, trace, policy, seed=args.seed, slo=slo, faults=faults)
@@ -143,14 +143,14 @@ def _play(
 
 
 def _slo(args: argparse.Namespace) -> Slo | None:
-    """Return the SLO of every request, as in `baton serve`: both targets or none."""
+    """Return the SLO of the requests. As in `baton serve`, None unless both targets are given."""
     if args.ttft_slo_s is None or args.tpot_slo_s is None:
         return None
     return Slo(ttft_s=args.ttft_slo_s, tpot_s=args.tpot_slo_s)
 
 
 def _facts(args: argparse.Namespace, trace: Trace) -> list[tuple[str, str]]:
-    """Return the arguments of the run, for the page."""
+    """Return the names and values of the run's arguments, for the HTML page."""
     facts = [("cluster", str(args.cluster)), ("policy", args.policy), ("trace", f"{args.trace} ({trace.format})")]
     facts += [("seed", str(args.seed)), ("rate scale", f"{args.rate_scale:g}")]
     facts += [("faults", str(args.faults))] if args.faults is not None else []
@@ -244,7 +244,7 @@ def _show_remarks(name: str, lines: list[str], *, to_error: bool) -> None:
 
 
 def _unplayed(faults: Sequence[TimedFault], records: Sequence[RequestRecord]) -> list[str]:
-    """Return a remark on faults that are scheduled after the last request has ended."""
+    """Return a remark if faults are scheduled for a time after the end of the last request."""
     end_s = max((record.end_s for record in records), default=0.0)
     late = [fault for fault in faults if fault.at_s > end_s]
     return [f"{len(late)} of {len(faults)} come after the last request has ended, at {end_s:.1f} s"] if late else []
@@ -264,7 +264,7 @@ def _cells(distribution: Distribution) -> list[str]:
 
 
 def play_cells(jobs: Sequence[CellJob], *, processes: int) -> list[RequestRecord]:
-    """Simulate all cells of a cluster, at most `processes` at a time. Return the records of `replay_trace`.
+    """Simulate all cells of a cluster in processes, at most `processes` at a time. Return the requests' records.
 
     Raises ConfigError with the last output line of a process that failed.
     """

@@ -31,7 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show the state until Ctrl-C. Return 1 if the server cannot be reached."""
+    """Show the state until Ctrl-C. Return the exit code: 1 if the server cannot be reached."""
     check_url(args.url)
     if args.interval_s <= 0:
         raise ConfigError(f"--interval-s is {args.interval_s}, but must be above 0")

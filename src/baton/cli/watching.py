@@ -17,27 +17,27 @@ from baton.lab.sim.replay_trace import play_cell
 from baton.serve.live.log_file import LogWriter
 
 LOG_BYTES_MAX = 64 << 30
-"""Bound of all logs of a run together: more than a reader needs, less than most disks."""
+"""Maximum size of all logs of a run together: larger than any useful log, and smaller than most disks."""
 
 
 class Watching:
-    """Plays cells, and writes their decisions to logs and timelines as requested."""
+    """Simulates cells, and records their decisions in logs and timelines as requested."""
 
     def __init__(self, *, log: Path | None, cells: int, drawn: bool) -> None:
-        """`drawn`: record timelines too."""
+        """`log`: path of the decision log. `cells`: number of cells. `drawn`: whether to record timelines."""
         self.wanted = drawn or log is not None
         self._log, self._cells = log, cells
         self._timelines = [Timeline() for _ in range(cells if drawn else 0)]
         self.records: list[list[RequestRecord]] = []
-        """Request records of each cell played so far."""
+        """Request records of each cell that was simulated."""
 
     @property
     def timeline(self) -> Timeline:
-        """The timeline of all cells played so far."""
+        """The joined timeline of all cells. Use it after the last `play`."""
         return self._timelines[0] if self._cells == 1 else join_timelines(self._timelines)
 
     def play(self, job: CellJob) -> None:
-        """Play the next cell. Raises ConfigError if its log cannot be written, or not completely."""
+        """Simulate the next cell. Raises ConfigError if its log cannot be written completely."""
         number = len(self.records)
         log = None if self._log is None else self._open_log(self._log, number, job)
         self.records.append(play_cell(job, self._tap(number, log)))
@@ -50,7 +50,7 @@ class Watching:
         return LogWriter(log_path(path, number, self._cells), header, LOG_BYTES_MAX // self._cells)
 
     def _tap(self, number: int, log: LogWriter | None) -> Callable[[Decision], None] | None:
-        """Return the receiver of decisions. None: the run need not record them."""
+        """Return a function that records a decision, or None if nothing is recorded."""
         takers: list[Callable[[Decision], None]] = [] if log is None else [log.append]
         if self._timelines:
             takers.append(self._timelines[number].take)
@@ -65,7 +65,7 @@ class Watching:
 
 
 def log_path(path: Path, number: int, cells: int) -> Path:
-    """Return the path of a cell's log: the given path, or of several cells, `run.c2.log` beside `run.log`."""
+    """Return the path of a cell's log: `path`, or if there are several cells, `run.c2.log` for `run.log`."""
     return path if cells == 1 else path.with_name(f"{path.stem}.c{number}{path.suffix}")
 
 

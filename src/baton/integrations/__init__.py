@@ -1,1 +1,1 @@
-"""Other engines and clusters behind Baton. Each integration is imported only where the configuration asks for it."""
+"""Other inference engines as Baton's workers. An integration is imported only if the configuration uses it."""

@@ -1,1 +1,1 @@
-"""vLLM servers as workers: tokens in, tokens out, over vLLM's HTTP interface."""
+"""vLLM servers as workers. Requests and outputs are token ids, sent over vLLM's HTTP interface."""

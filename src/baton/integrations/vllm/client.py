@@ -1,4 +1,4 @@
-"""The client of one vLLM server: its facts, its load, and requests to it."""
+"""The HTTP client of one vLLM server: read its properties and its load, and send requests."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from baton.integrations.vllm.wire import (
 
 _CONNECT_S = 5.0
 _SILENT_STREAM_S = 300.0
-"""A stream without a byte for this long counts as broken. A long prompt in a full queue takes less."""
+"""A stream that sends no byte for this long counts as broken. Even a long prompt in a full queue takes less time."""
 Body = TypeVar("Body")
 
 
 class EngineBrokenError(Exception):
-    """The server did not answer, or failed while it did. The request may succeed if it is sent again."""
+    """The server did not answer, or failed during the answer. The request may succeed if it is sent again."""
 
 
 class EngineGoneError(EngineBrokenError):
@@ -44,28 +44,28 @@ class EngineGoneError(EngineBrokenError):
 
 
 class EngineRefusedError(Exception):
-    """The server refuses the request: it would refuse it again."""
+    """The server rejected the request as invalid. Sending it again would not help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """What a server is, as it says at its start."""
+    """Properties of a server, read when it joins."""
 
     version: str
     model: str
-    """The name of its base model."""
+    """Name of the server's base model."""
     context_tokens: int
     """Maximum tokens of a request. 0: not known."""
     has_generate: bool
-    """It takes and returns token ids at `/inference/v1/generate`."""
+    """Whether the server has `/inference/v1/generate`, which takes and returns token ids."""
     load: EngineLoad
 
 
 class VllmServer:
-    """One vLLM server, as its HTTP client. Created in the event loop."""
+    """The client of one vLLM server. Create it in the event loop."""
 
     def __init__(self, url: str, key: str, *, answer_s: float) -> None:
-        """`key`: bearer key of the server; empty: it needs none. `answer_s`: deadline for its short answers."""
+        """`key`: bearer key, empty if the server needs none. `answer_s`: deadline of answers that are not generated."""
         self.url = url.rstrip("/")
         self._model = ""
         self._has_generate = True
@@ -80,7 +80,7 @@ class VllmServer:
         await self._http.close()
 
     async def facts(self) -> EngineFacts:
-        """Ask the server what it is. Later requests use its model. Raises EngineBrokenError or EngineRefusedError."""
+        """Read the server's properties, which later requests need. Raises EngineBrokenError or EngineRefusedError."""
         version = (await self._get("/version", Version)).version
         model = _served_model(await self._get("/v1/models", ServedModels))
         self._model, self._has_generate = model.id, await self._takes_tokens()
@@ -109,7 +109,7 @@ class VllmServer:
     async def stream(self, generation: Generation) -> AsyncGenerator[Choice]:
         """Yield tokens as the server generates them; the last choice has a finish reason.
 
-        Raises EngineBrokenError if the stream ends before that, EngineRefusedError if the server takes no such request.
+        Raises EngineBrokenError if the stream ends before that, EngineRefusedError if the server rejects the request.
         """
         path, body = self._body(generation, stream=True)
         async with self._request(path, body) as response:
@@ -130,7 +130,10 @@ class VllmServer:
             return _decoded(await response.read(), Answer)
 
     async def abort(self, generation_id: str) -> None:
-        """Abort a request whose connection may be half open. A server without this route sees the closed connection."""
+        """Abort a request by its id, because the server may not notice that its connection was closed.
+
+        Does nothing if the server has no route for that.
+        """
         body = {"request_ids": [f"generate-tokens-{generation_id}"]}
         if self._has_generate:
             async with self._request(ABORT, body, self._answer):
@@ -142,7 +145,7 @@ class VllmServer:
         return COMPLETIONS, completions_body(generation, self._model, stream=stream)
 
     async def _takes_tokens(self) -> bool:
-        """Return whether the server has `/inference/v1/generate`. An empty body is refused by the route itself."""
+        """Return whether the server has `/inference/v1/generate`: then that route rejects an empty body."""
         async with self._raw(GENERATE, {}, self._answer) as response:
             return response.status in (400, 422)
 
@@ -154,7 +157,7 @@ class VllmServer:
     async def _request(
         self, path: str, body: dict[str, Any] | None = None, limits: aiohttp.ClientTimeout | None = None
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """Send a request. Raises EngineBrokenError for a failure, EngineRefusedError for a status from 400 to 499."""
+        """Send a request. Raises EngineRefusedError for a status from 400 to 499, else EngineBrokenError on failure."""
         async with self._raw(path, body, limits) as response:
             if response.status >= 400:
                 text = f"{path} answered {response.status}: {error_text(await response.read())}"
@@ -173,7 +176,7 @@ class VllmServer:
                 yield response
         except aiohttp.ClientConnectorError as error:
             raise EngineGoneError(f"{path}: {error}") from error
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:  # ValueError: an endless line
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:  # ValueError: a line is too long
             raise EngineBrokenError(f"{path}: {type(error).__name__}: {error}") from error
 
 
@@ -185,7 +188,7 @@ def _decoded(data: bytes, kind: type[Body]) -> Body:
 
 
 def _served_model(served: ServedModels) -> ServedModel:
-    """Return the base model of a server. Adapters have a parent."""
+    """Return the base model of a server: the first model that is not an adapter, which would have a parent."""
     for model in served.data:
         if model.parent is None:
             return model

@@ -1,4 +1,4 @@
-"""The vLLM servers of a configuration: find them, check them, and tell the driver when one joins or is lost.
+"""The configured vLLM servers: check them periodically, and tell the driver when one joins or is lost.
 
 Each server is a host of the cluster with one worker. The pool of that host mirrors the server's KV cache, so that
 routing knows which prefixes the server has.
@@ -38,7 +38,7 @@ from baton.serve.host.tasks import spawn
 from baton.serve.live.assembly import Parts
 
 _PROBE = 'Hello, wörld! 12345 == "tokens"\n\tdef f(x): return x ** 2'
-"""Text that a server with another tokenizer splits into other tokens."""
+"""Text for the comparison of tokenizers: different tokenizers return different tokens for it."""
 
 
 @dataclass(slots=True)
@@ -50,19 +50,19 @@ class _Member:
     host: HostId
     server: VllmServer
     link: EngineWorker | None = None
-    """None: it takes no requests."""
+    """Worker that sends requests to the server. None: the server has not joined."""
     context_tokens: int = 0
-    """Maximum tokens of a request, as it said when it joined. 0: not known."""
+    """Maximum tokens of a request, read when the server joined. 0: not known."""
     generation: int = 0
-    """Number of times that it joined."""
+    """Number of times that the server has joined."""
     said: str = ""
-    """The last problem that was told."""
+    """Last problem that was printed, so that it is not repeated."""
     suspected: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set if it is to be checked at once."""
+    """Set if the server must be checked at once."""
 
 
 class EngineFleet:
-    """Serves with vLLM servers as workers. Implements `EngineHosts`, and `EngineListener` of its workers."""
+    """Runs vLLM servers as workers. Implements `EngineHosts` for the service and `EngineListener` for the workers."""
 
     def __init__(self, parts: Parts, tell: Callable[[str], None]) -> None:
         self._parts = parts
@@ -81,7 +81,7 @@ class EngineFleet:
 
     @property
     def can_serve(self) -> bool:
-        """Return whether the joined servers can compute prompts and decode."""
+        """Return whether the joined servers together can compute prompts and decode."""
         roles = {member.link.view.role for member in self._members.values() if member.link is not None}
         return "mixed" in roles or {"prefill", "decode"} <= roles
 
@@ -97,7 +97,7 @@ class EngineFleet:
         self._tasks = [spawn(self._watch(member), self._tell) for member in self._members.values()]
 
     async def stop(self) -> None:
-        """End all requests to the servers. The servers themselves go on."""
+        """End all requests to the servers. The servers themselves keep running."""
         for task in self._tasks:
             task.cancel()
         for member in self._members.values():
@@ -118,7 +118,7 @@ class EngineFleet:
     # ---- one server
 
     async def _watch(self, member: _Member) -> None:
-        """Let a server join whenever it can be reached, until Baton ends."""
+        """Add a server whenever it can be reached, and remove it whenever it is lost, until Baton ends."""
         while True:
             try:
                 facts = await member.server.facts()
@@ -134,7 +134,7 @@ class EngineFleet:
             await asyncio.sleep(self._config.check_s)
 
     async def _problem(self, member: _Member, facts: EngineFacts) -> str:
-        """Return why a server cannot join, or an empty string."""
+        """Return the reason why a server cannot join. Empty: it can."""
         gateway, driver = self._parts.gateway, self._parts.driver
         if not facts.load.kv_tokens:
             return "its metrics have no vllm:cache_config_info with num_gpu_blocks and block_size"
@@ -186,7 +186,7 @@ class EngineFleet:
         self._changed()
 
     def _limit_requests(self) -> None:
-        """Limit the length of requests to what every joined server takes, until clients have seen the limit."""
+        """Limit requests to the shortest context of the joined servers, unless clients have seen the limit."""
         gateway = self._parts.gateway
         gateway.limit_requests()
         if gateway.state == "loading":
@@ -208,7 +208,7 @@ class EngineFleet:
         )
 
     async def _lost(self, member: _Member, started_unix_s: float) -> str:
-        """Return once the server is lost, with the reason."""
+        """Wait until the server is lost. Return the reason."""
         answered_s = now_s()
         while True:
             with contextlib.suppress(TimeoutError):
@@ -229,7 +229,7 @@ class EngineFleet:
                 member.link.note_load(load)
 
     def _lose(self, member: _Member, reason: str) -> None:
-        """Remove a lost server with its mirrored KV. Its requests continue on other servers."""
+        """Remove a lost server and its host's pool. Its requests continue on other servers."""
         parts, driver = self._parts, self._parts.driver
         if member.link is None:
             return

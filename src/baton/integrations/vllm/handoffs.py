@@ -1,8 +1,9 @@
-"""KV handoffs between vLLM servers: `kv_transfer_params` of one server for another one.
+"""KV handoffs between vLLM servers: pass `kv_transfer_params` from the prefill server to the decode server.
 
-Baton's transfers order a host's mover to offer and to pull blocks. Here no mover runs: the decode server itself pulls
-the KV once it gets the parameters that the prefill server returned. So an offer succeeds if there are such parameters,
-and the pull ends at once. If there are none, the offer is refused, and the decode server computes the prompt.
+Baton's transfers order a host's mover to offer and to pull blocks. vLLM needs no mover: the decode server itself pulls
+the KV once it gets the parameters that the prefill server returned. An offer therefore succeeds if the prefill server
+keeps the prompt's KV, and the pull ends at once. Otherwise the offer is refused, and the decode server computes the
+prompt.
 """
 
 from __future__ import annotations
@@ -30,29 +31,29 @@ from baton.serve.messages.moving import (
 )
 
 TRANSPORT = "kv_transfer_params"
-"""Name of the transport of these hosts: no other host can pull from them."""
+"""Name of these hosts' transport. No other host has it, so none can pull from them."""
 _KEPT_MAX = 4096
-"""Prompts whose KV waits for a decode server. The oldest ones are dropped: their servers free the KV by themselves."""
+"""Maximum prompts whose KV waits for a decode server. The oldest are dropped: their servers free the KV in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComputedPrompt:
-    """A prompt whose KV a server keeps for another one."""
+    """A prompt whose KV a prefill server keeps for a decode server."""
 
     host: HostId
     tokens: int
     params: dict[str, Any] | None
-    """None: the server's connector finds the KV by the tokens, or there is no connector."""
+    """The server's `kv_transfer_params`. None: its connector finds the KV by tokens, or there is no connector."""
 
 
 class Handoffs:
-    """The prompts of all servers whose KV waits for a decode server."""
+    """The prompts whose KV waits for a decode server, on all prefill servers."""
 
     def __init__(self) -> None:
         self._prompts: OrderedDict[RequestId, ComputedPrompt] = OrderedDict()
 
     def keep(self, request_id: RequestId, prompt: ComputedPrompt) -> None:
-        """Note that a server keeps the KV of a prompt."""
+        """Note that a server keeps the KV of a request's prompt."""
         self._prompts[request_id] = prompt
         self._prompts.move_to_end(request_id)
         if len(self._prompts) > _KEPT_MAX:
@@ -64,18 +65,18 @@ class Handoffs:
         return kept is not None and kept.host == host
 
     def take(self, request_id: RequestId, tokens: int) -> dict[str, Any] | None:
-        """Return the parameters of a prompt of this length, for the one server that may use them, or None."""
+        """Remove the kept prompt of a request. Return its parameters if its length is `tokens` tokens, else None."""
         kept = self._prompts.pop(request_id, None)
         return kept.params if kept is not None and kept.tokens == tokens else None
 
     def lose_host(self, host: HostId) -> None:
-        """Forget the prompts of a lost server."""
+        """Remove the prompts of a lost server."""
         for request_id in [each for each, kept in self._prompts.items() if kept.host == host]:
             del self._prompts[request_id]
 
 
 class EngineMover:
-    """Answers the orders to the mover of one server's host. Implements `Orders` of `Copying`."""
+    """Stands in for the mover of one server's host: answers its orders. Implements `Orders` of `Copying`."""
 
     def __init__(self, host: HostId, handoffs: Handoffs, copying: Copying) -> None:
         self._host = host
@@ -86,7 +87,7 @@ class EngineMover:
         return MoverReady(pid=0, machine="", transports=(TRANSPORT,), address=address)
 
     def send(self, generation: int, order: MoverOrder) -> None:
-        """Answer an order in the next turn of the event loop: `Copying` awaits no answer while it sends."""
+        """Answer an order in the next turn of the event loop, because `Copying` expects no answer within the call."""
         event = self._event(order)
         if event is not None:
             asyncio.get_running_loop().call_soon(self._copying.mover_reported, self._host, generation, event)
@@ -103,6 +104,6 @@ class EngineMover:
             case WithdrawBlocks():
                 return BlocksWithdrawn(order.number)
             case CancelPull():
-                return None  # every pull has ended before it could be cancelled
+                return None  # a pull ends at once, so it cannot be cancelled
             case _:
                 raise AssertionError(f"{self._host} has no tiers, but got {type(order).__name__}")

@@ -1,7 +1,7 @@
-"""Bodies and answers of vLLM's HTTP interface, as in vLLM 0.32 (`vllm/entrypoints/scale_out/token_in_token_out`).
+"""Request and response bodies of vLLM 0.32's HTTP interface (`vllm/entrypoints/scale_out/token_in_token_out`).
 
-`/inference/v1/generate` takes token ids and returns token ids. Servers without it take the same through
-`/v1/completions` with `return_token_ids`.
+`/inference/v1/generate` takes and returns token ids. On servers without that route, `/v1/completions` does the same
+with `return_token_ids`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Generation:
     """One request to a vLLM server."""
 
     id: str
-    """Unique per request that is sent."""
+    """Id that is unique for each request that is sent, including repetitions."""
     tokens: Sequence[int]
     """Prompt and output so far. vLLM sees all of them as the prompt."""
     output_tokens: int
@@ -51,7 +51,7 @@ class Generation:
     hands_off: bool = False
     """Compute the prompt only, and keep its KV for another server."""
     kv_transfer_params: dict[str, Any] | None = None
-    """Where the KV of the prompt is, as the server that computed it said. None: nowhere."""
+    """Parameters from the server that keeps the prompt's KV. None: no server keeps it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +62,9 @@ class EngineLoad:
     waiting_requests: int
     kv_used_ratio: float
     kv_tokens: int
-    """Size of its KV cache. 0: not known."""
+    """Size of the server's KV cache in tokens. 0: not known."""
     started_unix_s: float
-    """Start of its process. 0: not known."""
+    """Start time of the server's process. 0: not known."""
 
 
 class Choice(Struct, frozen=True):
@@ -77,7 +77,7 @@ class ErrorInfo(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True):
-    """A whole answer, or one event of a stream."""
+    """A complete answer, or one event of a stream."""
 
     choices: list[Choice] = []
     kv_transfer_params: dict[str, Any] | None = None
@@ -116,7 +116,7 @@ def generate_body(generation: Generation, model: str, *, stream: bool) -> dict[s
 
 
 def completions_body(generation: Generation, model: str, *, stream: bool) -> dict[str, Any]:
-    """Return the body for `/v1/completions` with the same meaning."""
+    """Return the body for `/v1/completions` with the same meaning as `generate_body`."""
     return {
         "request_id": generation.id,
         "model": model,
@@ -130,7 +130,7 @@ def completions_body(generation: Generation, model: str, *, stream: bool) -> dic
 
 
 def _sampling(generation: Generation) -> dict[str, Any]:
-    """Return every sampling parameter: a default of the server's model must not replace one that is left out."""
+    """Return all sampling parameters, because the server would replace omitted ones by defaults of its model."""
     sampling, begun = generation.sampling, generation.output_tokens
     is_prompt = generation.hands_off
     return {
@@ -148,7 +148,7 @@ def _sampling(generation: Generation) -> dict[str, Any]:
         # vLLM seeds a request, not a position: a continued answer must not draw its first numbers again.
         "seed": None if sampling.temperature == 0 else (sampling.seed + begun) & _SEED_MASK,
         "stop_token_ids": [] if is_prompt else list(sampling.stop_token_ids),
-        "ignore_eos": True,  # the stop tokens have those of the model, unless the client ignores them
+        "ignore_eos": True,  # `stop_token_ids` has the model's, unless the client ignores them
     }
 
 
@@ -159,13 +159,13 @@ def _extras(generation: Generation) -> dict[str, Any]:
 
 
 def event_data(line: bytes) -> bytes | None:
-    """Return the data of a line of server-sent events. None: the line has none, or it marks the end."""
+    """Return the data in a line of server-sent events. None: the line has none, or marks the end of the stream."""
     data = line[5:].strip() if line.startswith(b"data:") else b""
     return data if data and data != b"[DONE]" else None
 
 
 def error_text(body: bytes) -> str:
-    """Return the message of an error's body, in one line of bounded length."""
+    """Return the message in an error response, as one line of at most 300 characters."""
     try:
         answer = msgspec.json.decode(body, type=Answer)
         text = answer.error.message if answer.error is not None else ""
@@ -175,7 +175,7 @@ def error_text(body: bytes) -> str:
 
 
 def read_load(metrics: str) -> EngineLoad:
-    """Return the load of a server from the text of its metrics. Values of several engine cores are added up."""
+    """Return the load of a server from the text of its metrics, summed over its engine cores."""
     totals: dict[str, float] = {}
     kv_tokens = 0
     for name, labels, value in _SAMPLE.findall(metrics):

@@ -1,8 +1,8 @@
-"""One vLLM server as a worker: the batcher's requests run as requests to the server.
+"""One vLLM server as a worker: each request that the batcher runs is sent to the server over HTTP.
 
-The batcher is that of our own workers: it asks the host pool for blocks, orders waiting requests, and reports events.
-The server has a scheduler and a KV cache of its own; the pool of its host mirrors that cache. Each request that the
-batcher would compute is sent to the server with its tokens so far, and each token that arrives is committed as a step.
+The batcher is the one of Baton's own workers. It asks the host pool for blocks, orders waiting requests, and reports
+events. The server has its own scheduler and KV cache; the pool of its host mirrors that cache. A request is sent to
+the server with its tokens so far, and each token that arrives is committed as a step.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from baton.move.clock import now_s
 from baton.serve.host.tasks import spawn
 
 _TRIES_MAX = 3
-"""Times that a request is sent without a token, before it fails."""
+"""Consecutive attempts without a new token after which a request fails."""
 _RETRY_S = 0.2
-"""Pause before a request is sent again. It doubles with every further try."""
+"""Pause before a request is sent again. It doubles with every further attempt."""
 _NO_LOAD = EngineLoad(running_requests=0, waiting_requests=0, kv_used_ratio=0.0, kv_tokens=0, started_unix_s=0.0)
 
 log = logging.getLogger("baton.server")
 
 
 class WholeRequests:
-    """A batching policy for engines with a scheduler of their own: every request with blocks is computed at once."""
+    """A batching policy for engines with their own scheduler: it selects every request that has blocks, completely."""
 
     def select(self, candidates: Sequence[Candidate], limits: BatchLimits, cost: CostModel) -> list[tuple[int, int]]:
         return [
@@ -62,18 +62,18 @@ class WholeRequests:
 
 
 class EngineListener(Protocol):
-    """Gets the reports of a worker."""
+    """Receives the reports of a worker."""
 
     def report(self, report: StepReport) -> None: ...
 
     def suspect(self, worker: WorkerId, error: EngineBrokenError) -> None:
-        """Check the server: a request to it has failed."""
+        """Check the worker's server, because a request to it has failed."""
         ...
 
 
 @dataclass(slots=True)
 class _Run:
-    """A request that was sent to the server."""
+    """One attempt to run a request on the server."""
 
     start: StartRequest
     generation: Generation
@@ -85,7 +85,7 @@ class _Run:
     is_over: bool = False
     """The server has ended the answer."""
     may_be_sent_again: bool = False
-    """It has failed, and the pause after that is over."""
+    """The attempt has failed, and the pause after it is over."""
     failure: str = ""
 
 
@@ -107,26 +107,26 @@ class EngineWorker:
         self._starts: dict[RequestId, StartRequest] = {}
         self._runs: dict[RequestId, _Run] = {}
         self._failures: dict[RequestId, int] = {}
-        """Times that a request was sent since its last token."""
+        """Failed attempts of each request since its last token."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._serials = itertools.count()
         self._load = _NO_LOAD
 
     def send(self, message: WorkerCommand) -> None:
-        """Take a command. It is applied in the next turn of the event loop, after the driver's present event."""
+        """Queue a command. It is applied in the next turn of the event loop, after the driver's current event."""
         if self.state == "ready":
             self._inbox.append(message)
             self._take_turn_soon()
 
     def stop(self) -> None:
-        """End all requests to the server. Nothing is reported from now on: the server is lost, or Baton ends."""
+        """End all requests to the server and report nothing any more, because the server is lost or Baton ends."""
         self.state = "lost"
         for task in self._tasks:
             task.cancel()
         self._runs.clear()
 
     def note_load(self, load: EngineLoad) -> None:
-        """Report the server's own load if it has changed: other clients may use it too."""
+        """Report the load that the server measures, if it has changed. It includes requests of other clients."""
         if load != self._load and self.state == "ready":
             self._load = load
             view = self._with_engine_load(self._batcher.view(now_s()))
@@ -163,14 +163,14 @@ class EngineWorker:
             self._listener.report(msgspec.structs.replace(report, view=self._with_engine_load(report.view)))
 
     def _note_start(self, start: StartRequest) -> None:
-        """Note a new attempt. A request of an older one is aborted."""
+        """Note a new attempt of a request, and abort the request to the server for an earlier attempt."""
         known = self._starts.get(start.request.id)
         if known is None or known.attempt < start.attempt:
             self._abort(start.request.id)
             self._starts[start.request.id] = start
 
     def _commit(self, step: Step) -> bool:
-        """Commit one token, one prompt or one failure of each request that has any. Return whether there was one."""
+        """Commit one result (token, prompt or failure) of each request that has one. Return whether any had."""
         parts: list[Slice] = []
         results: list[SliceResult] = []
         for part in step.slices:
@@ -184,10 +184,10 @@ class EngineWorker:
         return bool(parts)
 
     def _settle(self, event: BatcherEvent) -> None:
-        """End the request to the server if the batcher no longer runs it."""
+        """After an event of the batcher, end the request to the server if the batcher does not run it any more."""
         match event:
             case RequestFinished() | PrefillFinished():
-                self._runs.pop(event.request_id, None)  # the server ends it by itself: it got the same limits
+                self._runs.pop(event.request_id, None)  # the server ends it too, by the same limits
                 self._forget(event.request_id)
             case RequestDropped(preempted=True):
                 self._abort(event.request_id)
@@ -212,7 +212,7 @@ class EngineWorker:
     # ---- requests to the server
 
     def _begin(self, part: Slice) -> None:
-        """Send a request with all of its tokens so far."""
+        """Send a request to the server, with all of its tokens so far."""
         start = self._starts[part.request_id]
         request, begun = start.request, len(part.tokens) - part.prompt_tokens
         hands_off = start.until != "end"
@@ -242,7 +242,7 @@ class EngineWorker:
         self._take_turn_soon()
 
     async def _prefill(self, run: _Run) -> None:
-        """Compute a prompt. The token that comes with it is used only if this worker samples the first token."""
+        """Compute a prompt. The server also returns a token, which is used only if this worker draws the first one."""
         answer = await self._server.prefill(run.generation)
         tokens = [token for choice in answer.choices for token in choice.token_ids or ()]
         if run.start.until == "first_token":
@@ -260,7 +260,7 @@ class EngineWorker:
                 if not choice.token_ids:
                     continue
                 if not self._is_current(run):
-                    return  # the batcher has ended the answer: the server must not go on
+                    return  # the batcher has ended the request: closing the stream stops the server
                 self._failures.pop(run.start.request.id, None)
                 run.arrived.extend(choice.token_ids)
                 self._take_turn_soon()
@@ -269,7 +269,7 @@ class EngineWorker:
         run.is_over = True
 
     async def _try_again(self, run: _Run, error: EngineBrokenError) -> None:
-        """Let the listener check the server. If it is well, send the request again with its tokens so far."""
+        """Let the listener check the server, and after a pause allow that the request is sent again."""
         self._listener.suspect(self.view.id, error)
         if not self._is_current(run):
             return
@@ -286,7 +286,7 @@ class EngineWorker:
         return self._runs.get(run.start.request.id) is run
 
     def _abort(self, request_id: RequestId) -> None:
-        """End a request on the server as well: close its connection, and name it in case that is half open."""
+        """End a request on the server: close its connection, and abort it by its id if the server misses that."""
         run = self._runs.pop(request_id, None)
         if run is None or run.task is None or run.task.done():
             return
@@ -307,7 +307,7 @@ class EngineWorker:
 
 
 def _result(run: _Run, part: Slice) -> SliceResult | None:
-    """Return the result of a slice that has arrived from the server. None: none has."""
+    """Return the next result for a slice from the server. None: there is none yet."""
     if part.sample and run.arrived:
         return SliceResult(token=run.arrived.popleft())
     if run.is_prefilled and not part.sample:
