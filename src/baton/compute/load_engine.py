@@ -73,7 +73,7 @@ def choose_engine(
 
 
 class RankProcesses(RankCommandChannel, Protocol):
-    """The other rank processes of a parallel worker, as its first rank controls them."""
+    """Controls the other rank processes of a parallel worker from its first rank."""
 
     def begin(self, port: int) -> None:
         """Tell all ranks to join the rendezvous on this loopback port, and to load their part of the model."""

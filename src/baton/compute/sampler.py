@@ -35,7 +35,10 @@ Numbers = Any
 
 
 def sample(logits: Numbers, slices: Sequence[Slice]) -> list[Drawn]:
-    """Sample the next token of every slice. None has drafts or a late mask. logits: [slices, vocab]; not changed."""
+    """Return the next token of every slice. No slice may have drafts or a late mask.
+
+    logits: [slices, vocab]; not changed.
+    """
     return [drawn[0] for drawn in sample_drafted(logits, slices)]
 
 
@@ -94,7 +97,7 @@ def _float_errors_ignored() -> np.errstate:
 
 
 def _sample_slice(part: Slice, logits: Numbers, likeliest: Sequence[int]) -> list[Drawn]:
-    """Sample the next tokens of one slice: none if it has no mask. logits: [1 + drafts, vocab]."""
+    """Return the next tokens of one slice. Empty: its grammar's mask is late. logits: [1 + drafts, vocab]."""
     drawn: list[Drawn] = []
     if part.allowed is not None and not part.allowed.rows():
         return drawn
@@ -244,12 +247,12 @@ def _nucleus(weights: Numbers, top_p: float) -> Numbers:
     keys = weights.view(lib.int32) >> _BUCKET_BITS
     sums = lib.bincount(keys, weights=lib.asarray(weights, dtype=lib.float64))
     from_above = lib.flip(lib.cumsum(lib.flip(sums, (0,)), 0), (0,))
-    target = top_p * from_above[0]  # of the same sum: a sum in another order may be less than the target
+    target = top_p * from_above[0]  # from the same sum, because a sum in another order may be less than the target
     edge = int(lib.where(from_above >= target)[0][-1])
     (at_edge,) = lib.where(keys == edge)
     at_edge = at_edge[lib.argsort(-weights[at_edge], stable=True)]
     inside = lib.asarray(weights[at_edge], dtype=lib.float64)
-    above = from_above[edge] - sums[edge] + lib.cumsum(inside, 0) - inside  # the sum of larger weights, for each
+    above = from_above[edge] - sums[edge] + lib.cumsum(inside, 0) - inside  # of each: the sum of all larger weights
     kept = keys > edge
     kept[at_edge[above < target]] = True
     kept[weights.argmax()] = True

@@ -11,7 +11,7 @@ PIECE_ITEMS = 1 << 16
 
 
 def to_float32(stored: np.ndarray) -> np.ndarray:
-    """Return numbers as float32, exactly (float64 is rounded). float32 is returned without a copy."""
+    """Return numbers as float32. The conversion is exact, except from float64. float32 is returned without a copy."""
     if stored.dtype != BFLOAT16:
         return stored.astype(np.float32, copy=False)
     halves = np.zeros((*stored.shape, 2), dtype=np.uint16)  # little-endian: the upper half comes second

@@ -50,7 +50,7 @@ class PlainTemplate:
     """The template of the hash model: `role: content`, one line per message."""
 
     source = "tools, <tool_call>"
-    """Tool calls are written in the format of Hermes."""
+    """A text that makes the server use the tool-call format of Hermes."""
     is_sandboxed = False
 
     def render(

@@ -19,7 +19,7 @@ QWEN2_SPLIT = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
 GPT2_NAMES = ("default", "gpt-2")
 LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
 BOS_PRE_TOKENIZERS = LLAMA3_NAMES
-"""Pre-tokenizers whose texts start with BOS if the file does not state it."""
+"""Pre-tokenizers whose texts start with BOS, unless the file says otherwise."""
 KNOWN_PRE_TOKENIZERS = (*GPT2_NAMES, "smollm", *LLAMA3_NAMES, "qwen2")
 
 

@@ -112,7 +112,7 @@ class NativeEngine:
         return -(-(part.start + part.count) // self.layout.block_tokens)
 
     def _sample(self, slices: Sequence[Slice], firsts: Sequence[int]) -> list[tuple[list[Drawn], str]]:
-        """Return the tokens of each slice that samples, and the reason of its failure."""
+        """Return for each slice that samples: its tokens, and the reason why it fails (empty: it does not)."""
         sampled = [(part, first) for part, first in zip(slices, firsts, strict=True) if part.sample]
         if not sampled:
             return []
@@ -140,7 +140,7 @@ class NativeEngine:
         return (hidden / np.linalg.norm(hidden)).tobytes()
 
     def _prompt_logprobs(self, part: Slice, first: int) -> Iterator[TokenLogprob]:
-        """Yield the log probabilities of prompt tokens start + 1 .. start + count, without the end of the prompt."""
+        """Yield the log probability of each prompt token that this slice's rows predict: from position start + 1 on."""
         count = min(part.count, part.prompt_tokens - 1 - part.start)
         for begin in range(0, count, LOGPROB_ROWS):
             size = min(LOGPROB_ROWS, count - begin)

@@ -206,11 +206,17 @@ class NativeLibrary:
         _raise(self._dll.baton_forward(c_void_p(handle), ctypes.byref(step)))
 
     def project(self, handle: int, rows: int, count: int, logits: int) -> None:
-        """Write the logits [count, vocab] of `count` rows (int32 indices at address `rows`) of the last step."""
+        """Write the logits [count, vocab] of `count` rows of the last step to the address `logits`.
+
+        rows: address of the int32 indices of these rows.
+        """
         _raise(self._dll.baton_project(c_void_p(handle), c_void_p(rows), c_int32(count), c_void_p(logits)))
 
     def read(self, handle: int, rows: int, count: int, hidden: int) -> None:
-        """Write `count` rows of the last step after the final norm: [count, hidden], float32."""
+        """Write `count` rows of the last step after the final norm to the address `hidden`: [count, hidden], float32.
+
+        rows: address of the int32 indices of these rows.
+        """
         _raise(self._dll.baton_read(c_void_p(handle), c_void_p(rows), c_int32(count), c_void_p(hidden)))
 
     def guests(self, handle: int) -> NativeGuests:
@@ -265,8 +271,8 @@ class NativeGuests:
     def add_guest(self, core: int) -> bool:
         """Use one more core while its owner is idle. Return whether the system allows it.
 
-        The core gets a thread of the scheduling class SCHED_IDLE. The engine must have been created with `cores`. Not
-        while a step runs.
+        The core gets a thread of the scheduling class SCHED_IDLE. The engine must have been created with `cores`, and
+        no step may run.
         """
         allowed: bool = self._dll.baton_add_guest(c_void_p(self._handle), c_int32(core))
         return allowed

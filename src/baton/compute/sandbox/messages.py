@@ -54,7 +54,7 @@ class GrammarProblem(Struct, frozen=True):
     """The reason why a grammar is rejected."""
 
     index: int
-    """The first invalid one of the checked grammars."""
+    """Index of the first invalid grammar in the job."""
     reason: str
     place: str
     """The path of the innermost invalid subschema, such as `properties.a`. Empty: the whole grammar."""

@@ -92,7 +92,7 @@ class Sandbox:
 
 
 class ForkServer:
-    """Starts sandboxes for one setup. Thread-safe. The process is started with the first sandbox."""
+    """Forks the sandboxes of one setup. Thread-safe. The server process starts with the first sandbox."""
 
     def __init__(self, setup: SandboxSetup) -> None:
         self.limits = setup.limits

@@ -138,7 +138,7 @@ class TorchEngine:
                 )
 
     def _sample(self, slices: tuple[Slice, ...], rows: list[Row], hidden: Tensor) -> list[tuple[list[Drawn], str]]:
-        """Return the tokens of each slice that samples, and the reason of its failure."""
+        """Return for each slice that samples: its tokens, and the reason why it fails (empty: it does not)."""
         sampled = [(part, row) for part, row in zip(slices, rows, strict=True) if part.sample]
         if not sampled:
             return []
@@ -160,7 +160,7 @@ class TorchEngine:
         return vector.cpu().numpy().astype("<f4").tobytes()
 
     def _prompt_logprobs(self, part: Slice, row: Row, hidden: Tensor) -> Iterator[TokenLogprob]:
-        """Yield the log probabilities of prompt tokens start + 1 .. start + count, without the end of the prompt."""
+        """Yield the log probability of each prompt token that this slice's rows predict: from position start + 1 on."""
         count = min(row.count, part.prompt_tokens - 1 - part.start)
         for first in range(0, count, LOGPROB_ROWS):
             size = min(LOGPROB_ROWS, count - first)

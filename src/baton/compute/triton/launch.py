@@ -110,7 +110,7 @@ class TritonPlan:
 
 
 def tile_of(head_rows: int, dim: int, products: torch.dtype) -> tuple[int, int]:
-    """Return the keys of one pass of the inner loop, and the warps of a program, so that no register is spilled.
+    """Return (keys per pass of the inner loop, warps per program) that spill no register.
 
     Products in float32 use no matrix instructions, so each thread holds whole rows of its operands.
     """

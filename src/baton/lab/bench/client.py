@@ -15,7 +15,7 @@ from baton.lab.workload.request import TraceRequest
 from baton.move.clock import now_s
 
 KEEP_ALIVE_S = 2.0
-"""Idle connections are closed earlier than the server does (uvicorn: 5 s), which would fail the next request."""
+"""Idle connections are closed after this time: the server closes them after 5 s (uvicorn), failing a request."""
 _ERROR_BYTES_MAX = 64 * 1024
 _REJECTIONS = frozenset({429, 503})
 

@@ -18,7 +18,7 @@ from baton.lab.workload.request import TraceRequest
 from baton.move.clock import now_s
 
 PREPARED_BYTES_MAX = 64 * 1024 * 1024
-"""Bound of request bodies that are made ahead of time, so that making one delays no other request."""
+"""Maximum bytes of request bodies that are made ahead of time, so that making a body delays no request."""
 _MARGIN_S = 0.01
 """A body is only made ahead of time if no request is due within this time."""
 

@@ -1,4 +1,4 @@
-"""The output of `baton bench`: a progress bar, tables in milliseconds, remarks on their limits, an HTML page."""
+"""The output of `baton bench`: a progress bar, tables in milliseconds, remarks on validity, an HTML page."""
 
 from __future__ import annotations
 

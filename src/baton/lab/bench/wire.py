@@ -40,7 +40,10 @@ def request_fields(
     ignore_eos: bool,
     stream: bool = True,
 ) -> dict[str, object]:
-    """Return a request body: greedy decoding of exactly `output_tokens`, if the server supports `ignore_eos`."""
+    """Return the body of a request for greedy decoding of `output_tokens` tokens.
+
+    The answer has exactly that length only if the server supports `ignore_eos`.
+    """
     body: dict[str, object] = {"model": model, "max_tokens": output_tokens, "temperature": 0}
     if endpoint == "chat":
         body["messages"] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt

@@ -148,7 +148,7 @@ def mixed_capacity_at(
 ) -> Capacity:
     """Return the capacity for one step token limit: the largest rate that keeps TTFT, TPOT and memory in bounds.
 
-    A limit that does not carry `above_rps` has the capacity `NOTHING`, which saves the search for its rate.
+    Return `NOTHING` if the worker cannot sustain `above_rps` with this limit. That saves the search for its rate.
     """
     cost, context = option.cost, demand.context_tokens
     new = max(1.0, demand.input_tokens * (1 - demand.cached_ratio))

@@ -60,9 +60,9 @@ def _best(search: Search, tpot_s: float, shape: Shape) -> PlannedFleet | None:
 
 
 def crossover(points: Sequence[FrontierPoint]) -> float | None:
-    """Return the tokens/s per user above which separate workers give more, or None if one shape always leads.
+    """Return the tokens/s per user from which separate workers yield more tokens/s per GPU than mixed ones.
 
-    The ratio of both shapes is interpolated linearly between TPOT targets.
+    None: one shape always leads. The ratio of both shapes is interpolated linearly between TPOT targets.
     """
     by_speed: dict[float, dict[str, float]] = {}
     for point in points:

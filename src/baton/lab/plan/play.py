@@ -73,7 +73,7 @@ class FleetResults:
 
 @dataclass(slots=True, kw_only=True)
 class _Judge:
-    """Collect the requests that arrive in a window. The simulation stops once all are closed or too many are late."""
+    """Collects the requests that arrive in a window. Stops the simulation once all are closed or too many are late."""
 
     targets: SloTargets
     from_s: float

@@ -68,7 +68,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     tenant: str
     priority: int
     service_class: str
-    """Empty: it has none."""
+    """Service class of the request. Empty: none."""
     slo: Slo | None
     outcome: Outcome | None
     """None: the request is still open at the end of the log."""

@@ -137,7 +137,7 @@ class _Answer:
 
 
 Ask = Callable[[Policies, Sequence[WorkerView], ClusterView], Route | WorkerId | PolicyFailure]
-"""One question to the given policies, with some candidates and a cluster."""
+"""A function that asks the given policies one question, about some candidates and a cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,10 +173,10 @@ class WatchedPolicies(Policies):
         return answer
 
     def _order(self, role: Role, request: Request, cluster: ClusterView, ask: Ask) -> tuple[WorkerId, ...]:
-        """Return the policy's ranking of workers for the ranked request, else ().
+        """Return the policy's ranking of workers for the ranked request. Empty for every other request.
 
-        Each round asks without the workers chosen before. It asks a copy of the policies, because a policy may keep
-        state.
+        Each round asks again without the workers chosen before. It asks a copy of the policies, because a policy may
+        keep state.
         """
         if self.notes.ranked != request.id:
             return ()

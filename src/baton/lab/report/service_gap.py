@@ -12,7 +12,7 @@ OUTPUT_WEIGHT = 2.0
 
 
 def gap_bound(prompt_tokens_max: int, memory_tokens: int) -> float:
-    """Return the bound of theorem 4.4 of that paper, in weighted tokens.
+    """Return VTC's bound on the difference of service (theorem 4.4 of the paper), in weighted tokens.
 
     `memory_tokens`: tokens that the requests in progress can have, in all arenas of the fleet.
     """

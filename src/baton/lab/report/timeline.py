@@ -147,7 +147,7 @@ class RequestLine:
     arrived_s: float
     hops: list[Hop] = field(default_factory=list[Hop])
     first_token_s: float | None = None
-    """None: no first token."""
+    """Time of the first token. None: the request produced none."""
     closed_s: float | None = None
     outcome: Outcome | None = None
     reason: str = ""

@@ -60,7 +60,7 @@ class EventLoop:
         self.at(self.now_s + delay_s, action)
 
     def link_rank(self) -> int:
-        """Return the rank of a new link."""
+        """Return a rank for a new link. Each link has its own, so that events of the same time have a fixed order."""
         self._links += 1
         return self._links
 

@@ -71,7 +71,10 @@ class SimEdge(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class SimWire(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Overlap of copies between hosts with their prefill. The cost model gives the duration of a copy alone."""
+    """The part of a copy between hosts that overlaps the prefill of its KV.
+
+    The cost model gives the duration of a copy alone.
+    """
 
     overlap_ratio: Ratio = 0.0
     """Share of the prefill time during which the prompt's KV is already sent.

@@ -16,7 +16,7 @@ REFUSED_S = 0.01
 
 @dataclass(slots=True)
 class _ScheduledCopy:
-    """A scheduled copy."""
+    """A copy, its duration alone on the wire, and its planned start and end."""
 
     copy: CopyBlocks
     alone_s: float

@@ -52,7 +52,7 @@ class DecodedSteps(Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class _Running:
-    """A run under way."""
+    """The state of a run: decode steps of the same requests, played in closed form."""
 
     run: DecodeRun
     parts: Sequence[Part]

@@ -16,7 +16,7 @@ CV_MAX = 1000.0
 
 
 class _Kind(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
-    """Base of all distributions: `sample(draw)` draws a number, `problems()` returns what is wrong with the table."""
+    """Base of all distributions: `sample(draw)` draws a number, `problems()` returns the errors in the table."""
 
 
 class Uniform(_Kind, frozen=True, tag="uniform"):

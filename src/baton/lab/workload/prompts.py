@@ -41,7 +41,7 @@ class PromptMaker:
 
     seed: int
     vocab_tokens: int = VOCAB_TOKENS
-    """Ids are below this and at least 1,000; those of a vocabulary below 2,000 come from its upper half."""
+    """Size of the vocabulary. Ids are drawn from 1,000 on, or from the upper half of a vocabulary below 2,000."""
 
     def token_ids(self, request: TraceRequest, index: int) -> list[int]:
         """Return `request.input_tokens` ids: its shared blocks, then tokens that only request `index` has."""

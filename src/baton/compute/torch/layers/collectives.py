@@ -22,9 +22,9 @@ class Collectives(Protocol):
         ...
 
     def gather(self, columns: Tensor) -> Tensor | None:
-        """Return [rows, ranks * each], the columns of this stage's ranks, on its first rank. None on the others.
+        """Return the columns of all ranks of this stage, on its first rank: [rows, ranks * each]. None on the others.
 
-        columns: [rows, each].
+        columns: those of this rank, [rows, each].
         """
         ...
 
