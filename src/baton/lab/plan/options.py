@@ -1,4 +1,4 @@
-"""Build the worker options that the hardware allows, and explain the rest."""
+"""Build the worker options that the hardware allows, and explain why the others are impossible."""
 
 from __future__ import annotations
 

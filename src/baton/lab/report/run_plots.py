@@ -15,7 +15,7 @@ from baton.lab.report.svg import Frame
 POINTS_MAX = 300
 """Points of a distribution curve, one quantile each."""
 TARGET_SHOWN_MAX = 3.0
-"""A target above this multiple of the latencies is named, not drawn."""
+"""A target above this multiple of the plotted latencies is written as text, not drawn."""
 BINS = 120
 """Bins over the duration of a run."""
 LIVES_MAX = 1000

@@ -94,7 +94,7 @@ class SimTier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     bytes_per_s: Bandwidth = 1.7e9
     """Bandwidth of the store, which performs one read or write at a time."""
     host_bytes_per_s: Annotated[float, Range(least=0.0)] = 0.0
-    """Bandwidth of one host's link to a shared store, if it is below `bytes_per_s`. 0: equal."""
+    """Bandwidth of one host's link to a shared store, if it is below `bytes_per_s`. 0: the same as `bytes_per_s`."""
     token_bytes: Count = 131_072
     """KV of one token. The default is that of Llama-3.1-8B in bfloat16."""
     shared: bool = False

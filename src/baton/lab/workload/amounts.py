@@ -65,7 +65,7 @@ class Geometric(_Kind, frozen=True, tag="geometric"):
     """Whole numbers from 1 on, such as turns of a conversation that continues each time with equal probability."""
 
     mean: float
-    """At least 1."""
+    """Mean of the numbers, at least 1."""
 
     def sample(self, draw: Random) -> float:
         if self.mean == 1:
