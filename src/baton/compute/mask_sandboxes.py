@@ -89,7 +89,7 @@ class MaskSandboxes:
         assert grammar is not None, f"{part.request_id} has no grammar"
         output = list(part.tokens[part.prompt_tokens : part.start + part.count - part.drafts])
         process = self._processes[hash(grammar.text) % len(self._processes)]
-        # The KV of a streamed slice leaves during its step, so that slice cannot be computed again.
+        # The KV of a streamed slice is sent during its step, so the slice cannot be computed again.
         wait_s = STEP_WAIT_S if part.stream is None else self._stream_wait_s
         return RequestMasks(part, grammar, output, process, wait_s)
 

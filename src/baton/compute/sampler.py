@@ -273,6 +273,6 @@ def _index_at(weights: Numbers, point: float) -> int:
         index = int(lib.searchsorted(lib.cumsum(part, 0, dtype=lib.float64), target - before, side="right"))
         if index < len(part):
             return run * _RUN + index
-        weights = weights[: (run + 1) * _RUN]  # rounding: take the last of the run
+        weights = weights[: (run + 1) * _RUN]  # rounding moved the point past this run: take its last weight
     (positive,) = lib.where(weights)
     return int(positive[-1])

@@ -68,7 +68,7 @@ def _experts(keys: GGUFKeys, layers: int) -> Experts | None:
         per_token=keys.integer("expert_used_count"),
         intermediate=width,
         scoring="sigmoid" if sigmoid else "softmax",
-        # Only files of DeepSeek state it. llama.cpp fixes it in code for every other architecture.
+        # Only DeepSeek files have these keys. For other architectures, the values are constants in llama.cpp's code.
         normalized=bool(keys.integer("expert_weights_norm", 0)) if deepseek else keys.architecture != "qwen2moe",
         scale=keys.number("expert_weights_scale", 1.0) if deepseek else 1.0,
         groups=groups,

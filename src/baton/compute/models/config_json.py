@@ -177,8 +177,8 @@ def _rope(folder: Path, config: _Config) -> tuple[RopeScaling, int]:
         case "linear":
             return RopeScaling(kind="linear", factor=float(options["factor"])), context_tokens
         case "dynamic":
-            # Its frequencies change with the length of the request, so cached keys would be wrong past the original
-            # context. Up to that length there is no scaling.
+            # Dynamic scaling changes frequencies with the length of the request, so cached keys would be wrong past the
+            # original context. Up to that length there is no scaling.
             return RopeScaling(), min(original, context_tokens)
         case "llama3":
             scaling = RopeScaling(

@@ -68,7 +68,7 @@ class VocabularyTokenizer:
         self._backend = backend
         longest = max(map(len, backend.get_vocab(with_added_tokens=True)), default=1)
         added_tokens = backend.get_added_tokens_decoder()
-        # Such a token also takes the spaces beside it, any number of them.
+        # A stripping token also consumes all spaces beside it, so it has no maximum of characters.
         takes_spaces = any(added.lstrip or added.rstrip for added in added_tokens.values())
         self.token_chars_max = None if joined_chars_max is None or takes_spaces else longest * joined_chars_max
         self._added = {token: added.content for token, added in added_tokens.items()}

@@ -1,4 +1,4 @@
-"""The port for weights: tensors by Hugging Face name, read one at a time. Has no torch, like some engines."""
+"""The port for weights: tensors by their Hugging Face name, read one at a time. Needs no torch."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def _share(target: NativeWeights, loader: NativeWeightLoader, file: WeightsFile,
             return
     try:
         target.attach(file.descriptor, key)
-    except ModelError as error:  # Baton was upgraded since the host has started
+    except ModelError as error:  # another version of Baton wrote the file before an upgrade
         log.warning("this worker has its own copy of the weights: %s", error)
         loader.set_all()
 

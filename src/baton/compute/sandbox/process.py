@@ -144,7 +144,7 @@ class ForkServer:
         if len(data) < STATUS.size:
             raise ConnectionResetError("the fork server ended before it had loaded the model's vocabulary")
         (pid,) = STATUS.unpack(data)
-        if not descriptors:  # the system has closed it, which ends the sandbox
+        if not descriptors:  # the kernel has closed the socket, which ends the sandbox
             self._exit_status(pid)
             raise SandboxError("this process has too many open files; send it again", is_lasting=False)
         return Sandbox(pid, socket.socket(fileno=descriptors[0]))

@@ -17,7 +17,7 @@ from baton.core.validation import Check, did_you_mean, type_problems
 from baton.lab.sim.spec import ClusterSpec
 
 ReportsFate = Literal["delivered", "lost", "late"]
-"""Fate of a dead worker's last messages: they arrive before the server notices the death, never, or afterwards."""
+"""When a dead worker's last messages arrive: before the server notices the death, never, or after it noticed."""
 StoreTrouble = Literal["full", "down", "slow", "damaged", "lost"]
 MessageTrouble = Literal["lost", "repeated"]
 

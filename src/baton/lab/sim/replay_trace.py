@@ -286,7 +286,7 @@ def play_cell(
 
 
 def check_nothing_left(cluster: SimCluster) -> None:
-    """Raise Violation (INV-2) if a block is held or a transfer is left after the last request."""
+    """Raise Violation if a request, block, transfer or starting worker is left at the end (INV-1, INV-2, INV-9)."""
     for host, pool in cluster.server.pools.items():
         require(pool.holders == 0, "INV-2", f"the pool of {host} still knows {pool.holders} requests")
         used = pool.view().blocks_used

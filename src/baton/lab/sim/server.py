@@ -91,7 +91,7 @@ class SimServer:
     def pools(self) -> dict[HostId, HostPool]:
         return self.cluster.pools
 
-    # ---- what clients, operators and processes do
+    # ---- events from clients, operators and processes
 
     def submit(self, request: Request, prompt: Sequence[int]) -> None:
         self.journal.lives[request.id] = Life(request=request, tokens=array("I", prompt))

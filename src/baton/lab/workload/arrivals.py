@@ -109,7 +109,7 @@ class DiurnalArrivals(_Arrivals, frozen=True, tag="diurnal"):
     """Coefficient of variation of the gaps, apart from the change of rate. 1 is Poisson."""
 
     def times_s(self, draw: Random) -> Iterator[float]:
-        # Each period expects the same number of arrivals, so whole periods within a gap are skipped, not walked.
+        # Each period expects the same number of arrivals, so a gap skips its whole periods at once.
         gaps = exponential_gaps(draw) if self.cv == 1 else gamma_gaps(self.cv, draw)
         gone, going = tee(divmod(gap, self.rate_rps * self.period_s) for gap in gaps)
         within_s = follow_rate((rest for _, rest in going), self._pieces())

@@ -99,7 +99,7 @@ class _Reading:
 
 
 def _seconds(value: float) -> str:
-    # To the microsecond: adjacent wall-clock times differ in their last digits.
+    # Six decimals, because adjacent wall-clock times differ in their last digits only.
     return f"{value:,.6f}".rstrip("0").rstrip(".")
 
 
