@@ -25,7 +25,7 @@ class Forward(Struct, frozen=True, array_like=True, tag="f"):
 
 
 class Project(Struct, frozen=True, array_like=True, tag="p"):
-    """Compute this rank's part of the logits of some rows of the last step. Sent for ranks of the first stage."""
+    """Compute this rank's part of the logits of some rows of the last step. Only ranks of the first stage do."""
 
     picked: list[int]
 
