@@ -31,12 +31,12 @@ class ClassConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     aging_s: Annotated[float, Range(above=0, most=86400)] = 30.0
     """Waiting time after which the class counts as one `priority` more urgent."""
     ttft_slo_s: Annotated[float, Range(above=0, such_as="seconds, such as 1.0")] | None = None
-    """Targets of requests that name none: both or neither."""
+    """Latency targets of requests without their own: set both or neither."""
     tpot_slo_s: Annotated[float, Range(above=0, such_as="seconds, such as 0.1")] | None = None
     output_tokens_max: Annotated[int, Range(least=0, most=2**31)] = 0
     """Instead of a rejection, a request may get at most this many output tokens. 0: it is rejected."""
     defer_s: Annotated[float, Range(least=0, most=86400)] = 0.0
-    """A request that cannot meet its SLO waits without one, for at most this long. 0: rejected."""
+    """Maximum wait of a request that cannot meet its SLO and is served without one. 0: rejected."""
 
 
 class RouteConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -87,7 +87,7 @@ class KVConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     longest possible output at the start: no preemption, but fewer requests at once."""
     preemption: Preemption = "cheaper"
     """How a preempted request restores its KV: `recompute` computes it again, `swap` reads it from the tiers, `cheaper`
-    takes less time."""
+    does what takes less time."""
     dtype: KVDtypeChoice = "auto"
     """Precision of KV. `auto`: the precision that the model computes in. `int8` and `fp8` (e4m3) store one scale per
     token and head, and need the native engine."""
@@ -213,7 +213,7 @@ class SandboxConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     cpu_s: Annotated[float, Range(least=0.05, most=3600)] = 2.0
     """Maximum CPU time to compile a grammar, compute one token mask, or render a conversation."""
     wall_s: Annotated[float, Range(least=0.1, most=3600)] = 10.0
-    """Wall time of the same work."""
+    """Maximum wall time of the same work."""
     memory_bytes: Annotated[int, Range(least=2**24, most=2**40)] = 512 * 1024 * 1024
     """Maximum memory of one sandbox, without libraries and vocabulary."""
     processes: Annotated[int, Range(least=1, most=256)] = 2
@@ -279,7 +279,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     log: str = ""
     """File of the decision log, which `baton replay` reads. Empty: no log."""
     log_bytes_max: Bytes = 1_000_000_000
-    """Maximum size of the decision log. It ends there."""
+    """Maximum size of the decision log. Later decisions are not logged."""
     step_log: str = ""
     """Folder for step logs, one file per worker. `fitted` cost models are made from them. Empty: no step logs."""
     topology: Topology = Topology()

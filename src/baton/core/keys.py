@@ -25,7 +25,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 SECRET_BYTES_MIN = 32
 NAME_RULE = "must have 1 to 64 letters, digits, dots, - and _"
 _OTHERS = stat.S_IWGRP | stat.S_IRWXO
-"""Permissions that a file with secrets must not have: write for its group, and any for other users."""
+"""Permissions that a file with secrets must not grant: write to its group, and any to other users."""
 Limit = Annotated[int, Range(least=1, most=2**31)]
 
 
@@ -36,7 +36,7 @@ class KeyLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     tokens_per_minute: Limit | None = None
     """Prompt tokens and output tokens together."""
     streams_max: Limit | None = None
-    """Requests at once."""
+    """Maximum concurrent requests."""
     priority_min: Annotated[int, Range(least=-(2**31), most=2**31 - 1)] | None = None
     """Lowest (most urgent) `priority` that its requests may have. None: 0."""
     classes: tuple[str, ...] | None = None

@@ -198,7 +198,7 @@ class CloseRequest(Struct, frozen=True, tag=True, gc=False):
 
 
 class SetRole(Struct, frozen=True, tag=True):
-    """The worker has another role, from the next request on."""
+    """Change the worker's role, from the next request on."""
 
     worker: WorkerId
     role: Role
@@ -256,7 +256,7 @@ class BlocksGranted(Struct, frozen=True, tag=True, gc=False):
 
 
 class BlocksSealed(Struct, frozen=True, tag=True, gc=False):
-    """The blocks of the table from index `first` on are full and immutable now. `hashes`: of these blocks, in order."""
+    """The blocks of the table from index `first` on are full and immutable now. `hashes` has their hashes, in order."""
 
     request_id: RequestId
     attempt: int
@@ -369,7 +369,7 @@ class StepReport(Struct, frozen=True, tag=True, gc=False):
     step_s: float = 0.0
     """Duration of the forward pass. 0: there was none."""
     started: tuple[RequestId, ...] = ()
-    """Requests without output whose first slice on this worker was in this step: it ended their queue time."""
+    """Requests without output whose first slice on this worker was in this step. Their queue time ends with it."""
     drafted_tokens: int = 0
     """Draft tokens that the step verified."""
     accepted_tokens: int = 0

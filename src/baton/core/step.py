@@ -126,7 +126,7 @@ class Step(Struct, frozen=True, gc=False):
 
 
 EMPTY_STEP = Step(())
-"""No work."""
+"""A step without slices: there is no work."""
 
 
 class SliceResult(Struct, frozen=True, kw_only=True, gc=False):
@@ -135,10 +135,10 @@ class SliceResult(Struct, frozen=True, kw_only=True, gc=False):
     token: int | None = None
     """The sampled token, if `Slice.sample` is set. None then means that the grammar's masks are late: sample again."""
     failure: str = ""
-    """The reason why this request alone cannot be computed, if it cannot."""
+    """The reason why only this request cannot be computed. Empty: it can."""
     logprob: TokenLogprob | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    """If requested: of tokens start+1 .. start+count (those inside the prompt), in order."""
+    """If requested: the log probabilities of the prompt tokens among start+1 .. start+count, in order."""
     embedding: bytes = b""
     """If requested, together with `token`: see `OutputToken.embedding`."""
     further: tuple[tuple[int, TokenLogprob | None], ...] = ()

@@ -18,14 +18,14 @@ class WaitedTooLong(Struct, frozen=True, tag=True):
 
 
 class QueuedTooLong(Struct, frozen=True, tag=True):
-    """The oldest request in a worker's queue has waited for its deadline: reject every request that has.
+    """The oldest request in a worker's queue is overdue: reject every overdue request.
 
     The driver sends it; see `StartQueue.deadline_s`.
     """
 
 
 class Tick(Struct, frozen=True, tag=True):
-    """The policies for roles, scaling and moves run now. `window`: the load since the last tick."""
+    """Run the policies for roles, scaling and moves. `window`: the load since the last tick."""
 
     window: LoadWindow
 

@@ -58,7 +58,7 @@ class Sampling(Struct, frozen=True, kw_only=True):
     """Sampling parameters. Values are validated at the HTTP edge."""
 
     temperature: float = 1.0
-    """0: greedy, the token with the highest logit, the lowest id on a tie."""
+    """0: greedy, which chooses the token with the highest logit, and the lowest id on a tie."""
     top_p: float = 1.0
     top_k: int = 0
     """0 keeps every token."""

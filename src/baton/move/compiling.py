@@ -166,7 +166,7 @@ def _make_private(folder: Path) -> None:
 
 
 def _refusal(folder: Path) -> str:
-    """Return the reason why the libraries of a folder are not to be loaded, or an empty string."""
+    """Return why the libraries of a folder must not be loaded; empty if they may be."""
     try:
         entry, target = folder.lstat(), folder.stat()
     except OSError as error:

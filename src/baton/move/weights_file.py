@@ -2,7 +2,7 @@
 
 The first worker fills the file and seals it; every other one maps it read-only. The seal marks the file as complete and
 refuses later writes, so a worker that is killed in between leaves an unsealed file, which the next one fills again.
-A memory file has no name and takes no room of /dev/shm. The host holds its descriptor, so it outlives each worker.
+A memory file has no name and uses no space in /dev/shm. The host holds its descriptor, so it outlives each worker.
 """
 
 from __future__ import annotations
@@ -49,5 +49,5 @@ class WeightsFile:
         return bool(fcntl.fcntl(self.descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE)
 
     def clear(self) -> None:
-        """Discard what a worker left that died while it filled the file."""
+        """Discard the contents that a worker left when it died while filling the file."""
         os.ftruncate(self.descriptor, 0)

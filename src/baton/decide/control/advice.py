@@ -142,7 +142,7 @@ class Policies:
 
 
 def need_ticks(policies: Policies, workers: int) -> bool:
-    """Return whether a policy of a fleet with this number of workers may change it or move requests."""
+    """Return whether the policies for roles, scaling and moves can have an effect on this number of workers."""
     if not (isinstance(policies.scaling, FixedFleet) and isinstance(policies.moves, NoMoves)):
         return True
     if isinstance(policies.roles, DemandRoles):

@@ -205,7 +205,7 @@ class Batcher:
         run.asks_after = asks_after(run.lanes)
 
     def widen(self, run: DecodeRun, granted: BlocksGranted) -> bool:
-        """Apply a grant of blocks to a run without a committed step. Return False if the grant is for another lane."""
+        """Apply a grant of blocks to a run before its steps are committed. Return False if it is for another lane."""
         lane = self._find(granted.request_id, granted.attempt)
         if lane is None or lane not in run.lanes:
             return False

@@ -1,4 +1,4 @@
-"""The log of a cluster's decisions, and its replay: the same events into a fresh cluster (INV-7)."""
+"""The log of a cluster's decisions, and its replay, which applies the same events to a new cluster (INV-7)."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from baton.decide.control.transfer import Start, Steps, Transfer, TransferTable
 
 @dataclass(frozen=True, slots=True)
 class Landings:
-    """Begins every transfer that a start waits for. Fills and ends transfers that are not copied by layer."""
+    """Begins every transfer that the start of a request waits for. Fills and ends transfers that are not by layer."""
 
     hosts: HostPools
     table: TransferTable
@@ -23,7 +23,7 @@ class Landings:
     def begin(
         self, start: Start, source: HostId, target: HostId, tokens: int, hashes: tuple[BlockHash, ...] | None = None
     ) -> Steps[None]:
-        """Begin the transfer of the leading `tokens` that a start waits for.
+        """Begin the transfer of a request's leading `tokens`, for which its start waits.
 
         `source`: the target itself for a read from its tiers. `hashes`: hashes of the full blocks at the target.
         """

@@ -55,7 +55,7 @@ class Lane:
     drafter: Drafter | None = None
     """Created with the first draft."""
     repeated_token: array[int] | None = None
-    """Simulation only: the token (one element) that it samples in every step but the last."""
+    """Simulation only: an array with the one token that every step but the last samples."""
     tokens_max: int = field(init=False)
     """Maximum length in tokens. The last output token is never computed, but its room is counted."""
 

@@ -38,7 +38,7 @@ def tier_s(tier: Tier, block_tokens: int) -> Callable[[int], float]:
 @dataclass(slots=True)
 class _Measured:
     ratio: float = 1.0
-    """Measured time to predicted time."""
+    """Measured time divided by predicted time."""
     count: int = 0
     last_s: float = 0.0
     """Time of the last measurement."""

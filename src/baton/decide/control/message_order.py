@@ -1,8 +1,8 @@
 """The order of a connection's control messages: repeated ones are dropped, and a missing one ends the connection.
 
-Sockets lose no message inside a connection. A fault of a proxy or of Baton itself could: without a number, the request
-that the message concerns would hang. With it, the loss is noticed at the next message, at the latest at the next ping,
-and counts as the loss of the worker or host, whose requests continue elsewhere.
+A socket loses no message within a connection, but a fault of a proxy or of Baton itself could. Without a number, the
+request that the message concerns would hang. With it, the loss is noticed at the next message, at the latest at the
+next ping, and counts as the loss of the worker or host, whose requests continue elsewhere.
 """
 
 from __future__ import annotations

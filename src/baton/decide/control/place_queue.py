@@ -18,10 +18,10 @@ from baton.decide.control.turn_queue import places_of
 
 @dataclass(slots=True)
 class PlaceQueue:
-    """Holds back requests while their client uses its share of the decode places, unless their TTFT SLO is too short.
+    """Holds back the requests of a client that uses its share of the decode places.
 
-    The other choices of an HTTP request wait too, so that none begins before the first one, which may be rejected.
-    Admission bounds the length of the queue.
+    Requests with a TTFT SLO up to the queue's deadline are not held back. The other choices of an HTTP request wait
+    too, so that none begins before the first one, which may be rejected. Admission bounds the length of the queue.
     """
 
     queue: StartQueue

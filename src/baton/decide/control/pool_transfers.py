@@ -220,7 +220,7 @@ class PoolTransfers:
         return handoff
 
     def lose_host(self, host: HostId) -> Iterator[PoolHandoff]:
-        """Drop streams from and handoffs to a lost host. Yield handoffs from it: they continue with the blocks put."""
+        """Drop streams from a lost host and handoffs to it. Yield handoffs from it: they use the blocks in the pool."""
         for request_id, handoff in list(self._handoffs.items()):
             if handoff.source == host if handoff.start is None else handoff.target == host:
                 del self._handoffs[request_id]

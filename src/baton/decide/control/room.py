@@ -43,7 +43,7 @@ class WaitingRoom:
     def reject_overdue(self, wait_s: float, now_s: float) -> list[CloseRequest]:
         """Return the rejections of the requests that have waited at least `wait_s`, the oldest first.
 
-        So their clients can use another server. The requests stay here until they end.
+        Their clients can then use another server. The requests stay here until they end.
         """
         limit_s = now_s - wait_s + _ROUNDING_S
         overdue = [request_id for request_id, since_s in self._since_s.items() if since_s <= limit_s]

@@ -258,9 +258,9 @@ class Streams:
         return min(wanted, layout.layers) if layout is not None and layout.ranks == 1 else 1
 
     def _can_cut(self, stream: Stream) -> bool:
-        """Return whether the stream's KV can be copied by layer: both hosts have the same layout, without ranks.
+        """Return whether the stream's KV can be copied by layer: both hosts have the same layout, with one rank.
 
-        Not with an attention window, which releases blocks in the step.
+        The model must have no attention window, which would release blocks during the step.
         """
         source, target = self.hosts.layouts.get(stream.source), self.hosts.layouts.get(stream.target)
         if source is None or source != target or stream.report:

@@ -151,7 +151,7 @@ after a `yield` sees them. It runs each generator to its end before the next eve
 
 @dataclass(slots=True)
 class TransferTable:
-    """All transfers under way. A start waits for at most one transfer per request; no start waits for the others.
+    """All transfers under way. For each request, a start waits for at most one of them.
 
     Live requests and their attempts bound their number.
     """

@@ -28,7 +28,7 @@ from baton.decide.policy.fairness import ServiceFairness
 from baton.decide.policy.predictions import queue_s
 
 STEPS_AHEAD = 2
-"""Steps of prompts that a worker may have in its queue: one runs, and one is ready when it ends."""
+"""Full steps of prompt tokens that a worker may have in its queue: one step runs, and the next one is ready."""
 AHEAD_S = 0.4
 """A worker gets another prompt only while its queued prompts take less than this: the next turn waits for them."""
 AHEAD_REQUESTS = 4

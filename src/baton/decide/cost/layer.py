@@ -26,7 +26,7 @@ LATENT_COMPUTE_RATIO = 0.67
 
 @dataclass(frozen=True, slots=True)
 class AttentionCost:
-    """One layer's attention on one GPU of a worker."""
+    """Times of one layer's attention on one GPU of a worker."""
 
     model: ModelShape
     hardware: Hardware
@@ -60,7 +60,7 @@ class AttentionCost:
     def ring_s(self, *, tokens: float, beside_s: float) -> float:
         """Return the seconds that attention over prompt tokens waits for KV of the other context-parallel ranks.
 
-        The KV is passed in a ring, and overlaps the attention over KV that is already present (`beside_s`).
+        The ranks pass the KV in a ring, and meanwhile attend to the KV that they have (for `beside_s` seconds).
         Source: Context Parallelism for Scalable Million-Token Inference (arXiv 2411.01783), ring pass-KV attention.
         """
         others = self.parallel.cp - 1
@@ -114,7 +114,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """The layers of one worker."""
+    """Times of the layers of one worker."""
 
     model: ModelShape
     hardware: Hardware

@@ -105,7 +105,7 @@ def load_cost(raw: Mapping[str, Any], *, folder: Path, where: str = "cost") -> L
     """Build the cost model that a section describes. Files are relative to `folder`; `where` is the section's name.
 
     Raise ConfigError with every problem of every kind, one per line: unknown keys, models, GPUs and engines with the
-    nearest known ones, parallel degrees that do not divide, and models that do not fit, with alternatives.
+    nearest known ones, parallel degrees that do not divide the model, and models that do not fit, with alternatives.
     """
     if "kinds" not in raw:
         cost, facts = _load_kind(dict(raw), folder, where)

@@ -35,7 +35,7 @@ _ERROR_MEMORY = 0.95
 _STEP_S_MIN = 1e-9
 _SWEEPS = 4
 _REPORT_LOG = 0.1
-"""Relative change of the prices, as a logarithm, from which on the coordinator needs them."""
+"""Relative change of the prices, as a logarithm, above which they are reported to the coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class StepLearner:
         return self._prices if self._prices.steps else None
 
     def take_report_due(self, *, is_due: bool) -> bool:
-        """Return whether the next report contains the prices, and record that. True if that report `is_due` anyway."""
+        """Return whether a report is due: `is_due`, or the prices have changed. Record that it contains the prices."""
         if is_due or self._is_report_due:
             self._is_report_due, self._reported = False, self.prices
             return True
@@ -159,7 +159,7 @@ class StepLearner:
     def _fitted(self, factors: Sequence[float], shares: Sequence[float], error: float) -> tuple[float, ...]:
         """Return the factors after a step with this relative error. `shares`: share of each part in the predicted step.
 
-        The unknowns are relative changes of the factors. A part that is not in the step is not forgotten.
+        The unknowns are relative changes of the factors. A part that is not in the step keeps its weight.
         """
         weights, kept = self._weights, [sqrt(_FACTOR_MEMORY) if share else 1.0 for share in shares]
         for index, row in enumerate(weights):

@@ -1,6 +1,6 @@
 """A cost model from hardware peaks: matrix products, attention, elementwise work, exchange, and the engine's overhead.
 
-With N tokens in a step, x the context of decoding requests, and everything per GPU:
+Per GPU, for a step of N tokens:
 
     kernels = stage(N) * rounds + head, where
     stage   = layers / pp * (products + elementwise + all-reduce + prompt attention + decode attention + exchange
@@ -8,8 +8,8 @@ With N tokens in a step, x the context of decoding requests, and everything per 
     step    = factor * kernels + overhead + request_s * decoding requests + layer_s * layers
 
 Pipeline: a step is cut into m = pp micro-batches (fewer where it has fewer tokens). A step of decode alone takes pp
-stages: in the steady state each micro-batch enters as soon as its last token is out. A step with prompt tokens takes
-m + pp - 1: the pipeline fills, and the first token waits until it has drained.
+stages: in the steady state, a micro-batch starts its next token as soon as its last one is out. A step with prompt
+tokens takes m + pp - 1: the pipeline fills, and the first token waits until it has drained.
 Source: calibrated on AIConfigurator's operator data and on measured engines; the errors are in docs/simulator.md.
 """
 
@@ -72,8 +72,8 @@ class RooflineCost:
     def step_s(self, shape: StepShape) -> float:
         """Return the seconds of a step.
 
-        A mixed step is its decode step plus the kernels that the prompt tokens add, times the prompt factor, and at
-        least the time of the prompts alone.
+        A mixed step takes the time of its decode step, plus the time of the kernels that the prompts add, times the
+        prompt factor. It takes at least the time of the prompts alone.
         """
         requests, engine = shape.decode_requests, self.engine
         if shape.prefill_tokens == 0:
@@ -135,7 +135,7 @@ class RooflineCost:
         return compute_ratio, memory_ratio
 
     def power_w(self, shape: StepShape) -> float:
-        """Return the power draw of the whole worker during such a step."""
+        """Return the power draw of the whole worker during a step."""
         compute_ratio, memory_ratio = self.peak_ratios(shape)
         return self.parallel.gpus * self.hardware.power_w(compute_ratio=compute_ratio, memory_ratio=memory_ratio)
 
@@ -183,7 +183,7 @@ class RooflineCost:
         return rounds * stage_s + self._layer.head_s((chunks + queries) / parallel.dp)
 
     def _stage_s(self, prompt_tokens: float, chunks: int, queries: float) -> float:
-        """Return the seconds of one stage's layers without attention, and of sending. Only cp splits a prompt."""
+        """Return the seconds of a stage's layers without attention, and of sending. Only cp splits prompts."""
         parallel = self.parallel
         ranked = prompt_tokens / parallel.cp / min(parallel.dp, chunks) + queries / min(parallel.dp, max(1.0, queries))
         key = (ranked, prompt_tokens + queries)

@@ -91,7 +91,7 @@ class TableCost(_MeasuredCost):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitwiseSimCost(_MeasuredCost):
-    """The published simulator's step, including its error: it looks up decodes by requests instead of prompt x batch.
+    """The published simulator's step, with its error: decodes are looked up by requests, not by prompt x batch tokens.
 
     So a decode step hardly depends on its batch (Llama-2-70B on A100 tp 8, 64 requests: 42.8 ms, measured 71.6). Use it
     only to reproduce the paper's figures; `TableCost` uses the same data correctly.
@@ -245,6 +245,6 @@ def distserve_table(setting: TableSetting, *, engine: str, pp: int) -> DistServe
 
 
 def vidur_layer(*, llm: str, gpu: str, tp: int) -> Curve:
-    """Return Vidur's measured seconds of one layer without attention, by tokens. Raise ConfigError without data."""
+    """Return Vidur's measured seconds of one layer without attention, by tokens. Raise ConfigError if none match."""
     rows = _matching("vidur.csv", {"llm": llm, "hardware": gpu, "tp": str(tp)})
     return rising_curve((float(row["tokens"]), float(row["layer_ms"]) / 1e3) for row in rows)

@@ -43,7 +43,7 @@ class Holding:
     preempted: bool = False
     """The request was preempted and has no blocks since. Tiers may hold copies of its blocks."""
     reading: bool = False
-    """KV is read from tiers into the table, or the decision on that is pending. The worker is not told of it."""
+    """KV is read from tiers into the table, or that decision is pending. The worker gets the table only afterwards."""
     landing: bool = False
     """KV arrives from another host: the request waits for blocks, then a transfer writes into them."""
     leases: int = 0
@@ -139,7 +139,7 @@ def less_urgent(holdings: Iterable[Holding], priority: int) -> list[Holding]:
 
 
 def may_preempt(held: Holding) -> bool:
-    """Return whether a holding has blocks that it can give back: it does not do so already, and no transfer uses it."""
+    """Return whether a holding can be preempted: it has blocks, is not giving them back, and no transfer uses it."""
     return bool(held.table) and not (held.preempting or held.released or held.landing or held.leases)
 
 

@@ -125,7 +125,7 @@ class HostPool:
         return self.grants.serve()
 
     def table(self, request_id: RequestId) -> tuple[tuple[BlockId, ...], int]:
-        """Return the request's block table and the number of its leading tokens with KV. A worker continues there."""
+        """Return the request's block table and the number of leading tokens with KV, after which a worker continues."""
         held = self._holdings.get(request_id)
         return (held.table, held.computed_tokens) if held and not held.reading else ((), 0)
 

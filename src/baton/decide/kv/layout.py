@@ -124,7 +124,7 @@ class KVLayout(Struct, frozen=True, kw_only=True):
 
 
 def share(items: int, parts: int, part: int) -> range:
-    """Return the items of one of `parts` equal parts; earlier parts take the remainder."""
+    """Return the items in part number `part` of `parts` equal parts; earlier parts take the remainder."""
     size, more = divmod(items, parts)
     first = part * size + min(part, more)
     return range(first, first + size + (part < more))

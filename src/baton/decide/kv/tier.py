@@ -42,7 +42,7 @@ class _Sums:
 
 @dataclass(slots=True)
 class TierSpeed:
-    """A line through (blocks, seconds), where blocks includes those queued before the read.
+    """Predicts the time of a read: a line through (blocks, seconds), where blocks queued before the read count too.
 
     Fitted by least squares of relative errors with decaying weights. It starts with the configured speed, which keeps a
     small weight: its two points determine a line even if all reads have one size.

@@ -107,8 +107,8 @@ class Tiers:
     resting: set[str] = field(default_factory=set[str])
     """Tiers that this host does not read or write for now (circuit breaker). Other hosts may still use them."""
     _waiting: dict[str, BlockQueue] = field(default_factory=dict[str, BlockQueue])
-    """By tier: blocks to write, in the order in which they became cached. Of a request the deepest block is first, so
-    its front is unpinned and evicted last, in the arena and in the tier."""
+    """Blocks to write, by tier, in the order in which they became cached. A request's deepest block comes first, so
+    that its first blocks are evicted last, in the arena and in the tier."""
     _puts: Puts = field(init=False)
     """Urgent writes, and the requests that wait for them."""
     _writes: dict[int, _Write] = field(default_factory=dict[int, _Write])
@@ -304,7 +304,7 @@ class Tiers:
         return [*commands, StoreBlocks(self._begun, self.host, tier.name, tuple(hashes), tuple(blocks))]
 
     def _in_order(self, tier: Tier, wanted: Sequence[tuple[BlockHash, BlockId]]) -> list[tuple[BlockId, BlockFacts]]:
-        """Sort blocks by depth, the fronts of prompts first, without evicted blocks and blocks the tier has by now."""
+        """Return blocks by depth, the first blocks of prompts first, without evicted blocks and those in the tier."""
         found: list[tuple[BlockId, BlockFacts]] = []
         for block_hash, block in wanted:
             facts = self.arena.facts(block)

@@ -144,7 +144,7 @@ class SloChunked:
     tpot_s: float | None = None
     """TPOT target of requests without an SLO. None: such requests do not limit the step."""
     tpot_slack: float = 0.9
-    """A step takes at most this share of the TPOT. The rest covers the handoff and the step that runs on arrival."""
+    """A step takes at most this share of the TPOT. The rest covers the handoff and a step that runs at arrival."""
     chunk_tokens_min: int = 16
     """Minimum prompt tokens per step, even if the step then misses the TPOT: prompts must make progress."""
 

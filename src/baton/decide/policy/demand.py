@@ -121,9 +121,9 @@ class DemandRoles:
     """
 
     ttft_s: float | None = None
-    """TTFT target where no recent request has an SLO. None: `ttft_slowdown` times that of an idle worker."""
+    """TTFT target where no recent request has an SLO. None: `ttft_slowdown` times the TTFT of an idle worker."""
     tpot_s: float | None = None
-    """TPOT target where no recent request has an SLO. None: `tpot_slowdown` times that of a request alone."""
+    """TPOT target where no recent request has an SLO. None: `tpot_slowdown` times the TPOT of a request alone."""
     ttft_slowdown: float = 8.0
     tpot_slowdown: float = 4.0
     requests_min: int = 8
@@ -241,7 +241,7 @@ class ForecastScaling:
     """All workers are retired after this long without a request. The next request starts one of each role again and
     waits for it. 0: the last worker of a role stays."""
     _quiet_since_s: float | None = None
-    """When the cluster became idle. None: it is not."""
+    """When the cluster became idle. None: it is busy."""
     _asleep: tuple[Role, ...] = ()
     """Roles of the workers that were retired because the cluster was idle. Empty: it is awake."""
     _calm_since_s: dict[Role, float] = field(default_factory=dict[Role, float])

@@ -1,7 +1,7 @@
 """Policies of the fleet, asked at every tick: the roles of workers, their number, and moves of running decodes.
 
-A role flip is free, because the host owns the KV. A worker takes time to start, so scaling may look ahead. A move takes
-the KV of a request along; its text does not change.
+A role flip is free, because the host owns the KV. A worker takes time to start, so scaling may look ahead. A move
+transfers the KV of a request, and does not change its text.
 """
 
 from __future__ import annotations

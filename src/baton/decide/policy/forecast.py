@@ -52,7 +52,7 @@ class RecentDemand:
 class TimeOfDay:
     """Predict the load of the same time on earlier days, scaled by the ratio of today's load to theirs.
 
-    With less than a day of history: the recent load.
+    With less than a day of history, it predicts the recent load.
     """
 
     span_s: float = 900.0

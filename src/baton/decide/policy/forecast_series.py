@@ -128,7 +128,7 @@ def binned_rps(history: Sequence[LoadWindow], bin_s: float, bins_max: int) -> li
 
 
 def _share_out(counts: list[float], requests: int, newest_s: float, oldest_s: float, bin_s: float) -> None:
-    """Add requests, spread evenly over a span of seconds before the end, to the bins. `counts[0]` is the newest bin."""
+    """Add requests, evenly spread over a span in seconds before the end, to the bins. `counts[0]` is the newest bin."""
     place, span_s = int(newest_s // bin_s), oldest_s - newest_s
     while newest_s < oldest_s and place < len(counts):
         border_s = min(oldest_s, (place + 1) * bin_s)

@@ -102,7 +102,7 @@ def answer_step_s(worker: WorkerView, more_requests: int, more_tokens: int, mode
 
 
 def coming_requests(cluster: ClusterView) -> float:
-    """Predict how many more requests, besides the bound ones, will decode on each decode worker after their prompts."""
+    """Predict the further requests per decode worker, besides the bound ones, once all prompts are computed."""
     decoders = len(cluster.having("decode"))
     queued = sum(worker.queued_requests for worker in cluster.workers if worker.role == "prefill")
     queued -= sum(load.requests for load in cluster.bound.values())

@@ -32,9 +32,9 @@ def best_prefix(
 ) -> Prefix:
     """Choose the number of tokens to read from tiers that minimizes TTFT; on a tie, the fewest.
 
-    `wait_s`: the worker's queue; reads overlap it. `cost`: of the worker's hardware. Later tokens cost more to compute
-    than earlier ones but the same to read. So if reading part of a tier pays, reading all of it pays more, and only the
-    ends of `tier_hits` are compared.
+    `wait_s`: time of the worker's queue; tiers are read meanwhile. `cost`: for the worker's hardware. Later tokens cost
+    more to compute than earlier ones but the same to read. So if reading part of a tier pays, reading all of it pays
+    more, and only the ends of `tier_hits` are compared.
     """
 
     def prefix(tokens: int, load_s: float) -> Prefix:

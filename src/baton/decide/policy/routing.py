@@ -16,7 +16,7 @@ from baton.decide.policy.prefix import prefix_on
 
 
 class Route(Struct, frozen=True, kw_only=True):
-    """The worker that computes a prompt, the source of its prefix, and the point to run to."""
+    """The worker that computes a prompt, the source of its prefix, and how far it runs the request."""
 
     worker: WorkerId
     fetch: HostId | None = None

@@ -3,7 +3,7 @@
 Pressure is predicted time / SLO: the TTFT of this request, and the TPOT of the requests that already decode on the
 worker. For requests with an SLO the role of a worker only breaks ties: a decode worker computes a short prompt itself
 when the prefill workers are behind, and a prefill worker decodes as far as prompts leave it time. Requests without an
-SLO follow the roles: without a target, the cost of a prompt between two tokens cannot be weighed.
+SLO follow the roles: without a target, the delay that a prompt adds between two tokens cannot be judged.
 """
 
 from __future__ import annotations
@@ -304,7 +304,7 @@ class SloHeadroom:
         """Predict the TPOT of a request that decodes on this worker, and the share of the worker's time for prompts.
 
         `since`: the present cluster, and the time until the request decodes, in which answers end and begin. None: now.
-        Prompts are assumed to keep their recent share, which tokens wait for. It is above 1 if the worker is behind.
+        Prompts are assumed to keep their recent share, which delays tokens. It is above 1 if the worker is behind.
         """
         model, decodes = cost_of(worker, cost), decoding_requests(worker)
         more = 0.0

@@ -35,7 +35,7 @@ class ConnectionReceiver(Protocol):
     """Opens the connections of an acceptor."""
 
     def receive(self, connection: socket.socket, address: str) -> Coroutine[None, None, None] | None:
-        """Return the opening of a connection from this address. None: it exceeds a limit and is closed."""
+        """Return the coroutine that opens a connection from this address. None: it exceeds a limit and is closed."""
         ...
 
 
@@ -46,7 +46,7 @@ class Acceptor:
         self._listening = listening
         self._receiver = receiver
         self._opening: set[asyncio.Task[None]] = set()
-        """At most as many as the receiver allows connections."""
+        """Bounded by the number of connections that the receiver allows."""
         self._loop = asyncio.get_running_loop()
         self._retry: asyncio.TimerHandle | None = None
         self._logged_s: float | None = None

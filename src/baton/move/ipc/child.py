@@ -28,7 +28,7 @@ def die_with_parent() -> None:
 class ParentSocket:
     """Blocking Unix socket to the parent process, with framed messages.
 
-    `closed` once the parent is gone or one of its messages was lost: this process ends then, and a new one starts.
+    It is `closed` once the parent is gone or one of its messages was lost: then this process ends and a new one starts.
     """
 
     def __init__(self, sock: socket.socket) -> None:

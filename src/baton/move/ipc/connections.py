@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 _BACKLOG = 128
 _ACCEPT_RETRY_S = 0.1
-"""Pause after a failed `accept`, unless a connection ends before."""
+"""Pause after a failed `accept`. The end of a connection ends it early."""
 _VIEWS_MAX = 1024
 """Maximum number of buffers in one system call (IOV_MAX of Linux)."""
 

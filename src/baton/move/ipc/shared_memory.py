@@ -18,7 +18,7 @@ _SEAL_SHRINK = 2
 
 
 def machine_id() -> str:
-    """Return an id of this machine: of the running kernel and the network namespace, within which sockets reach."""
+    """Return an id of this machine: of its running kernel and network namespace, within which abstract sockets work."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{boot}.{Path('/proc/self/ns/net').stat().st_ino}"
 
@@ -74,7 +74,7 @@ def create_sealed(name: str, size_bytes: int) -> int:
 def map_sealed(descriptor: int, protection: int) -> memoryview:
     """Map memory that another process lends, for `mmap.PROT_READ` or more.
 
-    Raises ValueError if the file could shrink: reading behind its end would kill this process.
+    Raises ValueError if the file could shrink: reading past its end would kill this process.
     """
     try:
         seals = fcntl.fcntl(descriptor, _GET_SEALS)

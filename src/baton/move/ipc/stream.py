@@ -39,7 +39,7 @@ class FramedStream(asyncio.Protocol, Generic[In]):
         self._transport: asyncio.Transport | None = None
         self._why = "it hung up"
         self.is_quiet = False
-        """No bytes have come since `watch` has set it."""
+        """True if no bytes have come since `watch` set it."""
 
     @property
     def is_open(self) -> bool:

@@ -132,7 +132,7 @@ class _BlockCopy:
     source: memoryview
     target: memoryview
     summed: memoryview
-    """The one of the two that belongs to this process: the checksum is computed over it."""
+    """`source` or `target`, whichever belongs to this process: the checksum is computed over it."""
 
     def parts(self) -> list[_BlockCopy]:
         return [
@@ -249,7 +249,7 @@ class NodeDialer:
                 raise StoreError(f"{self._where} has another secret: give both the same file") from None
 
     def _check_answer(self, answer: bytes) -> str:
-        """Return the name under which the node lends its memory. Raises StoreError if its layout is another one."""
+        """Return the name under which the node lends its memory. Raises StoreError if the layouts differ."""
         welcome, _, _, theirs, name = wire.ANSWER.unpack(answer)
         if welcome != wire.WELCOME:
             _, _, ours = wire.HELLO.unpack(self._hello)

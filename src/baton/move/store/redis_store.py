@@ -232,6 +232,6 @@ class RedisStore:
 
 
 def _without_password(url: str) -> str:
-    """Return the URL of a server for logs and errors."""
+    """Return the URL of a server without its password, for logs and errors."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"

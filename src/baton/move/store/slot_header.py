@@ -13,7 +13,7 @@ from baton.core.types import BlockHash
 from baton.move.store.checksum import CHECKSUM_BYTES, checksum
 
 ALIGNMENT_BYTES = 4096
-"""Alignment of offsets, sizes and addresses for direct I/O. A header takes as much, so that its block is aligned."""
+"""Alignment of offsets, sizes and addresses for direct I/O. A header fills one unit, so that its block is aligned."""
 HASH_BYTES_MAX = 64
 _MAGIC = b"BATONKV1"
 _FIELDS = struct.Struct(f"<8s16sQQQB{HASH_BYTES_MAX}s{CHECKSUM_BYTES}s")

@@ -19,7 +19,7 @@ from baton.move.store.segments import Segments, padded_bytes
 from baton.move.store.slot_header import ALIGNMENT_BYTES, SlotHeader, is_empty, read_header
 
 RUN_BYTES = 4 << 20
-"""Size of a read or write that lets a disk run at its limit. A single block may be larger."""
+"""Size of a read or write at which a disk reaches its full speed. A single block may be larger."""
 _RUN_SLOTS_MAX = 256
 """Maximum slots per run: a slot needs up to three buffers, and one system call accepts 1,024."""
 

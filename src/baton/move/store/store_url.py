@@ -18,7 +18,7 @@ from baton.move.store.port import Store
 from baton.move.store.redis_store import RedisStore
 
 Open = Callable[[str, int], Store]
-"""Opens a store for a layout's fingerprint and a size of blocks."""
+"""Opens a store, given a layout's fingerprint and the bytes per block."""
 
 _THREADS_MAX = 64
 _TTL_S_MAX = 10 * 365 * 86400

@@ -75,7 +75,7 @@ Cells = npt.NDArray[np.uint8]
 
 
 def _chunks(source: Cells, target: Cells, head_dim: int) -> Iterator[tuple[Cells, Cells]]:
-    """Cut two arrays of cells alike along their outer dimensions, into pieces that fit into a cache."""
+    """Cut two arrays of cells in the same way along their outer dimensions, into pieces that fit into a cache."""
     inner_cells = int(np.prod(source.shape[1:-1]))
     step = CHUNK_NUMBERS // (inner_cells * head_dim)
     if step == 0 and source.ndim > 2:

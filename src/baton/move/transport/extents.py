@@ -199,7 +199,7 @@ class Spread:
 
 
 def location_of(memory: Memory) -> Location:
-    """Return where a memory begins. Raises TransferError if it is spread over several devices."""
+    """Return the location at which a memory begins. Raises TransferError if it is spread over several devices."""
     if isinstance(memory, memoryview):
         return Location("DRAM", address_of(memory))
     if memory.location is None:
@@ -225,7 +225,7 @@ def located(rows: Rows, bases: Mapping[int, int]) -> Rows:
 
 
 def runs_of(rows: Rows) -> Runs:
-    """Drop the regions of located rows."""
+    """Return the addresses and sizes of located rows, without their regions."""
     return rows[:, :2].astype(np.uint64)
 
 

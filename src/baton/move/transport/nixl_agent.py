@@ -195,7 +195,7 @@ class NixlAgent:
 
 @dataclass(frozen=True, slots=True)
 class _Library:
-    """The names that Baton uses of NIXL."""
+    """The parts of the NIXL package that Baton uses."""
 
     agent: Any
     config: Any

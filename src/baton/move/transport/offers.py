@@ -153,7 +153,7 @@ class Offers:
         return offer if hmac.compare_digest(offer.secret, secret) else OfferStatus.OTHER_SECRET
 
     def is_valid(self, number: int) -> bool:
-        """Return whether the offer is still valid, and so were all reads until now."""
+        """Return whether the offer is still valid. If it is, all bytes that were read until now are valid."""
         with self._lock:
             offer = self._standing.get(number)
         return offer is not None and offer.until_s > self._now_s()

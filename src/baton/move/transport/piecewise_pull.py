@@ -62,7 +62,7 @@ class PiecewisePull:
 
     @property
     def wanted(self) -> bool:
-        """The pull has not failed."""
+        """True if the pull has not failed."""
         return self._failure is None
 
     def begin(self) -> bool:

@@ -120,7 +120,7 @@ class TcpPeer:
         self._fail_stranded(BUG)
 
     def pause(self, pause_s: float) -> None:
-        """Wait, but not beyond `close`."""
+        """Wait for `pause_s` seconds, or until `close` is called."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed, pause_s)
 
