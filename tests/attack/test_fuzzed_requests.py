@@ -231,7 +231,7 @@ def test_schemathesis_beside_another_client(target: RunningServer, control: Runn
     """Requests made from the OpenAPI document, with its examples, its limits and beyond them."""
     roles = {worker["id"]: worker["role"] for worker in target.cluster()["workers"]}
     with unharmed(target, control):
-        found = run_schemathesis(target.url, tmp_path, examples=200)
+        found = run_schemathesis(target.url, tmp_path, random_examples=200)
     assert found.returncode == 0, found.stdout + found.stderr
     with target.client() as client:
         for worker, role in roles.items():
