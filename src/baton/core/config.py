@@ -186,7 +186,7 @@ class SurvivalConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     retries_per_minute: Annotated[int, Range(least=0, most=10**6)] = 1024
     """Requests that may be tried again in a minute after the loss of workers or hosts. The rest get 503."""
     retry_ratio: Annotated[float, Range(least=0, most=1)] = 0.2
-    """Retries that each admitted request adds to this limit."""
+    """Retries that an admitted request gives back to this budget."""
     restarts_max: Annotated[int, Range(least=0, most=1000)] = 5
     """Restarts of one worker within `restart_window_s` before the server stops restarting it."""
     restart_window_s: Timeout = 60.0

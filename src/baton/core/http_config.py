@@ -90,5 +90,5 @@ def is_loopback(host: str) -> bool:
     """Return whether only this machine reaches a server on this address."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:  # a name
+    except ValueError:  # a host name, not an address
         return False

@@ -92,7 +92,7 @@ class NativeSources:
                 [compiler, "-shared", "-pthread", *extra, *objects, "-o", str(built)], capture_output=True, check=False
             )
             _check(linked.returncode, linked.stderr)
-            built.chmod(0o600)  # the linker applies the umask instead
+            built.chmod(0o600)  # the linker sets the mode by the umask, which may allow more
             built.replace(path)
 
     def _cached(self) -> Path | None:

@@ -25,7 +25,7 @@ def create_weights_file() -> int | None:
     try:
         return os.memfd_create("baton-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError:
-        return None  # a sandbox forbids it: every worker has its own copy
+        return None  # a sandbox may forbid it: then every worker has its own copy
 
 
 @dataclass(frozen=True, slots=True)

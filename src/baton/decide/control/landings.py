@@ -15,7 +15,7 @@ from baton.decide.control.transfer import Start, Steps, Transfer, TransferTable
 
 @dataclass(frozen=True, slots=True)
 class Landings:
-    """Begins every transfer that the start of a request waits for. Fills and ends transfers that are not by layer."""
+    """Begins the transfers that starts of requests wait for. Fills and ends those that are not copied by layer."""
 
     hosts: HostPools
     table: TransferTable

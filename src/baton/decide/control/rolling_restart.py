@@ -40,7 +40,7 @@ class RollingRestart:
         while self._left and not self.fleet.restarting:
             worker = self._left.pop(0)
             if worker not in self.fleet:
-                continue  # it was lost, and has started again by that, or drains already
+                continue  # it was lost, and so restarts anyway, or it drains already
             self.fleet.restarting[worker] = self.fleet.view(worker).host
             if len(self.fleet.views()) == 1:
                 self.fleet.leave(worker)

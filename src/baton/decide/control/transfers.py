@@ -106,7 +106,7 @@ class Transfers:
             case LandingGranted():
                 yield from self._granted(event)
             case LandingRefused(host=host, request_id=request_id):
-                refused = self.table.refuse(request_id, host)  # KV sent or read ahead: no free blocks end it
+                refused = self.table.refuse(request_id, host)  # sent or read ahead: it ends without free blocks
                 yield from self._continue_ahead(refused, landed=False)
             case CopyEnded():
                 yield from self._copy_ended(event)

@@ -60,7 +60,7 @@ class BoundedQueue:
         waits_s = [first_token_s(worker) for worker in cluster.having("prefill")]
         is_idle = not any(worker.running_requests for worker in cluster.workers)
         if not waits_s or is_idle or min(waits_s) <= self.ttft_slack * ttft_s:
-            return None  # an idle cluster takes every request: only trying corrects a wrong prediction
+            return None  # an idle cluster takes every request: only observed requests correct a wrong prediction
         predicted_s = min(waits_s)
         reason = f"the first token is predicted after {predicted_s:.3f} s, later than the SLO of {ttft_s:.3f} s"
         return Reject(reject="slo", reason=reason, retry_after_s=max(1.0, predicted_s - ttft_s))

@@ -57,7 +57,7 @@ class WhileComputing:
         return self.shortest_tokens if request.prompt_tokens >= self.prompt_tokens_min else 0
 
     def layer_groups(self, request: Request, chunk_tokens: int, cost: CostModel) -> int:
-        # The fewest groups whose exposed time is within one copy of the optimum.
+        # The fewest groups whose exposed time exceeds the lowest one by at most the fixed cost of a copy.
         compute_s = cost.prefill_s(new_tokens=chunk_tokens, cached_tokens=request.prompt_tokens - chunk_tokens)
         exposed_s = [
             self._exposed_s(groups, chunk_tokens, compute_s, cost) for groups in range(1, self.layer_groups_max + 1)
