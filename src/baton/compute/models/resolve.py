@@ -34,9 +34,9 @@ HOW_TO_CONVERT = (
 def resolve_model(model: str, load_format: LoadFormat = "auto") -> ModelCard:
     """Find and check a model: a folder, a .gguf file, a hub name, `smollm2-135m`, `hash` or `hash-window`.
 
-    load_format: `dummy` gives a folder's config.json random weights, and reads no others.
-    Reads headers only, so it takes a fraction of a second, except for a download from the hub.
-    Raises ModelError with a message that names the remedy.
+    load_format: `dummy` gives a folder with config.json random weights, and ignores its weight files. Reads headers
+    only, so it takes a fraction of a second, except for a download from the hub. Raises ModelError with a message that
+    names the remedy.
     """
     aliases: dict[str, Callable[[], ModelCard]] = {
         "hash": hash_card,

@@ -73,11 +73,11 @@ class BenchOptions:
     slo: SloTargets = NO_TARGETS
     attainment_min: float = 0.9
     model: str | None = None
-    """None: the first model that the server lists."""
+    """Name of the model. None: the first one that the server lists."""
     api_key: str | None = None
     endpoint: Endpoint = "completions"
     prompt_format: PromptFormat | None = None
-    """None: token ids if the server accepts them, else text."""
+    """Format of prompts. None: token ids if the server accepts them, else text."""
     context_tokens: int | None = None
     vocab_tokens: int = VOCAB_TOKENS
     ignore_eos: bool = True

@@ -155,7 +155,7 @@ def mixed_capacity_at(
     fitting, full = _fitting(option, demand, workers)
 
     def state(rate_rps: float) -> tuple[float, float, float, float]:
-        """Return the decoding requests, the share of time in steps with a chunk, such a step's seconds, and the TPOT.
+        """Return (decoding requests, share of time in steps with a chunk, seconds of such a step, TPOT in seconds).
 
         The number of decoding requests and the TPOT depend on each other, so this iterates to a fixed point.
         """

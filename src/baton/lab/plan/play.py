@@ -27,7 +27,7 @@ WARM, JUDGED, AFTER = 4.0, 8.0, 1.0
 """Lengths of the three phases of a simulation (warm-up, judged, after), in mean request lifetimes. They are long enough
 to show a queue that grows slowly."""
 SEQUENCES_MAX = 3
-"""Sequences of arrivals that are judged together, because a burst may occur in one and not in another."""
+"""Maximum number of arrival sequences that are judged together: a burst may occur in one and not in another."""
 PLAYED_MAX = 6_000
 """Bound on the requests of all sequences. Only the judged requests may exceed it.
 

@@ -47,7 +47,7 @@ class ArrowRoles:
     tpot_s: float = 0.1
     """TPOT target if the requests of the last window have no SLO."""
     ease_ratio: float = 0.5
-    """A role gives a worker away only while its latency is at most this share of its SLO."""
+    """A role loses a worker only while its latency is at most this share of its SLO."""
 
     def assign(
         self, cluster: ClusterView, history: Sequence[LoadWindow], cost: CostModel, now_s: float

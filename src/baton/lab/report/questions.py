@@ -262,7 +262,7 @@ def families(policies: Policies) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _WatchedMoves:
-    """Record each move of the ranked request, with its options. Implements `MovesPolicy` for the wrapped policy."""
+    """Records each move of the ranked request, with its options. Implements `MovesPolicy` for the wrapped policy."""
 
     moves_policy: MovesPolicy
     notes: Notes

@@ -17,9 +17,9 @@ class TraceRequest(Struct, frozen=True, kw_only=True, gc=False):
 
     at_s: float
     input_tokens: int
-    """At least 1."""
+    """Length of the prompt, at least 1."""
     output_tokens: int
-    """At least 1: the length of the logged answer. The load generator may request it; no policy sees it."""
+    """Length of the logged answer, at least 1. The load generator may request it; no policy sees it."""
     prefix_ids: tuple[int, ...] = ()
     """Ids of the prompt's leading blocks, in order. Equal leading ids mean an equal prefix. The last may be partial."""
     prefix_block_tokens: int = 0
@@ -29,7 +29,7 @@ class TraceRequest(Struct, frozen=True, kw_only=True, gc=False):
     turn: int = 0
     """0 for the first request of a session."""
     priority: int = 0
-    """As the source logged it; sources disagree on whether low or high values are served first."""
+    """Priority as the source logged it. Sources disagree on whether low or high values are served first."""
     slo: Slo | None = None
     """None: the SLO of the whole run."""
     think_s: float | None = None
