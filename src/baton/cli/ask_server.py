@@ -1,4 +1,4 @@
-"""Send requests of the commands to a running server over HTTP."""
+"""HTTP requests from commands to a running server."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_address(listen: str) -> None:
-    """Raise ConfigError if this machine cannot listen on the address. Otherwise joining would be retried in vain."""
+    """Raise ConfigError if this machine cannot listen on the address. Without it, `baton host` retries in vain."""
     if not listen:
         return
     try:

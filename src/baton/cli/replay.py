@@ -61,7 +61,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Produce the requested outputs and return the exit code. Each one reads the log anew, as it may exceed memory."""
+    """Produce the requested outputs and return the exit code. Each output reads the log again, to save memory."""
     _check(args)
     if args.html is not None or args.perfetto is not None:
         _write_pictures(args)
@@ -141,7 +141,7 @@ def _write_pictures(args: argparse.Namespace) -> None:
 
 
 OFF_RATIO_MAX = 0.25
-"""If the simulation with the log's own policies has a larger error, other simulations of the log are not reliable."""
+"""Maximum error of the simulation with the log's own policies. Above it, other simulations are not reliable."""
 
 
 class Baseline(Struct, frozen=True, kw_only=True):

@@ -65,7 +65,7 @@ class VllmServer:
     """The client of one vLLM server. Create it in the event loop."""
 
     def __init__(self, url: str, key: str, *, answer_s: float) -> None:
-        """`key`: bearer key, empty if the server needs none. `answer_s`: deadline of answers that are not generated."""
+        """`key`: bearer key, empty if the server needs none. `answer_s`: deadline in seconds of all but generations."""
         self.url = url.rstrip("/")
         self._model = ""
         self._has_generate = True
@@ -145,7 +145,7 @@ class VllmServer:
         return COMPLETIONS, completions_body(generation, self._model, stream=stream)
 
     async def _takes_tokens(self) -> bool:
-        """Return whether the server has `/inference/v1/generate`: then that route rejects an empty body."""
+        """Return whether the server has `/inference/v1/generate`. If so, it rejects an empty body as invalid."""
         async with self._raw(GENERATE, {}, self._answer) as response:
             return response.status in (400, 422)
 

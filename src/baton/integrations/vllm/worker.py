@@ -269,7 +269,7 @@ class EngineWorker:
         run.is_over = True
 
     async def _try_again(self, run: _Run, error: EngineBrokenError) -> None:
-        """Let the listener check the server, and after a pause allow that the request is sent again."""
+        """Let the listener check the server. Allow another attempt after a pause, or fail the request."""
         self._listener.suspect(self.view.id, error)
         if not self._is_current(run):
             return
@@ -286,7 +286,7 @@ class EngineWorker:
         return self._runs.get(run.start.request.id) is run
 
     def _abort(self, request_id: RequestId) -> None:
-        """End a request on the server: close its connection, and abort it by its id if the server misses that."""
+        """End a request on the server: close its connection, and abort it by id in case the server misses that."""
         run = self._runs.pop(request_id, None)
         if run is None or run.task is None or run.task.done():
             return

@@ -46,7 +46,7 @@ class HostOptions:
     block_tokens: int
     """Tokens per block: a multiple of the server's block size. 0: the server's block size."""
     kv_dtype: KVDtypeChoice | None
-    """None: as on the server."""
+    """Data type of KV. None: as on the server."""
     tiers: tuple[TierConfig, ...]
     """Tiers that only this host uses. They are searched before the tiers that the server shares."""
     listen: str

@@ -20,7 +20,7 @@ from baton.move.transport.port import Memory
 from baton.move.transport.staged import StagedMemory
 
 Blocks = npt.NDArray[np.uint8]
-"""[blocks, block_bytes]"""
+"""Bytes of whole blocks: [blocks, block_bytes]."""
 
 
 class ArenaBytes(Protocol):

@@ -37,7 +37,7 @@ from baton.serve.host.sizing import (
 from baton.serve.messages.setup import WorkerSetup
 
 GROWTH_TOKENS_MAX = 2**20
-"""Allocation step without on-demand allocation: longer than any output, so a request gets all its blocks at once."""
+"""Allocation step without on-demand allocation. No output is longer, so a request gets all its blocks at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,7 +135,7 @@ def neighbour_cores(shares: Sequence[tuple[int, tuple[int, ...]]]) -> list[tuple
 
 
 def raise_files_max() -> int:
-    """Raise the limit of open files as far as the system allows, and return it. Each connection needs one."""
+    """Raise the limit of open files as far as the system allows, and return it. Each connection is one open file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, _FILES_MAX)
     if soft == resource.RLIM_INFINITY or soft >= wanted:

@@ -1,4 +1,4 @@
-"""Background tasks of a host: start one, and reserve the arena's memory in one."""
+"""Background work of a host: start tasks, run blocking work in threads, and reserve the arena's memory."""
 
 from __future__ import annotations
 
@@ -53,9 +53,10 @@ def run_in_thread(work: Callable[[], Result]) -> asyncio.Future[Result]:
 
 
 async def prefault(arena: Arena | CudaArena, failed: Callable[[str], None]) -> None:
-    """Make the system provide the arena's pages now, so that no step waits for them. Small portions block no stream.
+    """Make the system provide the arena's pages now, so that no step waits for them.
 
-    Call `failed` with the reason if the system has less memory than the arena.
+    The work is split into small portions, so that no stream stalls. Call `failed` with the reason if the system has
+    less memory than the arena.
     """
     position = 0
     while position < arena.bytes_total:

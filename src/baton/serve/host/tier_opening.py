@@ -29,7 +29,7 @@ class OpenTier:
     rules: TierRules
     store: Store
     list_s: float = 0.0
-    """Interval between two listings of its blocks. 0: it is listed once."""
+    """Seconds between two listings of the store's blocks. 0: they are listed once."""
 
     @property
     def name(self) -> str:
@@ -104,7 +104,7 @@ def open_usable_tiers(
 
 @dataclass(frozen=True, slots=True)
 class _TierOpener:
-    """Open the store of one tier."""
+    """Opens the store of one tier."""
 
     name: str
     config: TierConfig

@@ -40,7 +40,7 @@ log = logging.getLogger("baton.host")
 ANSWER_S = 5.0
 """Deadline of a command, in seconds. Blocks that a store has not finished by then count as missing."""
 CLOSE_S = 10.0
-"""Maximum seconds for the stores to finish their calls and close. A later one stays open until the process ends."""
+"""Maximum seconds for the stores to finish their calls and close. A slower store stays open until the process ends."""
 PIECE_BYTES = 32 << 20
 """Size of each thread's buffer. Larger reads and writes are split into pieces."""
 READERS = 3
@@ -272,7 +272,7 @@ class TierWork:
             self._tell(TierShrunk(tier, blocks_max))
 
     def _get(self, work: _Work, command: LoadBlocks, tier: str) -> None:
-        """Read this tier's blocks of a load, up to the first missing one."""
+        """Read those blocks of a load that this tier has, up to the first missing block."""
         places = [place for place, name in enumerate(command.tiers) if name == tier]
         try:
             for piece in self._pieces(places):

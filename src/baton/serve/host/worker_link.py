@@ -66,7 +66,7 @@ class EngineHosts(Protocol):
         ...
 
     async def start(self, changed: Callable[[], None]) -> None:
-        """Begin to check the servers. `changed` is called after each one that was found or lost."""
+        """Begin to check the servers. `changed` is called after each server that was found or lost."""
         ...
 
     async def stop(self) -> None:

@@ -69,7 +69,7 @@ class Budgets:
     def begin(self, name: str, limits: KeyLimits, *, is_counted: bool, now_s: float) -> RequestBudget:
         """Return the budget of a new request. Raises ClusterError (429) if its client exceeds a limit.
 
-        `limits`: limits of the client's key. `is_counted`: False applies only the limits of body memory.
+        `limits`: limits of the client's key. `is_counted`: whether limits of requests and tokens apply too.
         """
         client = self._client(name)
         if is_counted:

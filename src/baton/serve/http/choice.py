@@ -24,7 +24,7 @@ class TokenEntry:
     offset: int
     """Position in the choice's text, in characters."""
     logprob: TokenLogprob | None
-    """None for the first token of an echoed prompt, which has no predecessor."""
+    """Log probability of the token. None: the first token of an echoed prompt has none."""
 
 
 @dataclass(frozen=True, slots=True)

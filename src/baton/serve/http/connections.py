@@ -25,7 +25,7 @@ REFUSED_MAX = 64
 """Maximum refused connections that wait for their error response. Further ones are closed without a response."""
 RETRY_AFTER_S = 1.0
 TRIM_CONNECTIONS = 64
-"""If the peak of open connections is at least this, free memory goes back to the system at a quarter of the peak."""
+"""Free memory is returned to the system once three quarters of at least this many connections have closed."""
 
 log = logging.getLogger("baton.server")
 

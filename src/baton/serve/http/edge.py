@@ -49,7 +49,7 @@ class RequestContext:
     identity: Identity
     """Rights of the client, found by its API key."""
     client: str
-    """Name of the client's key, or its address if it has none. Limits apply to each name."""
+    """Name of the client's key, or its address if it has none. Usage is counted for each name."""
     budget: RequestBudget
     slo: SloFields
     """SLO from the request's headers."""

@@ -44,7 +44,7 @@ READERS_MAX = 32
 
 
 class Pages:
-    """The endpoints of these routes."""
+    """The endpoints of all routes that generate no output."""
 
     def __init__(self, services: Services) -> None:
         self._services = services

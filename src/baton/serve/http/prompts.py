@@ -111,13 +111,13 @@ def _too_long(size: str, request_tokens_max: int, param: str) -> RequestError:
 
 @dataclass(frozen=True, slots=True)
 class TextEncoder:
-    """Tokenizes texts. Rejects a text that is certainly too long first: tokenizing takes up to 1 KB per byte."""
+    """Tokenizes texts, unless they are certainly too long, because that takes up to 1 KB of memory per byte."""
 
     tokenizer: Tokenizer
     request_tokens_max: int
 
     def encode(self, text: str, param: str, *, add_special: bool) -> list[int]:
-        """Return the tokens of a text. Raises RequestError (400) for a too long text. `param`: field to name in it."""
+        """Return the tokens of a text. Raises RequestError (400), with the field `param`, if it is too long."""
         longest = self.tokenizer.token_chars_max
         if longest is not None and len(text) > longest * self.request_tokens_max:
             size = f"{len(text)} characters, and a token has at most {longest}"

@@ -99,7 +99,7 @@ class SavedStreams:
         return resume_id
 
     def take(self, resume_id: str, *, owner: str, path: str) -> SavedStream:
-        """Return a saved stream and delete it, so it is resumed once. Raises RequestError (404) if there is none."""
+        """Return a saved stream and delete it, so it is resumed once. Raises RequestError (404) if it is unknown."""
         file = self._file(resume_id)
         try:
             stream = msgspec.msgpack.decode(file.read_bytes(), type=SavedStream) if file is not None else None
@@ -121,7 +121,10 @@ class SavedStreams:
         return stream
 
     async def continuation(self, headers: Mapping[bytes, bytes], identity: Identity, path: str) -> Continuation | None:
-        """Take the stream that a request resumes, if it has the header. Raises RequestError (404) if there is none."""
+        """Take the saved stream that `x-baton-resume` names. None: the request has no such header.
+
+        Raises RequestError (404) if the stream is unknown.
+        """
         if HEADER not in headers:
             return None
         resume_id = headers[HEADER].decode("latin-1")

@@ -30,7 +30,7 @@ from baton.serve.messages.moving import (
 )
 
 _LEASE_MORE_S = 5.0
-"""An offer lives so much longer than `copy_s`, so that it does not expire before the copy's deadline."""
+"""Seconds that an offer outlives `copy_s`, so that it does not expire before the copy's deadline."""
 
 
 class Orders(Protocol):
@@ -96,7 +96,7 @@ class Copying:
         later: Callable[[float, Callable[[], None]], Timer],
         ended: Callable[[CopyBlocks, CopyEnd], None],
     ) -> None:
-        """`copy_s`: deadline of a copy. `later` schedules a call in so many seconds. `ended` gets each result."""
+        """`copy_s`: deadline of a copy. `later` schedules a call after a delay in seconds. `ended` gets each result."""
         self._copy_s = copy_s
         self._now_s = now_s
         self._later = later

@@ -262,7 +262,7 @@ class Driver:
                 assert_never(command)
 
     def _send(self, to: ToWorker) -> None:
-        """Send a command to its worker. If the worker is lost, drop the command: WorkerLost ends its work."""
+        """Send a command to its worker. If the worker is lost, drop it: WorkerLost handles its requests."""
         link = self.links.get(to.worker)
         if link is None:
             return
@@ -333,7 +333,7 @@ class Driver:
             live.stamps.cached_tokens = cached_tokens
 
     def _has_moved(self, live: LiveRequest) -> bool:
-        """Return whether a policy has moved the request. If its old worker is dead, the reason was a failover."""
+        """Return whether a policy, and no failover, has moved the request: its old worker is still ready."""
         link = self.links.get(live.worker) if live.worker is not None else None
         return link is not None and link.state == "ready"
 
@@ -346,7 +346,7 @@ class Driver:
 
 
 def _given(view: WorkerView, begin: BeginRequest) -> WorkerView:
-    """Return the worker's view with the request counted in, until the worker's next report does so."""
+    """Return the worker's view with one more request, which only the worker's next report will include."""
     if begin.block_table:
         return msgspec.structs.replace(view, running_requests=view.running_requests + 1)
     return msgspec.structs.replace(view, waiting_requests=view.waiting_requests + 1)

@@ -58,7 +58,7 @@ class LiveGateway:
             self.request_tokens_max = min([self.card.context_tokens, *known])
 
     def submit(self, request: Request, prompt: Sequence[int]) -> LiveRequest:
-        """Start a request whose limits were checked. If it is rejected, `finish` of the result says so."""
+        """Start a request whose limits were checked. A rejection becomes the request's `finish`, not an exception."""
         if request.slo is None and self.slo is not None:
             request = msgspec.structs.replace(request, slo=self.slo)
         if self.state == "stopping":

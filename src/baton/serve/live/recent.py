@@ -33,7 +33,7 @@ class EndedRequest(Struct, frozen=True, kw_only=True):
 
     id: str
     unix_s: float
-    """Time of its end."""
+    """Unix time at which the request ended."""
     outcome: str
     message: str
     """Reason why the request failed. Empty: it finished."""
@@ -53,7 +53,7 @@ class WorkerSteps:
 
     steps: int = 0
     busy_s: float = 0.0
-    """Sum of their durations."""
+    """Sum of the steps' durations."""
 
 
 @dataclass(slots=True)

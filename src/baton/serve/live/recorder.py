@@ -55,7 +55,7 @@ class Recorder:
         self._recent.counts[event] += 1
 
     def copied(self, moved_bytes: int, layer_bytes: int) -> None:
-        """Record a completed transfer of KV from another host. `layer_bytes`: the bytes sent by layer."""
+        """Record a completed transfer of KV from another host. `layer_bytes`: its part that was sent by layer."""
         self._metrics.count(catalog.HANDOFF_BYTES, amount=moved_bytes)
         self._metrics.count(catalog.HANDOFF_LAYER_BYTES, amount=layer_bytes)
         self._recent.counts["handoff_bytes"] += moved_bytes

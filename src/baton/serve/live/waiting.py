@@ -64,7 +64,7 @@ class Waiting(Protocol):
 
 
 class WaitTimers:
-    """Tells the cluster when the oldest waiting request is overdue: one timer for workers, one for the queue."""
+    """Tells the cluster when the oldest request that waits for a worker, or in the queue, is overdue."""
 
     def __init__(self, driver: Waiting, waits: Waits) -> None:
         self._driver = driver

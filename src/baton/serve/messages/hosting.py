@@ -20,7 +20,7 @@ class HostTerms(Struct, frozen=True, kw_only=True):
     token: str
     """Proves that the agent requested terms. Valid for one connection; expires if many other hosts request terms."""
     tls: bool
-    """The agent's connection uses TLS, with the certificate of HTTPS."""
+    """Whether the agent's connection uses TLS, with the certificate of HTTPS."""
     mover_secret: bytes
     """Secret of all movers of the cluster."""
     config: Config
@@ -63,7 +63,7 @@ class WorkerDown(Struct, frozen=True, tag=True):
     worker: WorkerId
     reason: str
     retired: bool = False
-    """It is not restarted."""
+    """Whether the worker is removed for good instead of restarted."""
 
 
 class FromWorker(Struct, frozen=True, tag=True):

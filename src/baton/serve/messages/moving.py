@@ -27,11 +27,11 @@ class MoverSetup(Struct, frozen=True, kw_only=True, tag=True):
     listen: str
     """Address for other hosts. Without a port, a free one is chosen."""
     advertise: str
-    """Address by which other hosts reach the mover. Empty: the same."""
+    """Address by which other hosts reach the mover. Empty: the address in `listen`."""
     tiers: tuple[TierConfig, ...] = ()
     """Tiers below the arena, the fastest first."""
     secret: bytes = b""
-    """Secret of all movers of the cluster. A mover must prove that it knows it before it reads. Empty: no secret."""
+    """Secret of all movers of the cluster. A mover that reads KV must prove that it has the secret. Empty: none."""
     fingerprint: str = ""
     """Digest of everything that a block's bytes depend on, except its tokens."""
 
@@ -52,7 +52,7 @@ class OfferBlocks(Struct, frozen=True, tag=True):
     """Offer the source blocks of a copy. The answer is BlocksOffered or OfferRefused."""
 
     number: int
-    """Number of the copy."""
+    """Number that identifies the copy in all of its messages."""
     spec: CopySpec
     transport: str
     lease_s: float
@@ -94,7 +94,7 @@ class MoverReady(Struct, frozen=True, kw_only=True, tag=True):
     """Usable transports, the best first."""
     address: str
     tiers: tuple[TierRules, ...] = ()
-    """Tiers below its arena."""
+    """Tiers below the host's arena."""
 
 
 class MoverFailed(Struct, frozen=True, tag=True):

@@ -48,13 +48,13 @@ class WorkerSetup(Struct, frozen=True, kw_only=True, tag=True):
     fairness: Plugin
     speculation: SpeculationConfig = SpeculationConfig()
     sandbox: SandboxConfig = SandboxConfig()
-    """Limits of the work on grammars."""
+    """Limits for the processing of grammars."""
     cost: dict[str, Any] = {}
     """Cost model as in the configuration, for `load_cost`."""
     step_log: str = ""
-    """Folder for the log of its steps. Empty: no log."""
+    """Folder for the log of the worker's steps. Empty: no log."""
     log_bytes_max: int = 0
-    """Bound of that log."""
+    """Maximum size of the step log."""
 
 
 class Ping(Struct, frozen=True, tag=True):

@@ -22,7 +22,7 @@ _BUFFER_BYTES = 1 << 16
 
 
 class StepLogWriter:
-    """Append one line per step to FOLDER/WORKER.jsonl, until the file reaches its bound (INV-9)."""
+    """Appends one line per step to FOLDER/WORKER.jsonl, until the file reaches its maximum size (INV-9)."""
 
     def __init__(self, folder: Path, worker: WorkerId, bytes_max: int) -> None:
         """Start a new log. If the file cannot be opened, log a warning and write no steps."""

@@ -17,7 +17,7 @@ CALL_ID_CHARS = 9
 """Length of a call's id. Mistral's templates accept only ids of nine letters and digits."""
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 _BETWEEN = " \t\r\n,;]"
-"""Characters that may separate calls."""
+"""Characters that may separate tool calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +244,7 @@ class ToolParser:
         return "after"
 
     def _give_back(self) -> State:
-        """Turn the held text, which is not a call, into plain text. Without a mark, its end may still begin one."""
+        """Turn the held text, which is not a call, into plain text, except for an end that may begin a mark."""
         held = self._take_held()
         mark = self._form.opening
         if mark in held:

@@ -43,7 +43,7 @@ class Constraint:
                 raise RequestError(message, param=part.param)
 
     def error(self, problem: GrammarProblem) -> RequestError:
-        """Return the error for an invalid grammar. `problem.index`: index into the parts, followed by the whole."""
+        """Return the error for an invalid grammar. `problem.index`: index of the part; the whole grammar comes last."""
         param = (*self.parts, self)[problem.index].param + (f".{problem.place}" if problem.place else "")
         return RequestError(f"{param} cannot be followed: {problem.reason}", param=param, code="invalid_grammar")
 

@@ -217,7 +217,7 @@ def _relate_formats(components: Json) -> None:
 
 
 def _relate_tools(components: Json) -> None:
-    """Add on which conditions a call can be required, and which messages need no content.
+    """Add the conditions for `tool_choice: required`, and the messages that need no content.
 
     A schema cannot express that a name is one of the tools. docs/api.md describes how `tool_choice` names a tool.
     """

@@ -151,7 +151,7 @@ class GenerateFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ]
         | None
     ) = None
-    """Token id, as text, to the number that is added to its logit."""
+    """Numbers to add to the logits of tokens, by token id (as text)."""
     stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
@@ -160,7 +160,7 @@ class GenerateFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     user: str | None = None
     cache_salt: str | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
-    """Lower is served earlier."""
+    """Requests with a lower number are served earlier."""
     slo: SloFields | None = None
     """The headers `x-slo-ttft-ms` and `x-slo-tpot-ms` have the same effect. Default: the server's `slo`."""
     add_special_tokens: bool | None = None
@@ -242,7 +242,7 @@ class EmbeddingRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     user: str | None = None
     cache_salt: str | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
-    """Lower is served earlier."""
+    """Requests with a lower number are served earlier."""
     add_special_tokens: bool | None = None
     """Put the tokenizer's special tokens around every text. Default: true."""
 
@@ -305,4 +305,4 @@ UNSUPPORTED = {
     "bootstrap_port": "Baton decides where KV goes",
     "bootstrap_room": "Baton decides where KV goes",
 }
-"""Fields of other servers' APIs that Baton rejects because ignoring them would change the response, and the hint."""
+"""Fields of other servers' APIs that Baton rejects, because ignoring them would change the response, with a hint."""
