@@ -40,7 +40,7 @@ class KeyLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     priority_min: Annotated[int, Range(least=-(2**31), most=2**31 - 1)] | None = None
     """Lowest (most urgent) `priority` that its requests may have. None: 0."""
     classes: tuple[str, ...] | None = None
-    """Service classes that its requests may have. None: that of the routes without headers, or a less urgent one."""
+    """Service classes that its requests may have. None: the routes' choice without headers, and less urgent ones."""
     kv_blocks_max: Limit | None = None
     """Maximum KV blocks of the tenant on each host, cached ones included. All keys of the tenant share this quota."""
 

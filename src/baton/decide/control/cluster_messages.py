@@ -55,7 +55,7 @@ class HostAdded(Struct, frozen=True, tag=True):
 
 
 class WorkerSaid(Struct, frozen=True, tag=True, gc=False):
-    """A worker's report without its tokens, which the driver sends to clients directly."""
+    """A worker's report. It has no tokens, because the driver sends them to clients directly."""
 
     worker: WorkerId
     begun: tuple[tuple[RequestId, int], ...] = ()

@@ -97,7 +97,7 @@ class Coordinator:
         return self.moves.leave_draining(self.policies, self._cluster())
 
     def handle(self, event: CoordinatorEvent, now_s: float) -> list[CoordinatorCommand]:
-        """Apply one event and return the commands, in order. Late events of ended requests and attempts do nothing."""
+        """Apply one event and return the commands, in order. Late events of ended requests and attempts are ignored."""
         self._now_s = now_s
         commands = self._apply(event, now_s)
         return [*commands, *self._start_waiting()] if self.turns or self.places else commands

@@ -39,7 +39,7 @@ class PlaceQueue:
         return len(self._waiting)
 
     def has_to_wait(self, request: Request, fleet: Fleet) -> bool:
-        """Return whether a request must wait. One that has begun, even before a restart of the server, need not."""
+        """Return whether a request must wait. A request that has begun, even before a server restart, need not."""
         wait_s_max, slo = self.queue.wait_s_max, request.slo
         if wait_s_max is None or (slo is not None and slo.ttft_s <= wait_s_max):
             return False

@@ -28,8 +28,8 @@ class PoisonPrompts:
     def add(self, flight: Flight, now_s: float) -> None:
         """Refuse the prompt of a failed request from now on.
 
-        Does nothing for a request without a hash, or if another request ran on one of the workers that died: the
-        cause may be that one.
+        Does nothing for a request without a hash, or if another request ran on one of the workers that died: that
+        request may be the cause.
         """
         if flight.request.prompt_hash and flight.deaths_alone == flight.deaths:
             computation = _computation_of(flight.request)

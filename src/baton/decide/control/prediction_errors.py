@@ -10,7 +10,7 @@ from baton.core.types import ErrorBar, PredictionErrors
 from baton.decide.control.flight import Flight
 
 _MEMORY = 0.98
-"""Factor on the weight of all earlier requests with each new one."""
+"""Factor by which each new request reduces the weight of all earlier ones."""
 _MEMORY_S = 60.0
 """Time in which the weight of a request falls to 1/e, so that a fleet that rejects many requests tries again."""
 _DOUBT = 4.0

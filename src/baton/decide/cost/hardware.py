@@ -96,7 +96,7 @@ class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.node_w / self.gpus_per_node if self.node_w is not None else 1.6 * self.gpu_w
 
     def power_w(self, *, compute_ratio: float, memory_ratio: float) -> float:
-        """Return the power draw of one GPU at this share of its peaks, at most its rating."""
+        """Return the power draw of one GPU at these shares of its peaks, in watts; at most its rating."""
         share = IDLE_RATIO + COMPUTE_POWER_RATIO * compute_ratio + MEMORY_POWER_RATIO * memory_ratio
         return self.gpu_w * min(1.0, share)
 

@@ -112,7 +112,7 @@ class StepLearner:
     cost: CostModel = field(init=False)
     """Predicts the next steps: the given model until a step was observed, then the learned one."""
     _is_report_due: bool = False
-    """The prices differ much from those of the last report."""
+    """True if the prices differ much from those of the last report."""
     _reported: StepPrices | None = None
     """The prices of the last report."""
     _prices: StepPrices = field(default_factory=lambda: StepPrices(1.0, (1.0,) * PARTS))

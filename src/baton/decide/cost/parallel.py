@@ -109,7 +109,7 @@ def split_memory(
 
 
 def draft_parallel(draft: ModelShape, parallel: Parallel) -> Parallel:
-    """Return the parallelism of a draft model: as many of the target's GPUs as divide its heads."""
+    """Return the parallelism of a draft model: the largest tp, up to the target's, that divides the draft's heads."""
     return Parallel(tp=max(degree for degree in range(1, parallel.tp + 1) if draft.heads % degree == 0))
 
 

@@ -135,7 +135,7 @@ class RooflineCost:
         return compute_ratio, memory_ratio
 
     def power_w(self, shape: StepShape) -> float:
-        """Return the power draw of the whole worker during a step."""
+        """Return the power draw of the whole worker during a step, in watts."""
         compute_ratio, memory_ratio = self.peak_ratios(shape)
         return self.parallel.gpus * self.hardware.power_w(compute_ratio=compute_ratio, memory_ratio=memory_ratio)
 

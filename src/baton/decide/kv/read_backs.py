@@ -32,7 +32,7 @@ class ReadBacks:
     block_tokens: int
     arena: ArenaBlocks
     settle: Callable[[Holding], None]
-    """Frees the blocks of a holding whose release waited for the end of its lease."""
+    """Frees a holding's blocks after the end of a lease, if they were to be freed meanwhile."""
     _under_way: dict[int, _Read] = field(default_factory=dict[int, _Read])
 
     def wish(self, holding: Holding, holdings: Iterable[Holding]) -> ReadBackWanted | None:

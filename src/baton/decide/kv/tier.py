@@ -100,7 +100,7 @@ class TierRules:
     block_load_s: float = 0.0
     """Assumed time per block before the first read: its bytes / bandwidth."""
     load_s_max: float = 2.5
-    """Longest predicted read that is started. The mover fails a read that takes twice as long."""
+    """Reads with a longer predicted time are not started. The mover fails a read that takes twice as long."""
     shared_as: str = ""
     """Name of a store that several hosts share. They share its metadata too, so one host can read blocks that another
     has written. Empty: the store belongs to this host."""
@@ -120,7 +120,7 @@ class TierRules:
 
 
 class Tier:
-    """The places of one tier and the hashes of their blocks. A block has a place from the start of its write.
+    """The places for blocks in one tier, and their hashes. A block has a place from the start of its write.
 
     Eviction uses an eviction policy, as the arena does.
     """

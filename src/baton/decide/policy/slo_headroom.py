@@ -335,7 +335,7 @@ class SloHeadroom:
         return compute_s(with_it, queued_work(worker, model), model, step_s_max=step_s_max) / slo.ttft_s
 
     def _memory_s(self, request: Request, worker: WorkerView, cluster: ClusterView, model: CostModel) -> float:
-        """Return how long an answer decodes on this worker: the decay time of `_Share`."""
+        """Return the seconds that an answer decodes on this worker: the decay time of `_Share`."""
         return self._answer_tokens(worker, cluster) * self._slo(request, model).tpot_s
 
     def _place_s(self, worker: WorkerView, cluster: ClusterView, model: CostModel) -> float:
@@ -355,10 +355,10 @@ class SloHeadroom:
             self._forget(cluster)
 
     def _answer_tokens(self, worker: WorkerView, cluster: ClusterView) -> float:
-        """Return the mean length of the answers that decode on this worker, over which the cost of a prompt is spread.
+        """Return the mean length in tokens of the answers that decode on this worker.
 
-        The running answers count, not this request: their lengths can differ. If none decodes: the expected length of
-        this request.
+        The delay that a prompt causes is spread over these tokens. If no answer decodes: the expected length of this
+        request.
         """
         expected_tokens = self._expected_tokens(cluster)
         return self._answers.get(worker.id, expected_tokens) if decoding_requests(worker) else expected_tokens

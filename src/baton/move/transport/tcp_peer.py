@@ -105,7 +105,7 @@ class TcpPeer:
             return None
 
     def requeue(self, pieces: Iterable[PullPiece]) -> None:
-        """Return pieces that a stream has not received to the front of the queue."""
+        """Put pieces back to the front of the queue, because their stream has not received them."""
         with self._changed:
             self._wanted.extendleft(pieces)
             self._changed.notify_all()
@@ -215,7 +215,7 @@ class TcpStream:
                 hang_up(self._connection)
 
     def _request(self) -> bool:
-        """Request pieces ahead of receiving them. Return False if there is nothing to do."""
+        """Request the next pieces before the current one has arrived. Return False if there is nothing to fetch."""
         while len(self._requested) < _REQUESTED_MAX:
             piece = self._peer.take(self, wait=not self._requested)
             if piece is None:
