@@ -1,6 +1,6 @@
 """Estimate the cost of a step from the sizes of a model and rates measured on another machine.
 
-The policies compare TPOT targets with these estimates, so they must be of this model and engine. For exact numbers,
+The policies compare TPOT targets with these estimates, so they must fit the served model and engine. For exact numbers,
 measure a profile (`benchmarks/engine_profile.py`) and name it in the configuration key `cost`.
 """
 
@@ -40,7 +40,7 @@ _NATIVE_BFLOAT16 = EngineRates(25e9, 220e9)
 _NATIVE_QUANTIZED = EngineRates(15e9, 240e9)
 _TORCH = EngineRates(13.8e9, 117e9, request_s=0.003)
 _CUDA = EngineRates(1.5e12, 2e14, step_s=0.005)
-"""Half of the peak of a GPU of 2023, and the launches of a step. Not measured."""
+"""Rates of a GPU: half the peak of a GPU of 2023, and the launches of a step's kernels. Not measured."""
 _PAIR_RATIO = 0.65
 """Rate of attention relative to matrix products in prefill. Measured: prompts of 2,048 tokens against 512."""
 _MORE_THREADS = 0.4
@@ -109,7 +109,8 @@ def _weight_bytes(card: ModelCard, parameters: float, dtype: Dtype, weights: Wei
 def _parameter_counts(config: ModelConfig) -> tuple[float, float]:
     """Return the number of parameters, and of those that one token uses.
 
-    A token does not use an embedding table that is not tied to the output projection: it looks up one row.
+    An embedding table that is not also the output projection does not count as used, because a token reads one row of
+    it.
     """
     held = used = 0.0
     chosen = config.experts.per_token / config.experts.count if config.experts is not None else 1.0

@@ -41,7 +41,7 @@ class EngineChoice:
     guest_cores: Sequence[int] = ()
     """Cores of other workers, which the native engine uses while they are idle.
 
-    They need a process that is pinned to as many cores as it has threads.
+    This process must be pinned to exactly as many cores as it has threads.
     """
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     """Limits of the work on grammars."""

@@ -166,7 +166,10 @@ class AngleTable:
         return self._table
 
     def _run(self, start: int, end: int) -> np.ndarray:
-        """Compute angles as float32 products, as in training, and round their functions from float64."""
+        """Return cosines and sines for positions [start, end).
+
+        Angles are float32 products, as in training. Their cosines and sines are computed in float64 and then rounded.
+        """
         positions = np.arange(start, end, dtype=np.float32)
         angles = (positions[:, None] * self._frequencies).astype(np.float64)
         return np.concatenate((np.cos(angles), np.sin(angles)), 1).astype(np.float32) * self._factor

@@ -88,7 +88,7 @@ class Conversation(Struct, frozen=True, omit_defaults=True):
     """The variables of a chat template."""
 
     messages: list[dict[str, Any]] | None = None
-    """None: only compile the template."""
+    """Messages of the conversation. None: only compile the template."""
     add_generation_prompt: bool = True
     tools: list[dict[str, Any]] | None = None
     extra: dict[str, Any] | None = None

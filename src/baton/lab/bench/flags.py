@@ -51,7 +51,7 @@ class _Checks:
         return value if isinstance(value, str) else None
 
     def number(self, name: str, bounds: Range) -> float | None:
-        """Return the number of a flag. None: it was not given, or is a problem because it is out of bounds."""
+        """Return the number of a flag. None: not given, or out of bounds. The latter is added to the problems."""
         text = self.text(name)
         try:
             value = None if text is None else float(text)
@@ -60,7 +60,7 @@ class _Checks:
         return self._within(name, bounds, value)
 
     def count(self, name: str, *, least: int) -> int | None:
-        """Return the whole number of a flag. None: it was not given, or is a problem because it is too small."""
+        """Return the whole number of a flag. None: not given, or invalid. The latter is added to the problems."""
         text = self.text(name)
         value = None if text is None else int(text) if text.strip().isdecimal() else math.nan
         found = self._within(name, Range(least=least), value, "whole number")

@@ -38,7 +38,7 @@ class OpenLoop:
     rate_rps: float | None
     """Mean rate. None: the trace's rate. Ignored if all requests arrive at once."""
     arrivals: Arrivals
-    """The arrival process at one request a second."""
+    """The arrival process, scaled to one request per second. `rate_rps` gives the real rate."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class Search:
     same_host: bool
     """Prefill and decode workers share a node."""
     pool_penalty_ratio: float = 0.05
-    """Share of the price by which one more pool than one per role must be cheaper."""
+    """Share of the price that each pool beyond one per role must save."""
     derate: float = 1.0
     """Factor on the screened capacities. Below 1 after a simulation in which a fleet missed the SLO."""
     known: dict[tuple[WorkloadDemand, Role, str, int], Capacity] = field(

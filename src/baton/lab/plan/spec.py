@@ -90,7 +90,7 @@ class PlanSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cp: tuple[Degree, ...] = (1,)
     shape: Shape = "best"
     pool_penalty_ratio: Annotated[float, Range(least=0.0, such_as="a share of the price, such as 0.05")] = 0.05
-    """Share of the price by which a fleet must be cheaper for every pool beyond one per role."""
+    """Share of the price that each pool beyond one per role must save."""
     admission: tuple[Admission, ...] = ("slo", "all")
     """Admission modes to compare: `slo` rejects requests that are predicted to miss the SLO."""
     tiers: tuple[TierSpec, ...] = ()

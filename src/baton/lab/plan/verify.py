@@ -24,8 +24,11 @@ class VerifiedFleet:
     derate: float
     """Factor on the screened capacity for which this fleet was found."""
     played: FleetResults | None
-    """Simulation results. None: not simulated, because a fleet that meets the SLO is worth more.
-    Or its simulation stopped early, because too many requests missed the SLO."""
+    """Simulation results, or None without a complete simulation.
+
+    A simulation is skipped if a fleet that meets the SLO is worth more. It stops early if too many requests miss the
+    SLO.
+    """
     holds: bool
     """The simulated share of requests within the SLO reached the wanted share."""
 

@@ -71,7 +71,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     """Service class of the request. Empty: none."""
     slo: Slo | None
     outcome: Outcome | None
-    """None: the request is still open at the end of the log."""
+    """Outcome of the request. None: it is still open at the end of the log."""
     reason: str
     attempts: int
     queue_s: float | None
@@ -86,7 +86,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     """Time from the first token to the end, or from the start if there is no first token."""
     e2e_s: float | None
     output_tokens: int | None
-    """None: the request has not finished, or an old log lacks the number."""
+    """Number of output tokens. None: the request has not finished, or an old log lacks the number."""
     tpot_s: float | None
     """Mean gap between tokens. None: no time of a first token, or no second token."""
     moments: tuple[Moment, ...]

@@ -141,8 +141,8 @@ def _token_times(first_s: float | None, last_s: float, tokens: int) -> array[flo
 def trace_of_log(decisions: Iterable[Decision], *, block_tokens: int) -> Trace:
     """Return the requests in order of arrival, starting at 0. Equal leading blocks get equal prefix ids.
 
-    If a request's end is not logged, its output length is the mean of the others, at most `output_tokens_max`. Rejected
-    requests are an example.
+    Some requests have no logged end: they were rejected, for example. Their output length is the mean of the others, at
+    most `output_tokens_max`.
     """
     arrived: dict[RequestId, tuple[float, Request]] = {}
     answered: dict[RequestId, int] = {}

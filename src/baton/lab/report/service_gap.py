@@ -22,8 +22,8 @@ def gap_bound(prompt_tokens_max: int, memory_tokens: int) -> float:
 def largest_gap(records: Sequence[RequestRecord], one: str, other: str) -> float:
     """Return the largest difference of service of two tenants over any period in which both have waiting requests.
 
-    The last such period ends with the first token of the last request of either. A prompt counts as served with its
-    first token.
+    Periods end when one of the tenants gets the first token of its last request, because it then has none waiting. A
+    prompt counts as served with its first token.
     """
     until_s = min(_last_start_s(records, tenant) for tenant in (one, other))
     served: list[tuple[float, float]] = []

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from html import escape
 
 Box = tuple[float, float, float, float]
-"""Pixels: left, right, top, height."""
+"""A rectangle in pixels: left, right, top, height."""
 
 LINE = 14
 """Line height of text, in pixels."""

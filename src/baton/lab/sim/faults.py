@@ -215,7 +215,7 @@ def _problems(raw: dict[str, Any], spec: ClusterSpec) -> list[str]:
 
 
 def _cell_problems(faults: Sequence[TimedFault], cells: int) -> list[str]:
-    """Return an error for each fault that names a worker or a host, because every cell has one of that name."""
+    """Return an error for each fault that names a worker or host: with several cells, the name is ambiguous."""
     why = f"names a worker or a host, and each of the {cells} cells has one of that name"
     instead = f"play one cell with its share: cells = 1 and 1/{cells} of the requests"
     return [

@@ -164,7 +164,7 @@ class Stores:
             troubles.remove(what)
 
     def _work(self, host: HostId, tier: str, blocks: int) -> tuple[float, bool]:
-        """Begin work on a store. Return its duration, or the timeout, and whether it ends in time."""
+        """Begin work on a store. Return (seconds until it ends or times out, whether it ends in time)."""
         now_s, store = self.loop.now_s, self.by_place[host, tier]
         end_s = store.begin(host, blocks, now_s)
         return (store.answer_s, False) if end_s is None else (end_s - now_s, True)

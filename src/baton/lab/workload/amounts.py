@@ -79,7 +79,7 @@ class Geometric(_Kind, frozen=True, tag="geometric"):
 class WeightedValues(_Kind, frozen=True, tag="choices"):
     values: tuple[float, ...]
     weights: tuple[float, ...] = ()
-    """Empty: all values are equally likely."""
+    """Weights of the values. Empty: all are equally likely."""
 
     def sample(self, draw: Random) -> float:
         return draw.choices(self.values, self.weights or None)[0]

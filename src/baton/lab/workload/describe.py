@@ -83,7 +83,7 @@ class ServeGen(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     start_s: Seconds = 0.0
     """Start time of the workload within the statistics."""
     duration_s: Duration | None = None
-    """None: the workload ends with the statistics or after `requests`."""
+    """Duration of the workload. None: it ends with the statistics, or after `requests`."""
     rate_scale: Factor = 1.0
     """Factor on the request rate of every client. Burstiness stays the same."""
 

@@ -31,7 +31,7 @@ class TraceRequest(Struct, frozen=True, kw_only=True, gc=False):
     priority: int = 0
     """Priority as the source logged it. Sources disagree on whether low or high values are served first."""
     slo: Slo | None = None
-    """None: the SLO of the whole run."""
+    """SLO of the request. None: the SLO of the whole run."""
     think_s: float | None = None
     """Closed loop: the request arrives this long after the answer of its session's previous turn, but not before
     `at_s`. The prompt begins with that turn's prompt and answer; `input_tokens` counts them. None: at `at_s`."""

@@ -122,7 +122,7 @@ class LatentPlan:
 
 
 def plan_latent(rows: Sequence[Row], kv: PagedKV, backend: AttentionBackend, latent: Latent) -> LatentPlan:
-    """Plan a step with the cheaper form of every slice."""
+    """Return the plan of a step, in which every slice uses its cheaper form: absorbed or expanded."""
     short: list[Row] = []
     picked: list[Tensor] = []
     first = 0
