@@ -49,7 +49,6 @@ written (GET /cluster/log); the replay is done here, and costs the server no mor
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
-    """Add the command."""
     parser = subparsers.add_parser(
         "explain",
         help=purpose,

@@ -23,7 +23,6 @@ for bad arguments, or if the server rejects this host permanently."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
-    """Add the command."""
     parser = subparsers.add_parser(
         "host", help=purpose, description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -31,7 +31,6 @@ _LIMITS = (
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
-    """Add the command."""
     parser = subparsers.add_parser(
         "keys",
         help=purpose,

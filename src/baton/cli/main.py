@@ -27,8 +27,8 @@ COMMANDS = {
     "replay": "replay a decision log and compare",
     "top": "show a server's workers and KV blocks, live",
 }
-"""Purpose of each command, whose module in this package has the same name. Only the module of the given command is
-imported, because importing the libraries of all commands is slow."""
+"""Purpose of each command. The module of the same name has `add_parser` and `run`. Only the module of the given command
+is imported, because importing the libraries of all commands is slow."""
 
 
 def build_parser(wanted: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:

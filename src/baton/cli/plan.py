@@ -32,7 +32,6 @@ OBJECTIVES = ("goodput-per-dollar", "goodput-per-watt", "goodput-per-gpu", "chea
 
 
 def add_parser(subparsers: Subparsers[argparse.ArgumentParser], purpose: str) -> None:
-    """Add the command."""
     parser = subparsers.add_parser(
         "plan",
         help=purpose,

@@ -19,7 +19,6 @@ _BYTES_MAX = 1 << 50
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
-    """Add the command."""
     parser = subparsers.add_parser(
         "pool",
         help=purpose,

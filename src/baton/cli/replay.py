@@ -37,7 +37,6 @@ simulation is from the log tells how reliable the second is."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
-    """Add the command."""
     parser = subparsers.add_parser(
         "replay",
         help=purpose,

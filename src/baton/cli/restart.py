@@ -20,7 +20,6 @@ _POLL_S = 0.5
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
-    """Add the command."""
     parser = subparsers.add_parser(
         "restart",
         help=purpose,

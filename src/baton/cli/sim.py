@@ -53,7 +53,6 @@ Exit code: 0; 1 if a request failed, none completed, or the SLO attainment is to
 
 
 def add_parser(subparsers: Subparsers, purpose: str) -> None:
-    """Add the command."""
     parser = subparsers.add_parser(
         "sim", help=purpose, description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )

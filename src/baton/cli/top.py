@@ -18,7 +18,6 @@ from baton.serve.live.status import ClusterStatus, HostStatus, TierStatus
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
-    """Add the command."""
     parser = subparsers.add_parser(
         "top", help=purpose, description="Show a server's workers and KV blocks, live. Ctrl-C ends it."
     )

@@ -76,17 +76,14 @@ class EngineFleet:
 
     @property
     def joined(self) -> int:
-        """Number of servers that take requests."""
         return sum(member.link is not None for member in self._members.values())
 
     @property
     def can_serve(self) -> bool:
-        """Return whether the joined servers together can compute prompts and decode."""
         roles = {member.link.view.role for member in self._members.values() if member.link is not None}
         return "mixed" in roles or {"prefill", "decode"} <= roles
 
     async def start(self, changed: Callable[[], None]) -> None:
-        """Begin to check the servers."""
         self._changed = changed
         self._tokenizer = await asyncio.to_thread(load_tokenizer, self._parts.card)
         for number, config in enumerate(self._config.servers):
@@ -108,11 +105,9 @@ class EngineFleet:
     # ---- reports of workers
 
     def report(self, report: StepReport) -> None:
-        """Pass a worker's report to the driver."""
         self._parts.driver.apply_report(report)
 
     def suspect(self, worker: WorkerId, error: EngineBrokenError) -> None:
-        """Check a server at once, because a request to it has failed."""
         self._members[worker].suspected.set()
 
     # ---- one server
@@ -152,7 +147,6 @@ class EngineFleet:
         return ""
 
     def _join(self, member: _Member, facts: EngineFacts) -> None:
-        """Add the server as a host with one worker."""
         parts, driver = self._parts, self._parts.driver
         gateway, layout = parts.gateway, driver.layout
         blocks = facts.load.kv_tokens // layout.block_tokens

@@ -70,7 +70,6 @@ class Handoffs:
         return kept.params if kept is not None and kept.tokens == tokens else None
 
     def lose_host(self, host: HostId) -> None:
-        """Remove the prompts of a lost server."""
         for request_id in [each for each, kept in self._prompts.items() if kept.host == host]:
             del self._prompts[request_id]
 

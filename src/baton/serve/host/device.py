@@ -20,8 +20,6 @@ CUDA_WORKER_BYTES = 2 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Device of the workers."""
-
     name: str
     """`cpu`, or `cuda:N` for the first rank; further ranks use the following GPUs."""
     drivers: tuple[CudaDriver, ...] = ()

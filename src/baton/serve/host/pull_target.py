@@ -97,7 +97,6 @@ class Staging:
         return Buffer(self.register(memory), memory)
 
     def give(self, buffer: Buffer) -> None:
-        """Return a buffer for reuse."""
         self._idle.append(buffer)
 
 

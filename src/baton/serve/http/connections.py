@@ -84,7 +84,6 @@ class Connections:
         return None
 
     def remove(self, connection: Connection) -> None:
-        """Remove a closed connection."""
         self._open.discard(connection)
         self._refused.discard(connection)
         self._by_address[connection.address] -= 1

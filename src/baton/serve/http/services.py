@@ -55,7 +55,6 @@ class HttpSettings:
     inline_bytes_max: int = 16384
     """Prompts in larger bodies are tokenized in a thread, so that other streams are not delayed."""
     limits: LimitsConfig = field(default_factory=LimitsConfig)
-    """Limits of clients."""
     classes: ClassTable = field(default_factory=ClassTable)
     """Service classes, and the rules that assign requests to them."""
     engine: str = ""

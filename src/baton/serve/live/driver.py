@@ -102,7 +102,6 @@ class Driver:
 
     @property
     def pools(self) -> dict[HostId, HostPool]:
-        """The pool of every host."""
         return self.cluster.pools
 
     def tell(self, event: ClusterEvent) -> None:
@@ -322,7 +321,6 @@ class Driver:
             self.quiet.set()
 
     def _flip(self, link: WorkerLink, role: Role) -> None:
-        """Record a worker's new role."""
         link.view = msgspec.structs.replace(link.view, role=role)
         self.recorder.note("role_flips")
 

@@ -159,7 +159,6 @@ class LiveGateway:
         await self._driver.quiet.wait()
 
     def cancel_all(self) -> None:
-        """Cancel all live requests."""
         for live in list(self._driver.live.values()):
             self.cancel(live)
 

@@ -200,7 +200,6 @@ class Hosts:
     # ---- reports of hosts
 
     def changed(self) -> None:
-        """Handle a worker of a host that became ready or was lost."""
         self._changed()
 
     def connection_ended(self, host: JoinedHost, reason: str) -> None:

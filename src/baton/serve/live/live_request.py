@@ -220,5 +220,4 @@ class LiveRequest:
         return Update(tokens=tokens, finish=None if self._is_behind else self.finish)
 
     def timings(self) -> Timings:
-        """Return the timings so far."""
         return self.stamps.timings(self.attempt)

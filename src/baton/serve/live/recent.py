@@ -74,13 +74,11 @@ class Recent:
     ended: list[EndedRequest] = field(default_factory=list)
 
     def value(self, name: str, value: float) -> None:
-        """Add a value of a latency."""
         values = self.latencies.setdefault(name, [])
         if len(values) < VALUES_MAX:
             values.append(value)
 
     def step(self, report: StepReport) -> None:
-        """Add a step of a worker."""
         steps = self.steps.setdefault(report.worker, WorkerSteps())
         steps.steps += 1
         steps.busy_s += report.step_s

@@ -50,7 +50,6 @@ class Recorder:
         self._recent.counts["cached_tokens"] += live.stamps.cached_tokens
 
     def note(self, event: Event) -> None:
-        """Count an event of the cluster."""
         self._metrics.count(_EVENTS[event])
         self._recent.counts[event] += 1
 
@@ -87,7 +86,6 @@ class Recorder:
             self._recent.show(live, live.finish, unix_s())
 
     def closed(self, live: LiveRequest, finish: Finish) -> None:
-        """Record the outcome of a request."""
         if live.request.service is not None:
             self._metrics.count(catalog.CLASS_REQUESTS, live.request.service.name, finish.outcome)
         self._metrics.count(catalog.REQUESTS, finish.outcome)
