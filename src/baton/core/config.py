@@ -45,9 +45,9 @@ class SpeculationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tokens_max: Annotated[int, Range(least=0, most=64)] = 0
     """Maximum drafted tokens per request and step. 0: no speculation."""
     ngram_min: Annotated[int, Range(least=1, most=16)] = 2
-    """Shortest run of newest tokens that is looked up earlier in the text."""
+    """Minimum number of newest tokens to search for in the earlier text."""
     ngram_max: Annotated[int, Range(least=1, most=16)] = 4
-    """Longest such run; it is tried first."""
+    """Maximum number of these tokens; longer runs are tried first."""
     requests_max: Annotated[int, Range(least=1, most=2**16)] = 4
     """No drafts in steps with more decoding requests than this."""
 

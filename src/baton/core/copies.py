@@ -78,7 +78,7 @@ class LandingEnded(Struct, frozen=True, tag=True):
 class LeaseWanted(Struct, frozen=True, tag=True):
     """Keep the request's blocks until LeaseEnded, even if the request ends: a mover is about to read them.
 
-    If the request holds fewer blocks on this host, the pool pins the cached blocks of its prefix.
+    If more blocks of its prefix are cached on this host than it holds, the pool pins those instead.
     """
 
     request: Request

@@ -15,7 +15,7 @@ BatonError
 from __future__ import annotations
 
 _HALF_CHARS = 800
-"""Half of the maximum length of a ModelError message, in characters: the middle of a longer one is cut."""
+"""Characters kept at each end of a longer ModelError message."""
 
 
 class BatonError(Exception):

@@ -237,7 +237,7 @@ def prefill_pairs(new_tokens: int, cached_tokens: int) -> float:
 
 
 def prompt_step(new_tokens: int, cached_tokens: int) -> StepShape:
-    """Return the step of one prompt alone, computed in one chunk behind its cached tokens."""
+    """Return the shape of a step that computes one prompt, in one chunk after its cached tokens."""
     pairs = prefill_pairs(new_tokens, cached_tokens)
     return StepShape(prefill_tokens=new_tokens, prefill_chunks=1, prefill_pairs=pairs)
 

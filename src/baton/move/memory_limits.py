@@ -10,7 +10,7 @@ from pathlib import Path
 from baton.move.control_groups import GROUPS, OWN, ControlGroup, own_groups, read_values
 
 _UNLIMITED_BYTES = 1 << 62
-"""Version 1 shows a larger number for a group without a limit."""
+"""Larger limits count as none: version 1 shows such a number for a group without a limit."""
 
 
 def memory_total_bytes(groups: Path = GROUPS, own: Path = OWN) -> int:
@@ -38,7 +38,7 @@ def _available_bytes() -> int:
 
 
 def _limit_bytes(group: ControlGroup) -> int:
-    """Return the limit of one group. Above `memory.high` its processes are slowed down, above the others killed."""
+    """Return the limit of one group. Above `memory.high` its processes slow down; above the others they are killed."""
     files = ("memory.max", "memory.high") if group.version == 2 else ("memory.limit_in_bytes",)
     limits = [int(word) for file in files for word in read_values(group.folder / file) if word.isdecimal()]
     return min([_UNLIMITED_BYTES, *limits])

@@ -28,7 +28,7 @@ class Drafter:
     def guess(self, tokens: Sequence[int], most: int, stop_token_ids: Sequence[int]) -> list[int]:
         """Return up to `most` likely next tokens, none of which is a stop token.
 
-        `tokens`: all tokens so far; extends those of the last call.
+        `tokens`: all tokens so far. They must begin with those of the last call.
         """
         self._learn(tokens)
         count = min(most, self._length)

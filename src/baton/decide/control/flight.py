@@ -21,7 +21,7 @@ class Flight:
     """As `ClusterView.tier_hits`, at the request's arrival."""
     attempt: int = 1
     deaths: int = 0
-    """Number of workers that died while they ran the request, without those of lost hosts."""
+    """Number of workers that died while they ran the request. Workers of lost hosts are not counted."""
     deaths_alone: int = 0
     """Number of these workers that ran no other request when they died."""
     started_at_s: float = 0.0

@@ -44,7 +44,7 @@ class Lane:
     """Length in tokens at which it asks for more blocks. Set by `expect`."""
     started: bool = False
     last_turn: int = 0
-    """Number of its last slice among all slices of this worker. 0: it had none."""
+    """Sequence number of its last slice on this worker. 0: it had none."""
     hash_runs: int = 1
     """Number of hashes per block; see `hashes_per_block`."""
     hashes: list[BlockHash] = field(default_factory=list[BlockHash])

@@ -22,7 +22,7 @@ class ReportBuilder:
     accepted_tokens: int = 0
 
     def start(self, lane: Lane) -> None:
-        """Report that a lane is in its first step, unless it has output tokens: its next token shows that."""
+        """Report that a lane is in its first step. For a lane with output tokens, its next token shows that instead."""
         if not lane.started:
             lane.started = True
             if not lane.output_tokens:

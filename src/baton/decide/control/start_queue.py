@@ -42,7 +42,7 @@ class StartQueue:
     _since_s: dict[RequestId, float] = field(default_factory=dict[RequestId, float])
     """When each request without blocks was sent to its worker, the oldest first."""
     _granted_s: dict[RequestId, float] = field(default_factory=dict[RequestId, float])
-    """The same for requests with blocks whose first step is not known to have ended."""
+    """When each request with blocks was sent to its worker, until its first step is reported."""
     _deferred_s: dict[RequestId, float] = field(default_factory=dict[RequestId, float])
     """Deadlines of the deferred requests in the queue."""
     _stopping: set[RequestId] = field(default_factory=set[RequestId])

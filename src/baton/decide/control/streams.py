@@ -253,7 +253,7 @@ class Streams:
     # ---- chunks: the conditions, and events of workers
 
     def groups(self, host: HostId, wanted: int) -> int:
-        """Limit the `wanted` number of layer groups to those that this host's workers can report. 1: no reports."""
+        """Return the number of layer groups, at most `wanted`, that this host's workers can report. 1: no reports."""
         layout = self.hosts.layouts.get(host)
         return min(wanted, layout.layers) if layout is not None and layout.ranks == 1 else 1
 

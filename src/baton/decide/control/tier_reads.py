@@ -36,7 +36,7 @@ class TierReads:
         """Return how many leading tokens of a request to read from the tiers of its host. 0: a read is not worth it.
 
         For the first attempt of a prompt, the coordinator has decided at the arrival. Any other start reads if that is
-        faster than to recompute the KV that neither the arena nor the other host, `source`, has. A decode whose host
+        faster than recomputing the KV that neither the arena nor the host `source` has. A decode whose host
         was lost reads the sealed blocks of its answer, too.
         """
         tiers, request = self.hosts.pools[target].tiers, start.request

@@ -112,7 +112,7 @@ def described(own: CustomHardware) -> Hardware:
 
 
 def nearest_hardware(*, bf16_flops: float, memory_bytes_per_s: float) -> Hardware:
-    """Return the GPU of the catalogue with the closest arithmetic and memory bandwidth (in factors)."""
+    """Return the GPU of the catalogue whose arithmetic and memory bandwidth differ by the smallest factors."""
 
     def factors(gpu: Hardware) -> float:
         arithmetic, memory = bf16_flops / gpu.bf16_flops, memory_bytes_per_s / gpu.memory_bytes_per_s

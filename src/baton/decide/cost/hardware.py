@@ -7,7 +7,7 @@ from msgspec import Struct
 from baton.decide.cost.model import Format
 
 IDLE_RATIO, MEMORY_POWER_RATIO, COMPUTE_POWER_RATIO = 0.30, 0.71, 0.70
-"""Share of a GPU's rated power: idle, added by full memory bandwidth, added by full arithmetic.
+"""Shares of a GPU's rated power: when idle, added at full memory bandwidth, and added at full arithmetic.
 
 Fitted to the average power of Splitwise's profile (Llama-2-70B on A100: 0.43 at TP 8, 0.59 at TP 4, 0.73 at TP 2 while
 decoding; 1.0 at the peak of a prompt).

@@ -36,8 +36,8 @@ class AttentionCost:
     def prompt_s(self, *, tokens: float, chunks: float, pairs: float) -> float:
         """Return the seconds for the chunks of a step, with the kernel efficiency of a chunk of mean length.
 
-        The efficiency was fitted to whole prompts and is too low for a short chunk after a long prefix. So the result
-        is at most the time of the same tokens as decodes: kernels that split the KV reach that time.
+        The efficiency was fitted to whole prompts and is too low for a short chunk after a long prefix. Kernels that
+        split the KV compute such a chunk as fast as decodes, so the time of decodes bounds the result.
         """
         if tokens <= 0:
             return 0.0

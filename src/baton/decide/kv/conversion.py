@@ -109,7 +109,7 @@ class Conversion:
         return assembly.finish()
 
     def spare_end(self, end: int) -> int:
-        """Return a block-aligned end for a range that ends at `end`, if the rest of the last target block is unused.
+        """Return `end`, rounded up to the next end of a block. The rest of the last target block must be unused.
 
         A whole block is one run; a partial block needs one piece per plane.
         """

@@ -79,7 +79,7 @@ class _Part:
     """Indices of its blocks in the whole read."""
     places: tuple[BlockId, ...]
     behind: int
-    """Number of blocks in reads of the tier when this one started, including its own."""
+    """Number of blocks in all reads of the tier when this read started, its own included."""
 
 
 @dataclass(frozen=True, slots=True)

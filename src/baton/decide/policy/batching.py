@@ -39,7 +39,7 @@ class Candidate(Protocol):
 
     @property
     def last_turn(self) -> int:
-        """Number of its last slice among all slices of this worker. 0: it had none."""
+        """Sequence number of its last slice on this worker. 0: it had none."""
         ...
 
     @property

@@ -24,7 +24,7 @@ class Route(Struct, frozen=True, kw_only=True):
     until: Until | None = None
     """How far the worker runs the request. None: a prefill worker to the first token, any other worker to the end."""
     predicted: Prediction | None = None
-    """The latencies of the request on this route, for the error bars of later predictions. None: not predicted."""
+    """The predicted latencies on this route, which are later compared with the actual ones. None: not predicted."""
 
 
 @runtime_checkable

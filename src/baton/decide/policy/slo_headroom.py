@@ -335,7 +335,7 @@ class SloHeadroom:
         return compute_s(with_it, queued_work(worker, model), model, step_s_max=step_s_max) / slo.ttft_s
 
     def _memory_s(self, request: Request, worker: WorkerView, cluster: ClusterView, model: CostModel) -> float:
-        """Return the seconds that an answer decodes on this worker: the decay time of `_Share`."""
+        """Return the seconds for which an answer decodes on this worker: the decay time of `_Share`."""
         return self._answer_tokens(worker, cluster) * self._slo(request, model).tpot_s
 
     def _place_s(self, worker: WorkerView, cluster: ClusterView, model: CostModel) -> float:

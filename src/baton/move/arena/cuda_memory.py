@@ -100,7 +100,7 @@ class _Stream:
             self._driver.call("cuStreamCreate", byref(self._handle), _NON_BLOCKING)
 
     def copy(self, function: str, moves: DeviceMoves) -> None:
-        """Begin copies: rows of offset in the part, address in host memory, size."""
+        """Begin copies. A row of `moves` has the offset in the part, the address in host memory, and the size."""
         to_device = function.startswith("cuMemcpyHtoD")
         with _as_transfer():
             for offset, address, size in moves.tolist():

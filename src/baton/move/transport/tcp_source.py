@@ -81,7 +81,7 @@ def _send(offers: Offers, offer: Offer, request: SourceRequest, connection: sock
 def _send_bytes(
     offer: Offer, request: SourceRequest, head: bytes, state: xxhash.xxh3_64, connection: socket.socket
 ) -> None:
-    """Send the head and the requested bytes. The head waits for the first bytes, in case the device fails."""
+    """Send the head and the requested bytes. The head is sent only after the first bytes were read, which may fail."""
     size_bytes, spread = request.size_bytes, offer.spread
     first = [memoryview(head)]
     with closing(spread.read(request.start, size_bytes, spread.portion_bytes(size_bytes))) as portions:

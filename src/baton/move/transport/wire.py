@@ -46,7 +46,7 @@ class Verb(IntEnum):
     CHECK = 2
     """Say whether the offer is valid. `start` is a digest of its extents."""
     MAP = 3
-    """As CHECK, and attach the descriptor of the region `size_bytes`."""
+    """As CHECK, and attach the descriptor of the region whose number is in `size_bytes`."""
     CARD = 4
     """As CHECK, and describe the memory for NIXL. The source polls NIXL until the next CHECK."""
 
