@@ -347,7 +347,7 @@ class Coordinator:
         return [command for flight in waiting for command in self._enqueue(flight, self._view(flight))]
 
     def _reshape(self, window: LoadWindow, now_s: float) -> list[CoordinatorCommand]:
-        """Apply the policies of the fleet, and begin moves: those that a policy chose, and off draining workers."""
+        """Apply the fleet's policies, and begin moves: those that a policy chose, and those off draining workers."""
         commands = self.moves.roll()
         commands += self._reshaping.tick(window, self._cluster(), self.policies, self._fleet, now_s)
         commands += self.moves.leave_draining(self.policies, self._cluster())

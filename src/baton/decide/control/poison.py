@@ -16,7 +16,7 @@ PROMPTS_MAX = 1024
 """Maximum number of prompts that are remembered; the oldest is dropped first (INV-9)."""
 
 _Computation = tuple[BlockHash, Sampling]
-"""Hash of a prompt, and the sampling parameters without the seed, which the server draws if the client sends none."""
+"""Hash of a prompt, and the sampling parameters except the seed: it differs if the server chooses it."""
 
 
 @dataclass(slots=True)

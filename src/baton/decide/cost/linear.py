@@ -26,7 +26,7 @@ class LinearCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
 
     step_overhead_s: Overhead = 0.039
-    """Time of an empty step: the weights are read once for any batch."""
+    """Time of an empty step, such as for reading the weights, which any batch needs once."""
     prefill_token_s: Price = 0.0023
     prefill_pair_s: Price = 0.00000086
     """Time per (query, key) pair of prompt attention."""

@@ -296,7 +296,7 @@ def facts_of(cost: RooflineCost, draft: ModelShape | None = None) -> KindFacts:
 
 
 def _setting(spec: TableSpec | SplitwiseSpec, folder: Path) -> tuple[TableSetting, KindFacts]:
-    """Return the setting of a table, and the worker's properties by a roofline model: tables have no memory sizes."""
+    """Return the setting of a table, and the worker's properties, which tables lack, by a roofline model."""
     model, gpu = _named(spec.llm, spec.hardware, folder)
     pp = spec.pp if isinstance(spec, TableSpec) else 1
     likeness = RooflineCost(model=model, hardware=gpu, parallel=Parallel(tp=spec.tp, pp=pp), engine=IDEAL)

@@ -32,7 +32,7 @@ class ArenaBlocks:
     """Eviction orders of its cached blocks."""
 
     def hit(self, prefix: Sequence[BlockHash], first: int = 0) -> Hit:
-        """Return the longest prefix hit without pinning it. Blocks before `first` are not needed."""
+        """Return the longest prefix hit without pinning it. Blocks before `first` need not be held."""
         if not prefix:
             return Hit(first, [])
         return self.blocks.hit(prefix, self.window, self.block_tokens, first)

@@ -106,7 +106,7 @@ class Blocks:
         return len(self._free) + len(self._eviction)
 
     def hit(self, hashes: Sequence[BlockHash], window: Window | None, block_tokens: int, first: int = 0) -> Hit:
-        """Return the longest prefix hit without pinning it. Blocks before `first` are not needed; see `longest_hit`."""
+        """Return the longest prefix hit, unpinned. Blocks before `first` need not be held; see `longest_hit`."""
         by_hash = self._by_hash
         count = longest_hit((block_hash in by_hash for block_hash in hashes), window, block_tokens, first)
         behind = max(first, behind_blocks(window, count * block_tokens, block_tokens))

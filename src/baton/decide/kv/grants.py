@@ -153,7 +153,7 @@ class Grants:
         return bool(victims) and self._has_room(holding, hit)
 
     def _of_less_urgent(self, holding: Holding, needed_blocks: int) -> list[Holding]:
-        """Return the requests of less urgent classes, if the class of this one has reserved the blocks it needs."""
+        """Return the requests of less urgent classes, or none if this class has not reserved enough blocks."""
         service = holding.request.service
         if service is None:
             return []

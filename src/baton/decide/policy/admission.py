@@ -32,7 +32,7 @@ class AdmissionPolicy(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundedQueue:
-    """Accept a request if the queue has a place and, where it has an SLO, if its TTFT can still be met.
+    """Accept a request if the queue has a place. If the request has an SLO, its TTFT must also be within reach.
 
     The bound of the queue also bounds the server's memory (INV-9).
     """

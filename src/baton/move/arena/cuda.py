@@ -98,7 +98,7 @@ def _allocated(driver: CudaDriver, size_bytes: int) -> CudaPart:
 
 
 def open_cuda_arena(places: Sequence[Place], fd: int, first_rank: int = 0) -> CudaArena:
-    """Map the parts of some ranks of an arena by its received descriptor. Takes over the descriptor."""
+    """Map the parts of some ranks of an arena. Takes over the descriptor `fd`. Raises ArenaError if it is invalid."""
     held = os.fstat(fd).st_size
     if held % HANDLE_BYTES or held < (first_rank + len(places)) * HANDLE_BYTES:
         raise ArenaError(

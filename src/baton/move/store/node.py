@@ -29,7 +29,7 @@ log = logging.getLogger("baton.store")
 CONNECTIONS_MAX = 256
 """Bound of the TCP connections, and separately of the connections from this machine."""
 SLOTS_MAX = 1 << 24
-"""Bound of the slots: each one needs bookkeeping beside its bytes, and the first client chooses the block size."""
+"""Bound of the slots. Without it, a client that chooses a tiny block size would fill this process with bookkeeping."""
 IDLE_S = 600.0
 """The node closes a connection that sends no request for this time. A client that is still there connects again."""
 
