@@ -1,10 +1,10 @@
 """The queue of requests that were sent to a worker and wait for their first step, and the rate at which it drains.
 
-A request first waits for KV blocks, then for a step. The server learns of a first step by its result only, so the
-worker of an overdue request with blocks decides: it drops the request unless it was in a step.
+A request first waits for KV blocks, then for a step. The server learns of the first step only from its result. So the
+worker decides about an overdue request that has blocks: it drops the request unless a step has run it.
 
-A request whose SLO has a shorter TTFT does not enter the queue, because admission predicts that TTFT. Neither does a
-request that may wait, nor a later attempt, because its client may have text already.
+Three kinds of requests do not enter the queue: those with an SLO below the deadline, because admission predicts their
+TTFT; those that may wait; and later attempts, because their clients may have text already.
 """
 
 from __future__ import annotations
