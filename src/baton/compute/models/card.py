@@ -1,4 +1,4 @@
-"""The facts about a model that the server, the pool and the workers need. Read without torch and weights."""
+"""The facts about a model that the server, the pool and the workers need. Reading them loads no torch, no weights."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     bos_token_id: int | None
     experts: Experts | None = None
     latent: Latent | None = None
-    """If set, `kv_heads` is 1, and `head_dim` is the width of the cached vector."""
+    """Latent attention. None: grouped queries. If set, `kv_heads` is 1, and `head_dim` is the width of the vector."""
 
     @property
     def window_tokens(self) -> int | None:

@@ -13,7 +13,7 @@ class KernelQueue(Protocol):
     """The kernels that this process has launched on its device, in order."""
 
     def wait(self) -> None:
-        """Return when every launched kernel has ended. Raises DeviceError if one failed, or the device has failed."""
+        """Return when every launched kernel has ended. Raises DeviceError if a kernel or the device has failed."""
         ...
 
 

@@ -158,9 +158,10 @@ class Search:
         return self.price(option) / each_rps if each_rps > 0 else math.inf
 
     def _many_pools(self, shape: Shape, options: Sequence[WorkerOption]) -> PlannedFleet | None:
-        """Return the fleet that the solver chooses, with the capacities of pools of its sizes.
+        """Return the fleet that the solver chooses, with capacities that fit the sizes of its pools.
 
-        If the fleet carries less than the solver assumed, the next round asks for more.
+        A larger pool has shorter queues. If the fleet carries less than the solver assumed, the next round asks for
+        more.
         """
         sizes: dict[tuple[Role, str], int] = {}
         fleets: list[PlannedFleet] = []
