@@ -27,7 +27,7 @@ class RankReady(Struct, frozen=True):
 
 
 def open_rank_arena(setup: WorkerSetup, descriptor: int, rank: int) -> Arena | CudaArena:
-    """Map the rank's part of the arena. Owns the descriptor from now on. Raises ArenaError if its size is wrong."""
+    """Map the rank's part of the arena. The result owns `descriptor`. Raises ArenaError if the size is wrong."""
     blocks = setup.arena_bytes // setup.layout.block_bytes
     return open_rank_arena_on(setup.device, descriptor, setup.layout, blocks, rank)
 
