@@ -21,6 +21,7 @@ from baton.lab.sim.loop import EventLoop
 from baton.serve.http.app import build_app
 from baton.serve.http.grammar_checks import GrammarChecker
 from baton.serve.http.identity import Keyring, KeySources
+from baton.serve.http.model_services import ModelServices
 from baton.serve.http.services import HttpSettings, Services
 from baton.serve.live.history import History
 from baton.serve.live.hooks import Hooks
@@ -132,18 +133,22 @@ class HttpEdge:
         self._loop = ClientLoop(cluster.loop)
         self.gateway = SimGateway(cluster)
         sandbox, recorder = SandboxConfig(), Recorder(Metrics())
-        services = Services(
+        model = ModelServices(
             gateway=self.gateway,
             hosts=self.gateway,
             tokenizer=tokenizer(),
             template=load_chat_template(CARD, sandbox),
             grammars=GrammarChecker(CARD, sandbox),
-            settings=HttpSettings(block_tokens=cluster.spec.kv.block_tokens, seed=cluster.seed),
+            history=History(self.gateway, recorder),
+            block_tokens=cluster.spec.kv.block_tokens,
+        )
+        services = Services(
+            models={CARD.name: model},
+            settings=HttpSettings(seed=cluster.seed),
             keyring=Keyring(KeySources()),
             hooks=Hooks(),
             render_metrics=lambda: b"",
             recorder=recorder,
-            history=History(self.gateway, recorder),
         )
         self._app = build_app(services)
         self.clients = [HttpClient(each, cluster.loop) for each in planned]

@@ -24,6 +24,7 @@ from baton.serve.http.app import build_app
 from baton.serve.http.connections import Connections
 from baton.serve.http.grammar_checks import GrammarChecker
 from baton.serve.http.identity import Keyring, KeySources
+from baton.serve.http.model_services import ModelServices
 from baton.serve.http.protocol import HttpServerConfig
 from baton.serve.http.server import HttpServer
 from baton.serve.http.services import HttpSettings, Services
@@ -78,17 +79,21 @@ def build_house(
     engine = load_engine(card, layout, memoryview(bytearray(blocks * layout.block_bytes)))
     gateway = InProcessGateway(card, engine, blocks=blocks, waiting_max=waiting_max)
     history = History(gateway, recorder)
-    services = Services(
+    model = ModelServices(
         gateway=gateway,
         hosts=gateway,
         tokenizer=load_tokenizer(card),
         template=load_chat_template(card, sandbox),
         grammars=grammars,
-        settings=settings or HttpSettings(block_tokens=BLOCK_TOKENS),
+        history=history,
+        block_tokens=BLOCK_TOKENS,
+    )
+    services = Services(
+        models={card.name: model},
+        settings=settings or HttpSettings(),
         keyring=Keyring(keys or KeySources()),
         hooks=hooks or Hooks(),
         recorder=recorder,
-        history=history,
         render_metrics=lambda: b"# TYPE baton_up gauge\nbaton_up 1\n",
     )
     return House(gateway, build_app(services), limits or LimitsConfig(), recorder, metrics, grammars, history)

@@ -102,7 +102,7 @@ def test_a_refusal_names_the_missing_scope_and_the_remedy(build: Callable[..., H
 
 
 def test_a_port_of_its_own_is_the_only_one_with_admin_routes(build: Callable[..., House]) -> None:
-    app = build(settings=HttpSettings(block_tokens=16, admin_port=9000)).app
+    app = build(settings=HttpSettings(admin_port=9000)).app
     for port, role in ((8000, 403), (9000, 200)):
         client = TestClient(app, base_url=f"http://localhost:{port}")
         response = client.post(ROLE, json={"role": "mixed"})

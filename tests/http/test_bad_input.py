@@ -280,7 +280,7 @@ def test_max_tokens_beyond_the_context_are_cut_to_what_fits(client: httpx.Client
 
 def test_a_body_of_exactly_the_bound_is_read(build, serve) -> None:
     body = b'{"prompt": "a"}'
-    client = serve(build(settings=HttpSettings(block_tokens=16, body_bytes_max=len(body))))
+    client = serve(build(settings=HttpSettings(body_bytes_max=len(body))))
     kind = {"content-type": "application/json"}
     assert client.post(COMPLETIONS, content=body, headers=kind).status_code == 200
     check_error(client.post(COMPLETIONS, content=body + b" ", headers=kind), 413, None)

@@ -11,6 +11,7 @@ import httpx
 from baton.core.config import SandboxConfig
 from baton.core.limits import LimitsConfig
 from baton.serve.http.services import HttpSettings
+from baton.serve.live.metrics_registry import render
 from tests.http.conftest import Server, build_house
 
 COMPLETIONS = "/v1/completions"
@@ -21,7 +22,7 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: appli
 def test_unfinished_bodies_beyond_the_memory_of_a_client_are_refused() -> None:
     """Each client may send less than the maximum of one body; together they would hold much."""
     limits = LimitsConfig(client_body_bytes_max=100_000)
-    with Server(build_house(settings=HttpSettings(block_tokens=16, limits=limits))) as server:
+    with Server(build_house(settings=HttpSettings(limits=limits))) as server:
         connections = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(4)]
         for connection in connections:
             connection.sendall(HEAD + b"Content-Length: 1000000\r\n\r\n" + b"x" * 40_000)
@@ -43,7 +44,7 @@ def test_unfinished_bodies_beyond_the_memory_of_a_client_are_refused() -> None:
 def test_a_client_with_too_many_requests_waits(build: Callable, serve: Callable) -> None:
     """Routes that take no prompt are not counted. A tokenizer computes, too."""
     limits = LimitsConfig(client_tokens_per_minute=60, client_requests_max=1)
-    client = serve(build(settings=HttpSettings(block_tokens=16, limits=limits)))
+    client = serve(build(settings=HttpSettings(limits=limits)))
     assert client.post(COMPLETIONS, json=BODY | {"prompt": "a" * 100}).status_code == 200
     refused = client.post(COMPLETIONS, json=BODY)
     assert refused.status_code == 429
@@ -56,7 +57,7 @@ def test_a_client_with_too_many_requests_waits(build: Callable, serve: Callable)
 
 def refusals(server: Server, labels: str) -> float:
     """Return the number of refusals with these labels, in their order. 0: there was none."""
-    lines = server.house.metrics.render().decode().splitlines()
+    lines = render(server.house.metrics, {"hash": server.house.metrics}).decode().splitlines()
     found = [line.split()[1] for line in lines if line.startswith(f"baton_http_refusals_total{{{labels}}}")]
     return float(found[0]) if found else 0.0
 

@@ -70,7 +70,7 @@ def test_responses_are_not_readable_for_other_origins_by_default(build: Callable
 
 def test_pages_of_an_allowed_origin_may_use_the_server(build: Callable[..., House]) -> None:
     origin = "https://chat.example.com"
-    client = _client(build(settings=HttpSettings(block_tokens=16, cors_origins=(origin,))))
+    client = _client(build(settings=HttpSettings(cors_origins=(origin,))))
     asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
     preflight = client.options("/tokenize", headers={"origin": origin, **asked})
     assert preflight.status_code == 200

@@ -14,7 +14,7 @@ from baton.core.keys import KeyEntry, KeyFile, KeyLimits, digest_of
 from baton.decide.policy.classes import ClassTable
 from baton.serve.http.identity import KeySources
 from baton.serve.http.services import HttpSettings
-from tests.http.conftest import BLOCK_TOKENS, House
+from tests.http.conftest import House
 
 CLASSES = ClassTable(
     (ClassConfig(name="gold", priority=-1, ttft_slo_s=1.0, tpot_slo_s=0.1), ClassConfig(name="bulk")),
@@ -32,9 +32,7 @@ def house(tmp_path: Path, build: Callable[..., House]) -> House:
     path = tmp_path / "keys.json"
     path.write_bytes(msgspec.json.encode(KeyFile(keys=tuple(keys))))
     path.chmod(0o600)
-    return build(
-        keys=KeySources(file=path), waiting_max=0, settings=HttpSettings(block_tokens=BLOCK_TOKENS, classes=CLASSES)
-    )
+    return build(keys=KeySources(file=path), waiting_max=0, settings=HttpSettings(classes=CLASSES))
 
 
 def ask(house: House, key: str, headers: dict[str, str]) -> tuple[int, str]:

@@ -130,10 +130,10 @@ def run(args: argparse.Namespace) -> int:
 
     parts = assemble(config, resolve_model(config.model, config.load_format))
     if not config.engines.servers:
-        return event_loop()(serve(parts, tell=tell))
+        return event_loop()(serve([parts], tell=tell))
     from baton.integrations.vllm.fleet import EngineFleet  # an optional part
 
-    return event_loop()(serve(parts, tell=tell, engines=EngineFleet(parts, tell)))
+    return event_loop()(serve([parts], tell=tell, engines=EngineFleet(parts, tell)))
 
 
 def configuration(args: argparse.Namespace) -> Config:

@@ -58,6 +58,8 @@ REASON = Label("reason", get_args(RejectReason))
 REFUSAL_STATUS = Label("status", ("408", "413", "429", "431", "503"))
 REFUSAL_CODE = Label("reason")
 CLASS = Label("class")
+MODEL = Label("model")
+"""Of every metric but `EDGE_METRICS`, if the server has several models."""
 WORKER = Label("worker")
 HOST = Label("host")
 TIER = Label("tier")
@@ -197,3 +199,5 @@ METRICS: tuple[Metric, ...] = (
     LIVE_MOVES, READ_BACK_BLOCKS, HTTP_REFUSALS, PREDICTION_ERROR, STEP_ERROR, CLASS_REQUESTS, CLASS_TTFT,
     GENERATED_TOKENS, RESUMED, UNLOGGED_DECISIONS,
 )  # fmt: skip
+EDGE_METRICS: tuple[Metric, ...] = (HTTP_REFUSALS, RESUMED)
+"""Metrics of the HTTP edge, which all models of a server share."""

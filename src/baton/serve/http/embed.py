@@ -56,22 +56,22 @@ class Embed:
         except ClientDisconnected:
             return
         body = convert(parse_object(raw), EmbeddingRequest)
-        card = services.gateway.card
-        services.check_model(body.model)
-        services.check_ready()
-        services.check_engine(SAMPLING)
+        model = services.model(body.model)
+        card = model.gateway.card
+        model.check_ready()
+        model.check_engine(SAMPLING)
         _check(body, card)
         add_special = body.add_special_tokens is not False
-        reader = PromptReader(texts=services.texts, card=card, param="input", add_special=add_special)
+        reader = PromptReader(texts=model.texts, card=card, param="input", add_special=add_special)
         context = context_of(scope)
-        prompts = await services.read_prompts(
+        prompts = await model.read_prompts(
             lambda: reader.read(body.input), body.cache_salt, context.identity, param="input", size=len(raw)
         )
         context.budget.release_body()
         context.budget.charge(sum(len(prompt.tokens) for prompt in prompts), now_s())
         choice = choose_class(context, body.model, services.settings.classes)
         maker = RequestMaker(context, body, next(services.serials), choice.slo, choice.service)
-        work = _EmbeddingWork(services.gateway, maker)
+        work = _EmbeddingWork(model.gateway, maker)
         vectors = await _run_until_disconnect(receive, work, prompts)
         if vectors is not None:
             response = _response(card.name, prompts, vectors, as_text=body.encoding_format == "base64")

@@ -85,23 +85,23 @@ class Generate:
         services, kind = self._services, self._kind
         body = services.hooks.before(parse_object(raw), kind.PATH)
         request = kind.read(body, services)
-        services.check_model(request.fields.model)
-        services.check_ready()
+        model = request.model
+        model.check_ready()
         context, constraint = context_of(scope), request.constraint()
         if constraint is not None:
-            await services.grammars.check(constraint, context.client)
-        prompts = await services.read_prompts(
+            await model.grammars.check(constraint, context.client)
+        prompts = await model.read_prompts(
             request.prompts, request.fields.cache_salt, context.identity, param=kind.PROMPT_PARAM, size=len(raw)
         )
         choices_count = self._choices_count(request, prompts)
         choice = choose_class(context, request.fields.model, services.settings.classes)
-        slo = asked_slo(context.slo, request.fields.slo, choice.slo or services.gateway.slo)
+        slo = asked_slo(context.slo, request.fields.slo, choice.slo or model.gateway.slo)
         maker = RequestMaker(context, request.fields, next(services.serials), slo, choice.service)
         filters = [services.hooks.begin(body, kind.PATH) for _ in range(choices_count)]
         head = self._head(request, context, continued)
         can_be_saved = choices_count == 1 and services.streams.is_used and not services.hooks.output
         response = TextResponse(
-            services.gateway,
+            model.gateway,
             self._start(request, prompts, maker, filters, constraint, continued),
             prompt_tokens=sum(len(prompt.tokens) for prompt in prompts),
             encoder=request.encoder(head),
@@ -134,7 +134,7 @@ class Generate:
         return ResponseHead(
             id=new_id if continued is None else continued.stream.response_id,
             created=unix_s(),
-            model=self._services.gateway.card.name,
+            model=request.model.name,
             include_usage=_include_usage(request),
         )
 
@@ -148,17 +148,17 @@ class Generate:
         continued: Continuation | None,
     ) -> list[ChoiceText]:
         """Submit one request per choice. Choice j of prompt i has index i * n + j. Raises RequestError (400, 409)."""
-        services, gateway = self._services, self._services.gateway
+        model, gateway = request.model, request.model.gateway
         sent = continued.stream.output if continued is not None else ()
         sampling = sampling_of(
             request.fields,
             gateway.card,
-            drawn_seed=services.seeds.getrandbits(SEED_BITS) if continued is None else continued.stream.seed,
+            drawn_seed=self._services.seeds.getrandbits(SEED_BITS) if continued is None else continued.stream.seed,
             grammar=None if constraint is None else constraint.grammar,
         )
-        services.check_engine(sampling)
+        model.check_engine(sampling)
         asked_tokens = request.output_tokens_max()
-        shown_tokens = frozenset[int]() if request.tools is None else request.tools.shown_tokens(services.tokenizer)
+        shown_tokens = frozenset[int]() if request.tools is None else request.tools.shown_tokens(model.tokenizer)
         choices: list[ChoiceText] = []
         for index, choice_filters in enumerate(filters):
             prompt_index, number = divmod(index, request.fields.n or 1)
@@ -187,7 +187,7 @@ class Generate:
     ) -> TextRules:
         stop = request.fields.stop or []
         return TextRules(
-            tokenizer=self._services.tokenizer,
+            tokenizer=request.model.tokenizer,
             stop_strings=[stop] if isinstance(stop, str) else stop,
             stop_token_ids=frozenset(sampling.stop_token_ids),
             tokens_min=request.fields.min_tokens or 0,

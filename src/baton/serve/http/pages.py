@@ -15,6 +15,7 @@ from starlette.routing import Route
 from baton.core.errors import RequestError
 from baton.core.types import WorkerId
 from baton.serve.http.edge import check_content_type, read_body
+from baton.serve.http.model_services import ModelServices
 from baton.serve.http.prompts import Prompt, chat_prompt
 from baton.serve.http.services import Services
 from baton.serve.http.wire.errors import RETRY_AFTER_S, ErrorBody, ErrorInfo
@@ -32,6 +33,7 @@ from baton.serve.http.wire.responses import (
 )
 from baton.serve.http.wire.sampling import check_tokens
 from baton.serve.http.wire.schemas import DetokenizeRequest, RestartRequest, RoleRequest, TokenizeRequest
+from baton.serve.live.history import History
 from baton.serve.live.metrics_registry import CONTENT_TYPE
 
 LOG_TYPE = "application/octet-stream"
@@ -50,7 +52,9 @@ class Pages:
         self._services = services
         self._version = metadata.version("baton")
         self._openapi = json.encode(
-            openapi_document(services.gateway.card, self._version, choices_max=services.settings.choices_max)
+            openapi_document(
+                services.model(None).gateway.card, self._version, choices_max=services.settings.choices_max
+            )
         )
         self._readers = 0
         """Number of clients that read /cluster/events."""
@@ -75,66 +79,58 @@ class Pages:
         ]
 
     async def _models(self, request: Request) -> Response:
-        return _json(ModelList(data=[self._served()]))
+        return _json(ModelList(data=[self._served(model) for model in self._services.models.values()]))
 
     async def _model(self, request: Request) -> Response:
-        self._services.check_model(request.path_params["model"])
-        return _json(self._served())
+        return _json(self._served(self._services.model(request.path_params["model"])))
 
-    def _served(self) -> Model:
+    def _served(self, model: ModelServices) -> Model:
         return Model(
-            id=self._services.gateway.card.name,
+            id=model.name,
             created=self._services.started_unix_s,
             owned_by="baton",
-            max_model_len=self._services.gateway.request_tokens_max,
+            max_model_len=model.gateway.request_tokens_max,
         )
+
+    def _asked(self, request: Request) -> ModelServices:
+        """Return the model that the query names, as in `?model=NAME`, or else the first. Raises RequestError (404)."""
+        return self._services.model(request.query_params.get("model"))
 
     async def _tokenize(self, request: Request) -> Response:
         raw = await self._body(request)
         body = convert(parse_object(raw), TokenizeRequest)
-        self._services.check_model(body.model)
-        prompt = await self._services.run_off_loop(lambda: self._tokenized(body), size=len(raw))
-        most = self._services.gateway.request_tokens_max
+        model = self._services.model(body.model)
+        prompt = await model.run_off_loop(lambda: _tokenized(body, model), size=len(raw))
+        most = model.gateway.request_tokens_max
         return _json(Tokens(tokens=prompt.tokens, count=len(prompt.tokens), max_model_len=most))
-
-    def _tokenized(self, body: TokenizeRequest) -> Prompt:
-        texts = self._services.texts
-        if body.prompt is not None and body.messages is None:
-            add_special = body.add_special_tokens is not False
-            return Prompt(texts.encode(body.prompt, "prompt", add_special=add_special), body.prompt)
-        if body.messages is not None and body.prompt is None:
-            return chat_prompt(body, texts, self._services.template)
-        raise RequestError("send either prompt or messages", param="prompt")
 
     async def _detokenize(self, request: Request) -> Response:
         raw = await self._body(request)
         body = convert(parse_object(raw), DetokenizeRequest)
-        self._services.check_model(body.model)
-        check_tokens(body.tokens, self._services.gateway.card.vocab_tokens, "tokens")
-        text = await self._services.run_off_loop(
-            lambda: self._services.tokenizer.decode(body.tokens, skip_special=False), size=len(raw)
-        )
+        model = self._services.model(body.model)
+        check_tokens(body.tokens, model.gateway.card.vocab_tokens, "tokens")
+        text = await model.run_off_loop(lambda: model.tokenizer.decode(body.tokens, skip_special=False), size=len(raw))
         return _json(Detokenized(text))
 
     async def _body(self, request: Request) -> bytes:
         return await read_body(request.scope, request.receive, self._services.settings.body_bytes_max)
 
     async def _health(self, request: Request) -> Response:
-        state = self._services.gateway.state
-        if state == "ready":
-            return _json(Health(state))
-        body = ErrorBody(ErrorInfo(self._services.not_ready(), "service_unavailable_error", None, "not_ready"))
+        model = self._services.model(None)
+        if model.gateway.state == "ready":
+            return _json(Health(model.gateway.state))
+        body = ErrorBody(ErrorInfo(model.not_ready(), "service_unavailable_error", None, "not_ready"))
         return _json(body, status=503, headers={"retry-after": f"{RETRY_AFTER_S:.0f}"})
 
     async def _metrics(self, request: Request) -> Response:
         return Response(self._services.render_metrics(), headers={"content-type": CONTENT_TYPE})
 
     async def _cluster(self, request: Request) -> Response:
-        return _json(self._services.gateway.cluster())
+        return _json(self._asked(request).gateway.cluster())
 
     async def _log(self, request: Request) -> Response:
         """Send the decision log up to the last decision."""
-        log = self._services.gateway.decision_log
+        log = self._asked(request).gateway.decision_log
         if log is None:
             message = "this server keeps no decision log; start it with --log FILE"
             raise RequestError(message, status=404, code="no_decision_log")
@@ -153,14 +149,15 @@ class Pages:
             message = f"{READERS_MAX} clients read /cluster/events already; close a dashboard"
             raise RequestError(message, status=503, code="too_many_readers")
         headers = {"cache-control": "no-store"}
+        history = self._asked(request).history
         if request.method == "HEAD":  # an endless response would occupy its connection forever
             return Response(headers=headers, media_type=EVENTS_TYPE)
-        return StreamingResponse(self._event_stream(), media_type=EVENTS_TYPE, headers=headers)
+        return StreamingResponse(self._event_stream(history), media_type=EVENTS_TYPE, headers=headers)
 
-    async def _event_stream(self) -> AsyncIterator[bytes]:
+    async def _event_stream(self, history: History) -> AsyncIterator[bytes]:
         self._readers += 1
         try:
-            async for message in self._services.history.follow():
+            async for message in history.follow():
                 yield b"data: " + message + b"\n\n"
         finally:
             self._readers -= 1
@@ -168,25 +165,35 @@ class Pages:
     async def _set_role(self, request: Request) -> Response:
         body = convert(parse_object(await self._body(request)), RoleRequest)
         worker = request.path_params["worker"]
-        self._services.gateway.set_role(WorkerId(worker), body.role)
+        self._asked(request).gateway.set_role(WorkerId(worker), body.role)
         return _json(RoleResponse(worker, body.role))
 
     async def _restart(self, request: Request) -> Response:
         """Begin a rolling restart. `/cluster` shows its progress."""
         body = convert(parse_object(await self._body(request)), RestartRequest)
-        left = self._services.gateway.restart([WorkerId(worker) for worker in body.workers])
+        left = self._asked(request).gateway.restart([WorkerId(worker) for worker in body.workers])
         return _json(RestartResponse(left))
 
     async def _host_terms(self, request: Request) -> Response:
         """Return the terms for a host to join."""
         check_content_type(dict(request.scope["headers"]))
-        return _json(await self._services.hosts.terms())
+        return _json(await self._asked(request).hosts.terms())
 
     async def _document(self, request: Request) -> Response:
         return Response(self._openapi, media_type="application/json")
 
     async def _show_version(self, request: Request) -> Response:
         return _json(Version(self._version))
+
+
+def _tokenized(body: TokenizeRequest, model: ModelServices) -> Prompt:
+    texts = model.texts
+    if body.prompt is not None and body.messages is None:
+        add_special = body.add_special_tokens is not False
+        return Prompt(texts.encode(body.prompt, "prompt", add_special=add_special), body.prompt)
+    if body.messages is not None and body.prompt is None:
+        return chat_prompt(body, texts, model.template)
+    raise RequestError("send either prompt or messages", param="prompt")
 
 
 def _json(body: Struct, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:

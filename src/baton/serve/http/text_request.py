@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from baton.core.errors import RequestError
+from baton.serve.http.model_services import ModelServices
 from baton.serve.http.prompts import Prompt, chat_prompt, completion_prompts
 from baton.serve.http.services import Services
 from baton.serve.http.tools.use import ToolUse, tool_use
@@ -33,11 +34,14 @@ class TextRequest(Protocol):
     def fields(self) -> CompletionRequest | ChatRequest: ...
 
     @property
+    def model(self) -> ModelServices: ...
+
+    @property
     def tools(self) -> ToolUse | None: ...
 
     @classmethod
     def read(cls, body: dict[str, Any], services: Services) -> TextRequest:
-        """Check a body and return its request. Raises RequestError (400) for an invalid body."""
+        """Check a body, and find its model. Raises RequestError (400, 404)."""
         ...
 
     def prompts(self) -> Sequence[Prompt]:
@@ -65,7 +69,7 @@ class CompletionText:
     FOLLOWS_TEXT = True
 
     fields: CompletionRequest
-    services: Services
+    model: ModelServices
     tools: None = None
 
     @classmethod
@@ -77,10 +81,10 @@ class CompletionText:
             raise RequestError(message, param="best_of")
         if fields.max_tokens == 0 and not fields.echo:
             raise RequestError("max_tokens is 0, which makes sense with echo only; send at least 1", param="max_tokens")
-        return cls(fields, services)
+        return cls(fields, services.model(fields.model))
 
     def prompts(self) -> Sequence[Prompt]:
-        return completion_prompts(self.fields, self.services.texts, self.services.gateway.card)
+        return completion_prompts(self.fields, self.model.texts, self.model.gateway.card)
 
     def output_tokens_max(self) -> int | None:
         if self.fields.max_tokens is not None:
@@ -91,7 +95,7 @@ class CompletionText:
         return constraint_of(self.fields)
 
     def encoder(self, head: ResponseHead) -> ResponseEncoder:
-        return CompletionEncoder(head, self.services.tokenizer, top_logprobs=self.fields.logprobs)
+        return CompletionEncoder(head, self.model.tokenizer, top_logprobs=self.fields.logprobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,7 @@ class ChatText:
     FOLLOWS_TEXT = False
 
     fields: ChatRequest
-    services: Services
+    model: ModelServices
     tools: ToolUse | None
 
     @classmethod
@@ -114,10 +118,11 @@ class ChatText:
         if older is not None and newer is not None and older != newer:
             message = f"max_tokens is {older} and max_completion_tokens is {newer}; send one of them"
             raise RequestError(message, param="max_tokens")
-        return cls(fields, services, tool_use(fields, services.template.source))
+        model = services.model(fields.model)
+        return cls(fields, model, tool_use(fields, model.template.source))
 
     def prompts(self) -> Sequence[Prompt]:
-        return [chat_prompt(self.fields, self.services.texts, self.services.template)]
+        return [chat_prompt(self.fields, self.model.texts, self.model.template)]
 
     def output_tokens_max(self) -> int | None:
         newer = self.fields.max_completion_tokens
@@ -125,11 +130,11 @@ class ChatText:
 
     def constraint(self) -> Constraint | None:
         asked = constraint_of(self.fields)
-        call = None if self.tools is None else self.tools.constraint(self.services.tokenizer)
+        call = None if self.tools is None else self.tools.constraint(self.model.tokenizer)
         if asked is not None and call is not None:
             message = f"tool_choice asks for a call and {asked.param} for something else; send one of them"
             raise RequestError(message, param="tool_choice")
         return asked or call
 
     def encoder(self, head: ResponseHead) -> ResponseEncoder:
-        return ChatEncoder(head, self.services.tokenizer, with_logprobs=bool(self.fields.logprobs))
+        return ChatEncoder(head, self.model.tokenizer, with_logprobs=bool(self.fields.logprobs))

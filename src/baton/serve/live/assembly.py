@@ -1,4 +1,4 @@
-"""Build the parts of a server: the cluster with its policies, the driver, and the server's own host."""
+"""Build the parts of one model: the cluster with its policies, the driver, and the server's own host."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ from baton.serve.host.tier_opening import check_tiers, fingerprint_of, open_tier
 from baton.serve.live.driver import Driver
 from baton.serve.live.gateway import LiveGateway
 from baton.serve.live.history import History
-from baton.serve.live.hooks import Hooks, load_hooks
 from baton.serve.live.log_file import LogWriter
 from baton.serve.live.log_thread import LogThread
 from baton.serve.live.metrics_registry import Metrics
@@ -58,7 +57,7 @@ log = logging.getLogger("baton.server")
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of a server, built before any process is started."""
+    """The parts of one model of a server, before any process is started."""
 
     config: Config
     card: ModelCard
@@ -66,7 +65,6 @@ class Parts:
     gateway: LiveGateway
     metrics: Metrics
     history: History
-    hooks: Hooks
     computing: Computing
     own: HostParts | None
     """The server's own host. None: all workers are on hosts that join, or are servers of another engine."""
@@ -110,8 +108,8 @@ def assemble(config: Config, card: ModelCard) -> Parts:
         below = own_tiers.rules if own_tiers is not None else ()
         driver.add_host(HostAdded(own.id, own.blocks_total, layout, below, own.workers_max))
     gateway = LiveGateway(card, driver, policy_names=plugin_names(policy), slo=_promise(config))
-    history, hooks = History(gateway, driver.recorder), load_hooks(config.hooks)
-    return Parts(config, card, driver, gateway, metrics, history, hooks, computing, own, given_cost, own_tiers)
+    history = History(gateway, driver.recorder)
+    return Parts(config, card, driver, gateway, metrics, history, computing, own, given_cost, own_tiers)
 
 
 def with_quotas(policy: PolicyConfig, key_file: str) -> PolicyConfig:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, product
 
@@ -13,9 +13,11 @@ from prometheus_client.registry import Collector
 
 from baton.core.types import HostId, HostView, WorkerView
 from baton.decide.metrics.catalog import (
+    EDGE_METRICS,
     HOST,
     KV_BLOCKS,
     METRICS,
+    MODEL,
     RUNNING,
     STEP_ERROR,
     WAITING,
@@ -33,7 +35,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics:
-    """The metrics of a server.
+    """The metrics of a model, or of the HTTP edge.
 
     Only the event loop's thread may use them, because nothing is locked. A wrong number of labels, or a label value
     that the catalog does not list, fails an assertion.
@@ -41,8 +43,6 @@ class Metrics:
 
     def __init__(self) -> None:
         self._families = {metric.name: _Family(metric) for metric in METRICS}
-        self._registry = CollectorRegistry()
-        self._registry.register(_Exposition(self._families))
 
     def observe(self, metric: Histogram, value: float, *labels: str) -> None:
         """Add a value, in the metric's unit, to a histogram. `labels`: values in the order of the metric's labels."""
@@ -84,13 +84,23 @@ class Metrics:
             for labels in [labels for labels in family.series if any(labels[place] == host for place in places)]:
                 del family.series[labels]
 
-    def render(self) -> bytes:
-        """Return the exposition text, of type `CONTENT_TYPE`."""
-        return generate_latest(self._registry)
+    def series(self, metric: Metric) -> Mapping[Labels, Series]:
+        """Return the series of a metric by the values of their labels."""
+        return self._families[metric.name].series
+
+
+def render(edge: Metrics, models: Mapping[str, Metrics]) -> bytes:
+    """Return the exposition text, of type `CONTENT_TYPE`, of the HTTP edge and of every model by its name.
+
+    With several models, each series of a model has the label `model`.
+    """
+    registry = CollectorRegistry()
+    registry.register(_Exposition(edge, models))
+    return generate_latest(registry)
 
 
 @dataclass(slots=True)
-class _Series:
+class Series:
     """A metric with one set of label values."""
 
     counts: list[int]
@@ -104,20 +114,20 @@ class _Family:
 
     def __init__(self, metric: Metric) -> None:
         self.metric = metric
-        self.series: dict[Labels, _Series] = {}
+        self.series: dict[Labels, Series] = {}
         if isinstance(metric, Gauge):
             return
         if all(label.values for label in metric.labels):
             for labels in product(*(label.values for label in metric.labels)):
                 self.add(labels)
 
-    def add(self, labels: Labels) -> _Series:
+    def add(self, labels: Labels) -> Series:
         metric = self.metric
         assert len(labels) == len(metric.labels), f"{metric.name} has {len(metric.labels)} labels, was given {labels}"
         for label, value in zip(metric.labels, labels, strict=True):
             assert not label.values or value in label.values, f"{metric.name}: {label.name} cannot be {value}"
         buckets = len(metric.buckets) + 1 if isinstance(metric, Histogram) else 0
-        series = self.series[labels] = _Series([0] * buckets)
+        series = self.series[labels] = Series([0] * buckets)
         return series
 
 
@@ -128,31 +138,38 @@ class _Exposition(Collector):
     have and which can be disabled only process-wide. They also lock for each value, so for each output token.
     """
 
-    def __init__(self, families: dict[str, _Family]) -> None:
-        self._families = families
+    def __init__(self, edge: Metrics, models: Mapping[str, Metrics]) -> None:
+        self._edge = edge
+        self._models = models
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]:
-        for family in self._families.values():
-            metric = family.metric
+        for metric in METRICS:
             names = [label.name for label in metric.labels]
-            match metric:
-                case Histogram():
-                    yield _histogram(metric, names, family.series)
-                case Counter():
-                    counter = CounterMetricFamily(metric.name, metric.help, labels=names)
-                    for labels, one in family.series.items():
-                        counter.add_metric(labels, one.sum)
-                    yield counter
-                case Gauge():
-                    gauge = GaugeMetricFamily(metric.name, metric.help, labels=names)
-                    for labels, one in family.series.items():
-                        gauge.add_metric(labels, one.sum)
-                    yield gauge
+            if metric in EDGE_METRICS:
+                yield _exposed(metric, names, self._edge.series(metric))
+            elif len(self._models) == 1:
+                yield _exposed(metric, names, next(iter(self._models.values())).series(metric))
+            else:
+                series = {
+                    (*labels, model): one
+                    for model, metrics in self._models.items()
+                    for labels, one in metrics.series(metric).items()
+                }
+                yield _exposed(metric, [*names, MODEL.name], series)
 
 
-def _histogram(metric: Histogram, names: list[str], series: dict[Labels, _Series]) -> HistogramMetricFamily:
-    exposed = HistogramMetricFamily(metric.name, metric.help, labels=names)
-    bounds = [*(str(float(bound)) for bound in metric.buckets), "+Inf"]
-    for labels, one in series.items():
-        exposed.add_metric(labels, list(zip(bounds, accumulate(one.counts), strict=True)), one.sum)
+def _exposed(
+    metric: Metric, names: Sequence[str], series: Mapping[Labels, Series]
+) -> CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily:
+    match metric:
+        case Histogram():
+            exposed = HistogramMetricFamily(metric.name, metric.help, labels=names)
+            bounds = [*(str(float(bound)) for bound in metric.buckets), "+Inf"]
+            for labels, one in series.items():
+                exposed.add_metric(labels, list(zip(bounds, accumulate(one.counts), strict=True)), one.sum)
+        case Counter() | Gauge():
+            kind = CounterMetricFamily if isinstance(metric, Counter) else GaugeMetricFamily
+            exposed = kind(metric.name, metric.help, labels=names)
+            for labels, one in series.items():
+                exposed.add_metric(labels, one.sum)
     return exposed

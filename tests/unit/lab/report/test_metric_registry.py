@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from baton.core.types import HostId, HostView, WorkerId, WorkerView
 from baton.decide.metrics import catalog
-from baton.serve.live.metrics_registry import Metrics
+from baton.serve.live.metrics_registry import Metrics, render
 
 CONTRACT = """
 baton_time_to_first_token_seconds baton_inter_token_latency_seconds baton_time_per_output_token_seconds
@@ -39,7 +39,7 @@ BESIDE = [
 
 def samples(metrics: Metrics) -> dict[str, float]:
     """Every exposed line: `name{label="value"}` to its value."""
-    lines = metrics.render().decode().splitlines()
+    lines = render(metrics, {"hash": metrics}).decode().splitlines()
     return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
 
 
@@ -58,7 +58,7 @@ def test_the_exposition_parses_and_adds_no_name() -> None:
     metrics.set_blocks(
         [("host", HostView(id=HostId("h0"), blocks_total=0, blocks_free=0, blocks_used=0, blocks_cached=0))]
     )
-    text = metrics.render().decode()
+    text = render(metrics, {"hash": metrics}).decode()
     typed = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
     assert typed == [name.partition("{")[0] for name in CONTRACT + BESIDE]
     names = {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}

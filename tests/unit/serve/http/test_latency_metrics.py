@@ -15,6 +15,7 @@ from baton.core.types import OutputToken, Request, RequestId, WorkerView
 from baton.move.clock import now_s
 from baton.serve.live.assembly import HOST, Parts, assemble
 from baton.serve.live.live_request import LiveRequest
+from baton.serve.live.metrics_registry import render
 
 REQUEST = RequestId("r")
 
@@ -59,7 +60,7 @@ def _apply_report(parts: Parts, *indexes: int, ended: bool = False) -> None:
 
 
 def _count(parts: Parts, name: str) -> float:
-    lines = parts.metrics.render().decode().splitlines()
+    lines = render(parts.metrics, {"hash": parts.metrics}).decode().splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
 
 

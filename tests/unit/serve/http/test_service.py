@@ -12,7 +12,7 @@ from baton.compute.models.resolve import resolve_model
 from baton.core.config import Config, SandboxConfig
 from baton.core.errors import ModelError
 from baton.core.http_config import HttpConfig
-from baton.serve import service
+from baton.serve import model_fleet, service
 from baton.serve.live.assembly import assemble
 
 
@@ -22,14 +22,14 @@ def _children() -> set[str]:
 
 def _serve() -> int:
     config = Config(model="hash", http=HttpConfig(port=0))
-    return asyncio.run(service.serve(assemble(config, resolve_model("hash")), tell=lambda _line: None))
+    return asyncio.run(service.serve([assemble(config, resolve_model("hash"))], tell=lambda _line: None))
 
 
 def test_a_model_whose_template_cannot_be_read_starts_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(card: ModelCard, limits: SandboxConfig) -> None:
         raise ModelError("the chat template cannot be read")
 
-    monkeypatch.setattr(service, "load_chat_template", refuse)
+    monkeypatch.setattr(model_fleet, "load_chat_template", refuse)
     before = _children()
     with pytest.raises(ModelError, match="cannot be read"):
         _serve()

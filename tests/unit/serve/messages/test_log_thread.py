@@ -16,6 +16,7 @@ from baton.core.types import RequestId
 from baton.serve.live.assembly import assemble
 from baton.serve.live.log_file import LogWriter, read_log
 from baton.serve.live.log_thread import LogThread
+from baton.serve.live.metrics_registry import render
 from tests.unit.serve.messages.test_log_file import DECISIONS, HEADER
 
 
@@ -90,4 +91,4 @@ def test_decisions_after_the_end_of_the_log_are_counted(tmp_path: Path) -> None:
     parts.own.arena.close()
     logged = sum(isinstance(entry.event, RequestCancelled) for entry in read_log(log)[1])
     assert 0 < logged < 100
-    assert f"baton_unlogged_decisions_total {100 - logged}.0" in parts.metrics.render().decode()
+    assert f"baton_unlogged_decisions_total {100 - logged}.0" in render(parts.metrics, {"hash": parts.metrics}).decode()
