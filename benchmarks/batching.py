@@ -31,10 +31,10 @@ from tests.serving import serving
 TPOT_SLO_S = 0.06
 STEP_TOKENS_MAX = 512
 POLICIES = {
-    "StaticBatching": {},
-    "PrefillFirst": {},
-    "MixedChunked": {},
-    "SloChunked": {"tpot_s": TPOT_SLO_S},
+    "static-batching": {},
+    "prefill-first": {},
+    "mixed-chunked": {},
+    "slo-chunked": {"tpot_s": TPOT_SLO_S},
 }
 FIGURES = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
 
@@ -81,7 +81,7 @@ def configuration(policy: str, cost: dict[str, float]) -> str:
     options = ", ".join(f"{key} = {value}" for key, value in POLICIES[policy].items())
     prices = "\n".join(f"{key} = {value:.9f}" for key, value in cost.items())
     return (
-        f'[policy.batching]\nuse = "baton.decide.policy.batching:{policy}"\noptions = {{ {options} }}\n'
+        f'[policy.batching]\nuse = "{policy}"\noptions = {{ {options} }}\n'
         f"[batch]\nstep_tokens_max = {STEP_TOKENS_MAX}\n[cost]\n{prices}\n"
     )
 
