@@ -15,13 +15,18 @@ from typing import Any
 import msgspec
 from _live_load import Load, Planned, configured, latencies, percentile
 
-from baton.core.types import StepShape
+from baton.core.types import Slo, StepShape
 from baton.decide.cost.fitted import LoggedStep
 from baton.decide.cost.linear import LinearCost
 from baton.decide.cost.online import StepLearner
 from baton.move.clock import now_s
 from tests.serving import RunningServer
 
+FLEET = ("--prefill", "1", "--decode", "1")
+CORES = 'idle_cores = "keep"\n'
+"""An idle worker lends its cores otherwise, so the TTFT of an idle server would be that of two cores."""
+SLO_RATIO = 6.0
+"""TTFT SLO, as a multiple of the TTFT of an idle server."""
 STORM_S = 6.0
 STORM_RATIO = 10.0
 HANG_UP_RATIO = 0.9
@@ -36,18 +41,24 @@ STEPS_AFTER = 30
 
 
 def aborts() -> dict[str, Any]:
-    """Ten times the load, of which 90 % of the clients hang up at random times."""
-    with configured('idle_cores = "keep"\n', "--prefill", "1", "--decode", "1") as server:
-        return asyncio.run(_storm(server))
+    """Ten times the load, of which 90 % of the clients hang up at random times: without an SLO, and with one."""
+    with configured(CORES, *FLEET) as server:
+        free = asyncio.run(_storm(server, rate_rps=None))
+    slo = Slo(ttft_s=SLO_RATIO * free["idle_ttft"]["p50_s"], tpot_s=1.0)
+    with configured(f"{CORES}[slo]\nttft_s = {slo.ttft_s}\ntpot_s = {slo.tpot_s}\n", *FLEET) as server:
+        bound = asyncio.run(_storm(server, rate_rps=free["offered_rps"]))
+    return free | {"with_slo": {"slo_ttft_s": round(slo.ttft_s, 3)} | bound}
 
 
-async def _storm(server: RunningServer) -> dict[str, Any]:
+async def _storm(server: RunningServer, *, rate_rps: float | None) -> dict[str, Any]:
+    """Play the storm. `rate_rps` None: ten times the rate at which the server completes many requests at once."""
     request = Planned(input_tokens=64, output_tokens=32)
     async with Load(server, seed=5) as load:
         idle = await load.one_by_one(FRESH, 15, pause_s=0.05)
-        began_s = now_s()
-        await load.play([request] * 16)
-        rate_rps = STORM_RATIO * 16 / (now_s() - began_s)
+        if rate_rps is None:
+            began_s = now_s()
+            await load.play([request] * 16)
+            rate_rps = STORM_RATIO * 16 / (now_s() - began_s)
         draw, plan = Random(6), list[Planned]()
         for place in range(round(rate_rps * STORM_S)):
             at_s = place / rate_rps
@@ -65,11 +76,13 @@ async def _storm(server: RunningServer) -> dict[str, Any]:
     return {
         "offered_rps": round(rate_rps, 1),
         "requests": len(answers),
+        "refused": sum(answer.is_refused for answer in answers),
         "hung_up": sum(answer.failure == "hung up" for answer in answers),
         "stayed_and_finished": sum(answer.is_whole for answer in left),
         "stayed_and_refused": sum(answer.is_refused for answer in left),
         "stayed": len(left),
         "idle_ttft": latencies(idle_s),
+        "stayed_and_waiting": sum(answer.is_whole and answer.token_times_s[0] > after[0].sent_s for answer in left),
         "first_after_s": round(after[0].sent_s - calm_s, 2),
         "first_ttft_after_s": round(after_s[0], 4),
         "ttft_after": latencies(after_s),

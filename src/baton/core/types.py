@@ -92,6 +92,9 @@ class ServiceClass(Struct, frozen=True, kw_only=True, gc=False):
     """Classes with lower values are served earlier."""
     step_ratio: float = 1.0
     """Share of a step's tokens that prompts of this class may fill if no prompt of a more urgent class waits."""
+    urgent_ttft_s: float | None = None
+    """Shortest TTFT SLO of the more urgent classes, for which prompts of this class keep steps short. None: they have
+    none."""
     decode_ratio: float = 0.0
     """Share of the concurrent requests of decode workers that is reserved."""
     kv_ratio: float = 0.0

@@ -33,7 +33,7 @@ from baton.decide.control.cluster_messages import ClusterEvent, HostAdded, Logge
 from baton.decide.control.retries import RetryRules
 from baton.decide.kv.window import PromptRules
 
-LOG_VERSION = 11
+LOG_VERSION = 12
 """Version of the log's format; a test fails if the format changes without it. Since version 4 there is one entry per
 event from outside, with all commands. Earlier versions held the coordinator's decisions only. Version 5 adds the
 deadline of the queue. Version 6 names a chosen path `PathChosen.path` (`WayChosen.way` before) and a store's event
@@ -41,7 +41,8 @@ deadline of the queue. Version 6 names a chosen path `PathChosen.path` (`WayChos
 learned prices of steps in the view of a worker, and `StopRequest.only_unstarted`. Version 8 adds the turns of a fair
 queue, `TokensServed`, service classes, predicted latencies in `StartPrefill`, and hosts that leave. Version 9 adds
 `Request.deferred_s`. Version 10 adds `Request.resumed_tokens`, rolling restarts, and the bounds of retries and of
-prefixes that are handed over. Version 11 adds `Request.client`."""
+prefixes that are handed over. Version 11 adds `Request.client`. Version 12 adds
+`ServiceClass.urgent_ttft_s`."""
 
 
 class LogHeader(Struct, frozen=True, kw_only=True, tag=True):

@@ -85,6 +85,14 @@ class Lane:
         return None if self.request.slo is None else self.request.slo.tpot_s
 
     @property
+    def ttft_s(self) -> float | None:
+        return None if self.request.slo is None else self.request.slo.ttft_s
+
+    @property
+    def urgent_ttft_s(self) -> float | None:
+        return None if self.request.service is None else self.request.service.urgent_ttft_s
+
+    @property
     def step_ratio(self) -> float:
         """The share of a step's tokens, 0..1, that the prompt may take; the class of the request sets it."""
         return 1.0 if self.request.service is None else self.request.service.step_ratio

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Protocol, runtime_checkable
@@ -52,6 +52,16 @@ class Candidate(Protocol):
         """The TPOT SLO of the request. None: it has no SLO."""
         ...
 
+    @property
+    def ttft_s(self) -> float | None:
+        """The TTFT SLO of the request. None: it has no SLO."""
+        ...
+
+    @property
+    def urgent_ttft_s(self) -> float | None:
+        """The shortest TTFT SLO of the more urgent classes. None: they have none."""
+        ...
+
 
 @runtime_checkable
 class BatchingPolicy(Protocol):
@@ -65,6 +75,9 @@ class BatchingPolicy(Protocol):
 
 
 NO_SPECULATION = SpeculationConfig()
+_EMPTY = StepShape()
+FIXED_COSTS_MIN = 8
+"""Bounds on the prompts of a step are at least this many times the fixed cost of a step, so that steps waste little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +152,10 @@ class SloChunked:
     Why: one fixed token limit is too high for a step with many long decodes, and too low for a step without decodes.
     Source: Sarathi-Serve (OSDI 2024), section 4.3, which derives the token budget from the ITL target once. This policy
     derives it for every step.
+
+    The time of the prompts in a step is bounded, too. A step cannot be interrupted, so all prompts in it wait for its
+    end, a more urgent request that arrives waits for it, and the work for requests that are cancelled meanwhile is
+    lost.
     """
 
     tpot_s: float | None = None
@@ -147,28 +164,68 @@ class SloChunked:
     """A step takes at most this share of the TPOT. The rest covers the handoff and a step that runs at arrival."""
     chunk_tokens_min: int = 16
     """Minimum prompt tokens per step, even if the step then misses the TPOT: prompts must make progress."""
+    prompt_s_max: float | None = None
+    """Maximum predicted time of the prompts in a step. None: only SLOs bound it."""
+    ttft_ratio: float = 0.25
+    """The prompts in a step take at most this share of the shortest TTFT SLO of more urgent classes, and of their own
+    unless it is a single prompt: after a split, the requests behind it would wait no less."""
 
     def select(self, candidates: Sequence[Candidate], limits: BatchLimits, cost: CostModel) -> Chosen:
         decoding, prompts = _split(candidates)
         chosen = _decodes(candidates, decoding, limits, keeps_place=bool(prompts))
         if not prompts:
             return chosen
-        tokens = limits.step_tokens_max - len(chosen)
+
+        def chunks_of(tokens: int) -> Chosen:
+            return _chunks(prompts, limits, requests=len(chosen), tokens=tokens)
+
+        chunks = chunks_of(limits.step_tokens_max - len(chosen))
+        if not chunks:
+            return chosen
+
+        def prompts_s(tokens: int) -> float:
+            return cost.step_s(_shape(_EMPTY, candidates, chunks_of(tokens)))
+
+        tokens = sum(count for _, count in chunks)
+        for bound_s, tokens_min in self._prompt_bounds([candidates[index] for index, _ in chunks], chunks[0][1], cost):
+            tokens = _largest(tokens_min, tokens, prompts_s, bound_s)
         targets = [candidates[index].tpot_s or self.tpot_s for index, _ in chosen]
-        bounds = [tpot_s for tpot_s in targets if tpot_s is not None]
-        chunks = _chunks(prompts, limits, requests=len(chosen), tokens=tokens)
-        if not bounds or not chunks:
-            return chosen + chunks
-        read_tokens = sum(candidates[index].computed_tokens + 1 for index, _ in chosen)
-        base = StepShape(decode_requests=len(chosen), context_tokens=read_tokens)
-        low, high = min(self.chunk_tokens_min, tokens), sum(count for _, count in chunks)
-        middle = high  # in most steps everything fits, so the binary search starts with the maximum
-        while low < high:
-            chunks = _chunks(prompts, limits, requests=len(chosen), tokens=middle)
-            fits = cost.step_s(_shape(base, candidates, chunks)) <= self.tpot_slack * min(bounds)
-            low, high = (middle, high) if fits else (low, middle - 1)
-            middle = (low + high + 1) // 2
-        return chosen + _chunks(prompts, limits, requests=len(chosen), tokens=low)
+        tpots_s = [tpot_s for tpot_s in targets if tpot_s is not None]
+        if tpots_s:
+            read_tokens = sum(candidates[index].computed_tokens + 1 for index, _ in chosen)
+            base = StepShape(decode_requests=len(chosen), context_tokens=read_tokens)
+
+            def step_s(tokens: int) -> float:
+                return cost.step_s(_shape(base, candidates, chunks_of(tokens)))
+
+            tokens = _largest(self.chunk_tokens_min, tokens, step_s, self.tpot_slack * min(tpots_s))
+        return chosen + chunks_of(tokens)
+
+    def _prompt_bounds(
+        self, prompts: Sequence[Candidate], first_tokens: int, cost: CostModel
+    ) -> list[tuple[float, int]]:
+        """Return the bounds of the time of these prompts in a step, each with the tokens that it always allows."""
+        urgent_s = [prompt.urgent_ttft_s for prompt in prompts if prompt.urgent_ttft_s is not None]
+        own_s = [prompt.ttft_s for prompt in prompts if prompt.ttft_s is not None]
+        strict_s = [self.ttft_ratio * ttft_s for ttft_s in urgent_s]
+        if self.prompt_s_max is not None:
+            strict_s.append(self.prompt_s_max)
+        bounds = [(min(strict_s), self.chunk_tokens_min)] if strict_s else []
+        if own_s and len(prompts) > 1:
+            bounds.append((self.ttft_ratio * min(own_s), first_tokens))
+        least_s = FIXED_COSTS_MIN * cost.step_s(_EMPTY) if bounds else 0.0
+        return [(max(bound_s, least_s), tokens_min) for bound_s, tokens_min in bounds]
+
+
+def _largest(low: int, high: int, takes_s: Callable[[int], float], bound_s: float) -> int:
+    """Return the largest number of tokens that takes at most `bound_s`, at least `low` and at most `high`."""
+    if low >= high:
+        return high
+    middle = high  # in most steps everything fits, so the binary search starts with the maximum
+    while low < high:
+        low, high = (middle, high) if takes_s(middle) <= bound_s else (low, middle - 1)
+        middle = (low + high + 1) // 2
+    return low
 
 
 def _split(candidates: Sequence[Candidate]) -> tuple[list[int], Chosen]:

@@ -50,11 +50,12 @@ class ClassTable:
         found = next((each for each in self.classes if each.name == name), None)
         if found is None:
             return ClassChoice()
-        taken_ratio = sum(each.prefill_ratio for each in self.classes if each.priority < found.priority)
+        urgent = [each for each in self.classes if each.priority < found.priority]
         service = ServiceClass(
             name=name,
             priority=found.priority,
-            step_ratio=1.0 - taken_ratio,
+            step_ratio=1.0 - sum(each.prefill_ratio for each in urgent),
+            urgent_ttft_s=min((each.ttft_slo_s for each in urgent if each.ttft_slo_s is not None), default=None),
             decode_ratio=found.decode_ratio,
             kv_ratio=found.kv_ratio,
             aging_s=found.aging_s,

@@ -49,7 +49,7 @@ ROAD = LinkView(expected_s=0.1, is_measured=True)
 """On which nothing has ever failed."""
 
 
-FORMAT = (11, "dde026ff03e650f9")
+FORMAT = (12, "1114a05e58016356")
 """The version of the log, and the digest of what may stand in one of that version."""
 
 

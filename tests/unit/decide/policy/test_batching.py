@@ -10,11 +10,25 @@ from hypothesis import strategies as st
 
 from baton.core.config import BatchLimits
 from baton.decide.cost.linear import LinearCost
-from baton.decide.policy.batching import BatchingPolicy, MixedChunked, PrefillFirst, SloChunked, StaticBatching
+from baton.decide.policy.batching import (
+    FIXED_COSTS_MIN,
+    BatchingPolicy,
+    MixedChunked,
+    PrefillFirst,
+    SloChunked,
+    StaticBatching,
+)
 
 COST = LinearCost()
 LIMITS = BatchLimits(step_tokens_max=100, requests_max=4)
-POLICIES = [MixedChunked(), PrefillFirst(), StaticBatching(), SloChunked(), SloChunked(tpot_s=0.05)]
+POLICIES = [
+    MixedChunked(),
+    PrefillFirst(),
+    StaticBatching(),
+    SloChunked(),
+    SloChunked(tpot_s=0.05),
+    SloChunked(prompt_s_max=0.1),
+]
 
 
 @dataclass
@@ -26,6 +40,8 @@ class Part:
     last_turn: int = 0
     client: int = 0
     tpot_s: float | None = None
+    ttft_s: float | None = None
+    urgent_ttft_s: float | None = None
 
 
 def _decode(**values: object) -> Part:
@@ -39,6 +55,8 @@ parts = st.builds(
     computed_tokens=st.integers(0, 500),
     started=st.booleans(),
     tpot_s=st.sampled_from([None, 0.001, 0.06, 10.0]),
+    ttft_s=st.sampled_from([None, 0.001, 1.0]),
+    urgent_ttft_s=st.sampled_from([None, 0.001, 1.0]),
 )
 
 
@@ -124,6 +142,37 @@ def test_an_unreachable_slo_does_not_starve_prompts() -> None:
     candidates = [_decode(tpot_s=0.000001), Part(1000)]
     assert SloChunked().select(candidates, LIMITS, COST) == [(0, 1), (1, 16)]
     assert SloChunked(chunk_tokens_min=0).select(candidates, LIMITS, COST) == [(0, 1)]
+
+
+def _prompt_tokens(policy: SloChunked, candidates: list[Part], step_tokens_max: int = 512) -> list[int]:
+    chosen = policy.select(candidates, BatchLimits(step_tokens_max=step_tokens_max), COST)
+    return [count for index, count in chosen if candidates[index].remaining_tokens > 1]
+
+
+def test_prompts_share_a_step_only_for_a_quarter_of_their_ttft_slo() -> None:
+    """Eight prompts in one step of 1.2 s would all wait for its end, and so would a ninth."""
+    assert _prompt_tokens(SloChunked(), [Part(64)] * 8) == [64] * 8
+    counts = _prompt_tokens(SloChunked(), [Part(64, ttft_s=1.6), *[Part(64)] * 7])
+    assert COST.prefill_s(new_tokens=sum(counts), cached_tokens=0) <= 0.4 * 1.02
+    assert COST.prefill_s(new_tokens=sum(counts) + 2, cached_tokens=0) > 0.4
+
+
+def test_a_single_prompt_is_not_split_for_its_own_ttft_slo() -> None:
+    assert _prompt_tokens(SloChunked(), [Part(500, ttft_s=0.4)]) == [500]
+    assert _prompt_tokens(SloChunked(), [Part(500, ttft_s=0.4), Part(12, ttft_s=0.4)]) == [500]
+
+
+def test_a_prompt_is_split_for_the_ttft_slo_of_a_more_urgent_class() -> None:
+    """Requests of that class may arrive during the step."""
+    [count] = _prompt_tokens(SloChunked(), [Part(500, urgent_ttft_s=1.6)])
+    assert 0.38 < COST.prefill_s(new_tokens=count, cached_tokens=0) <= 0.4
+    [count] = _prompt_tokens(SloChunked(prompt_s_max=0.5), [Part(500)])
+    assert 0.48 < COST.prefill_s(new_tokens=count, cached_tokens=0) <= 0.5
+
+
+def test_a_short_ttft_slo_does_not_make_steps_that_are_mostly_fixed_cost() -> None:
+    [count] = _prompt_tokens(SloChunked(), [Part(500, urgent_ttft_s=0.001)])
+    assert COST.prefill_s(new_tokens=count, cached_tokens=0) > 0.9 * FIXED_COSTS_MIN * COST.step_overhead_s
 
 
 def _play(candidates: list[Part], steps: int) -> list[set[int]]:

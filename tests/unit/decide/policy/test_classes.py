@@ -52,6 +52,7 @@ def test_a_class_has_its_targets_and_leaves_room_to_more_urgent_ones() -> None:
     assert gold.service is not None
     assert bulk.service is not None
     assert (gold.service.step_ratio, bulk.service.step_ratio) == (1.0, 0.5)
+    assert (gold.service.urgent_ttft_s, bulk.service.urgent_ttft_s) == (None, 1.0)
 
 
 def test_a_client_gets_no_class_that_its_key_does_not_allow() -> None:
