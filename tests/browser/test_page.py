@@ -99,6 +99,26 @@ def generated_tokens(server: RunningServer) -> float:
     return float(found[1])
 
 
+CANCEL = "document.querySelector('#running button[aria-label^=\"Cancel unwanted\"]')"
+
+
+async def cancel_on_page(page: Page, server: RunningServer, client: httpx.AsyncClient) -> None:
+    """Cancel a request with its button, which wants a second press. The decode worker is stopped meanwhile."""
+    body = {"prompt": "unwanted", "max_tokens": 2000, "ignore_eos": True}
+    pid = next(worker["pid"] for worker in server.cluster()["workers"] if worker["id"] == "decode-0")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        asking = asyncio.create_task(client.post("/v1/completions", json=body, headers={"x-request-id": "unwanted"}))
+        await page.until(f"{CANCEL} !== null")
+        await page.run(f"{{ const button = {CANCEL}; button.focus(); button.click(); }}")
+        assert await page.run(f"{CANCEL}.textContent") == "sure?"
+        await page.run(f"{CANCEL}.click()")
+        assert (await asking).json()["error"]["code"] == "cancelled_by_operator"
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    await page.until(f"{CANCEL} === null")
+
+
 def test_the_dashboard_agrees_with_the_metrics_and_shows_faults(hash_server: RunningServer, tmp_path: Path) -> None:
     """Under load, with a role changed on the page and a worker killed."""
 
@@ -119,12 +139,16 @@ def test_the_dashboard_agrees_with_the_metrics_and_shows_faults(hash_server: Run
             await page.until("document.querySelector('#marks').textContent.includes('decode-0: decode to mixed')")
             await page.run(SET_ROLE.format(row=1, role="decode"))
             await page.until("document.querySelector('#marks').textContent.includes('decode-0: mixed to decode')")
+            await cancel_on_page(page, hash_server, client)
             pids = {each["id"]: each["pid"] for each in (await client.get("/cluster")).json()["workers"]}
             os.kill(pids["decode-0"], signal.SIGKILL)
             await page.until("/decode-0 is ready/.test(document.querySelector('#marks').textContent)")
             await page.until("document.querySelector('#requests summary') !== null")
             await page.run("document.querySelector('#requests summary').click()")
             assert "baton explain" in await page.run("document.querySelector('#requests dl').textContent")
+            await page.until(
+                "document.querySelector('#requests .why').textContent.includes('start it with --log FILE')"
+            )
         for width in (360, 1280):
             await page.resize(width, 2400)
             (tmp_path / f"dashboard-{width}.png").write_bytes(await page.picture())

@@ -14,9 +14,10 @@ from baton.compute.models.card import ModelCard
 from baton.compute.step_engine import StepEngine
 from baton.core.errors import RequestError
 from baton.core.step import Slice, Step
-from baton.core.types import BlockId, FinishReason, OutputToken, Request, Role, Slo, WorkerId
+from baton.core.types import BlockId, FinishReason, HostId, OutputToken, Request, RequestId, Role, Slo, WorkerId
 from baton.move.clock import now_s
-from baton.serve.live.live_request import Finish, Timings, Update
+from baton.serve.live.joined_host import JoinedHost
+from baton.serve.live.live_request import Finish, LiveRequest, Timings, Update
 from baton.serve.live.status import ClusterStatus, HostStatus, WorkerStatus
 from baton.serve.messages.hosting import HostTerms
 
@@ -95,6 +96,9 @@ class InProcessGateway:
         self.pace_s = 0.0
         """Pause after each step, for streams that take long."""
         self._work = asyncio.Event()
+        self.live: dict[RequestId, LiveRequest] = {}
+        """Stays empty: an operator sees only requests of the driver."""
+        self.members: dict[HostId, JoinedHost] = {}
 
     @property
     def request_tokens_max(self) -> int:

@@ -54,6 +54,19 @@ def test_everything_that_the_policies_saw_comes_as_json(logging_server: tuple[Ru
     assert (story["outcome"], story["output_tokens"], story["differences"]) == ("finished", 4, 0)
 
 
+def test_a_server_explains_its_requests_itself(logging_server: tuple[RunningServer, Path]) -> None:
+    """For the dashboard, in the same words as the command."""
+    server, log = logging_server
+    with server.client() as client:
+        found = client.get("/cluster/explain/asked", headers=HEADERS).raise_for_status().json()
+        unknown = client.get("/cluster/explain/nobody", headers=HEADERS)
+        odd = client.get("/cluster/explain/--log", headers=HEADERS)
+    assert found == json.loads(_explain("asked", "--log", str(log), "--json", "-").stdout)
+    for answer in (unknown, odd):
+        assert answer.status_code == 404
+        assert "among its" in answer.json()["error"]["message"]
+
+
 def test_the_log_that_a_server_sends_is_the_one_on_its_disk(
     logging_server: tuple[RunningServer, Path], tmp_path: Path
 ) -> None:
@@ -87,6 +100,9 @@ def test_a_server_without_a_log_says_how_to_keep_one(hash_server: RunningServer)
     done = _explain("asked", "--url", hash_server.url)
     assert done.returncode == 2
     assert "keeps no decision log; start it with --log FILE" in done.stderr
+    with hash_server.client() as client:
+        answer = client.get("/cluster/explain/asked")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "no_decision_log")
 
 
 @pytest.mark.parametrize(

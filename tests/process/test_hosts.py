@@ -289,7 +289,7 @@ def test_a_role_flip_on_another_host_and_workers_of_the_servers_own(mixed_text) 
 
 
 def test_a_prefix_comes_from_the_host_that_has_it(mixed_text) -> None:
-    """A worker that computes no more prompts has the prefix: another host fetches it. A host that leaves sends it."""
+    """A worker that computes no more prompts has the prefix: another host fetches it. A drained host sends it."""
     body = {**PROMPT, "prompt": "a long story. " * 200}
     follow_up = {**body, "prompt": body["prompt"] + "And then?"}
     mixed = ("--mixed", "1")
@@ -307,7 +307,7 @@ def test_a_prefix_comes_from_the_host_that_has_it(mixed_text) -> None:
         tale = {**body, "prompt": "another tale. " * 200}
         leaver = ask(client, tale)["timings"]["prefill_worker"].partition(".")[0]
         assert hosts[leaver].process.poll() is None
-        hosts[leaver].process.send_signal(signal.SIGTERM)
+        client.post(f"/cluster/hosts/{leaver}/drain", json={}).raise_for_status()
         assert hosts[leaver].process.wait(60) == 0
         third = ask(client, {**tale, "prompt": tale["prompt"] + "And then?"})
         assert third["timings"]["cached_tokens"] > 2000

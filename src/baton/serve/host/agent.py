@@ -68,7 +68,9 @@ class Agent:
         """None: the server's terms and the model are not known yet."""
 
     async def run(self) -> int:
-        """Run until the host ends. Return the exit code: 0 after a signal, 1 if joining or all workers failed for good.
+        """Run until the host ends. Return the exit code.
+
+        0: a signal or an operator of the server ended it. 1: joining failed, or no worker can be kept alive.
 
         Raises ConfigError or ModelError if another attempt to join cannot succeed.
         """
@@ -99,6 +101,8 @@ class Agent:
                 continue
             if self._membership is not None and self._membership.failure:
                 return 1
+            if self._membership is not None and self._membership.is_leaving:
+                return 0
             gone_s, failures, said = now_s(), 0, ""
             if not self._stopped.is_set():
                 self._tell(f"out of the cluster: {reason}; every worker has ended, joining again")

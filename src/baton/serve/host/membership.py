@@ -44,6 +44,7 @@ from baton.serve.messages.hosting import (
     HostPing,
     HostPong,
     JoinRefused,
+    LeaveCluster,
     MoverDown,
     MoverUp,
     Resize,
@@ -105,7 +106,8 @@ class Membership:
         self._answer: asyncio.Future[Welcome | JoinRefused] = asyncio.get_running_loop().create_future()
         self._mover: MoverSupervisor | None = None
         self._supervisor: Supervisor | None = None
-        self._is_leaving = False
+        self.is_leaving = False
+        """This host was told to leave: by a signal, or by an operator of the server."""
         self.failure = ""
         """Reason why no worker of this host can be kept alive. Empty: workers run or are restarting."""
 
@@ -136,10 +138,10 @@ class Membership:
 
         A second call ends the membership at once, and so does a call before the host has joined.
         """
-        if self._supervisor is None or self._is_leaving:
+        was_leaving, self.is_leaving = self.is_leaving, True
+        if self._supervisor is None or was_leaving:
             self._quit(reason)
             return
-        self._is_leaving = True
         self._stream.put(HostLeaves(reason))
         asyncio.get_running_loop().call_later(self._config.survival.drain_s, self._quit, reason)
 
@@ -260,6 +262,10 @@ class Membership:
                     self._answer.set_result(message)
             case Dismissed(reason=reason):
                 self._end(reason)
+            case LeaveCluster(reason=reason):
+                if not self.is_leaving:  # a second call of `leave` would not wait
+                    self._tell(f"leaving the cluster: {reason}")
+                    self.leave(reason)
 
     # ---- events of this host's workers
 

@@ -19,6 +19,7 @@ from baton.serve.http.budgets import Budgets
 from baton.serve.http.edge import ClientDisconnected, Edge
 from baton.serve.http.embed import EMBEDDINGS_PATH, Embed
 from baton.serve.http.generate import Generate
+from baton.serve.http.operations import Operations
 from baton.serve.http.pages import Pages
 from baton.serve.http.services import Services
 from baton.serve.http.site import Site
@@ -32,7 +33,7 @@ def build_app(services: Services) -> ASGIApp:
     routes = [Route(kind.PATH, Generate(services, kind), methods=["POST"]) for kind in (CompletionText, ChatText)]
     embed = Route(EMBEDDINGS_PATH, Embed(services), methods=["POST"])
     app = Starlette(
-        routes=[*routes, embed, *Pages(services).routes(), *Site().routes()],
+        routes=[*routes, embed, *Pages(services).routes(), *Operations(services).routes(), *Site().routes()],
         exception_handlers={
             RequestError: partial(_on_request_error, services.recorder),
             HTTPException: _on_wrong_route,

@@ -13,7 +13,6 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from baton.core.errors import RequestError
-from baton.core.types import WorkerId
 from baton.serve.http.edge import check_content_type, read_body
 from baton.serve.http.model_services import ModelServices
 from baton.serve.http.prompts import Prompt, chat_prompt
@@ -26,13 +25,11 @@ from baton.serve.http.wire.responses import (
     Health,
     Model,
     ModelList,
-    RestartResponse,
-    RoleResponse,
     Tokens,
     Version,
 )
 from baton.serve.http.wire.sampling import check_tokens
-from baton.serve.http.wire.schemas import DetokenizeRequest, RestartRequest, RoleRequest, TokenizeRequest
+from baton.serve.http.wire.schemas import DetokenizeRequest, TokenizeRequest
 from baton.serve.live.history import History
 from baton.serve.live.metrics_registry import CONTENT_TYPE
 
@@ -71,18 +68,16 @@ class Pages:
             Route("/cluster", self._cluster),
             Route("/cluster/log", self._log),
             Route("/cluster/events", self._events),
-            Route("/cluster/workers/{worker}/role", self._set_role, methods=["POST"]),
-            Route("/cluster/restart", self._restart, methods=["POST"]),
             Route("/cluster/hosts", self._host_terms, methods=["POST"]),
             Route("/openapi.json", self._document),
             Route("/version", self._show_version),
         ]
 
     async def _models(self, request: Request) -> Response:
-        return _json(ModelList(data=[self._served(model) for model in self._services.models.values()]))
+        return json_response(ModelList(data=[self._served(model) for model in self._services.models.values()]))
 
     async def _model(self, request: Request) -> Response:
-        return _json(self._served(self._services.model(request.path_params["model"])))
+        return json_response(self._served(self._services.model(request.path_params["model"])))
 
     def _served(self, model: ModelServices) -> Model:
         return Model(
@@ -92,17 +87,13 @@ class Pages:
             max_model_len=model.gateway.request_tokens_max,
         )
 
-    def _asked(self, request: Request) -> ModelServices:
-        """Return the model that the query names, as in `?model=NAME`, or else the first. Raises RequestError (404)."""
-        return self._services.model(request.query_params.get("model"))
-
     async def _tokenize(self, request: Request) -> Response:
         raw = await self._body(request)
         body = convert(parse_object(raw), TokenizeRequest)
         model = self._services.model(body.model)
         prompt = await model.run_off_loop(lambda: _tokenized(body, model), size=len(raw))
         most = model.gateway.request_tokens_max
-        return _json(Tokens(tokens=prompt.tokens, count=len(prompt.tokens), max_model_len=most))
+        return json_response(Tokens(tokens=prompt.tokens, count=len(prompt.tokens), max_model_len=most))
 
     async def _detokenize(self, request: Request) -> Response:
         raw = await self._body(request)
@@ -110,7 +101,7 @@ class Pages:
         model = self._services.model(body.model)
         check_tokens(body.tokens, model.gateway.card.vocab_tokens, "tokens")
         text = await model.run_off_loop(lambda: model.tokenizer.decode(body.tokens, skip_special=False), size=len(raw))
-        return _json(Detokenized(text))
+        return json_response(Detokenized(text))
 
     async def _body(self, request: Request) -> bytes:
         return await read_body(request.scope, request.receive, self._services.settings.body_bytes_max)
@@ -118,19 +109,19 @@ class Pages:
     async def _health(self, request: Request) -> Response:
         model = self._services.model(None)
         if model.gateway.state == "ready":
-            return _json(Health(model.gateway.state))
+            return json_response(Health(model.gateway.state))
         body = ErrorBody(ErrorInfo(model.not_ready(), "service_unavailable_error", None, "not_ready"))
-        return _json(body, status=503, headers={"retry-after": f"{RETRY_AFTER_S:.0f}"})
+        return json_response(body, status=503, headers={"retry-after": f"{RETRY_AFTER_S:.0f}"})
 
     async def _metrics(self, request: Request) -> Response:
         return Response(self._services.render_metrics(), headers={"content-type": CONTENT_TYPE})
 
     async def _cluster(self, request: Request) -> Response:
-        return _json(self._asked(request).gateway.cluster())
+        return json_response(asked_model(self._services, request).gateway.cluster())
 
     async def _log(self, request: Request) -> Response:
         """Send the decision log up to the last decision."""
-        log = self._asked(request).gateway.decision_log
+        log = asked_model(self._services, request).gateway.decision_log
         if log is None:
             message = "this server keeps no decision log; start it with --log FILE"
             raise RequestError(message, status=404, code="no_decision_log")
@@ -149,7 +140,7 @@ class Pages:
             message = f"{READERS_MAX} clients read /cluster/events already; close a dashboard"
             raise RequestError(message, status=503, code="too_many_readers")
         headers = {"cache-control": "no-store"}
-        history = self._asked(request).history
+        history = asked_model(self._services, request).history
         if request.method == "HEAD":  # an endless response would occupy its connection forever
             return Response(headers=headers, media_type=EVENTS_TYPE)
         return StreamingResponse(self._event_stream(history), media_type=EVENTS_TYPE, headers=headers)
@@ -162,28 +153,21 @@ class Pages:
         finally:
             self._readers -= 1
 
-    async def _set_role(self, request: Request) -> Response:
-        body = convert(parse_object(await self._body(request)), RoleRequest)
-        worker = request.path_params["worker"]
-        self._asked(request).gateway.set_role(WorkerId(worker), body.role)
-        return _json(RoleResponse(worker, body.role))
-
-    async def _restart(self, request: Request) -> Response:
-        """Begin a rolling restart. `/cluster` shows its progress."""
-        body = convert(parse_object(await self._body(request)), RestartRequest)
-        left = self._asked(request).gateway.restart([WorkerId(worker) for worker in body.workers])
-        return _json(RestartResponse(left))
-
     async def _host_terms(self, request: Request) -> Response:
         """Return the terms for a host to join."""
         check_content_type(dict(request.scope["headers"]))
-        return _json(await self._asked(request).hosts.terms())
+        return json_response(await asked_model(self._services, request).hosts.terms())
 
     async def _document(self, request: Request) -> Response:
         return Response(self._openapi, media_type="application/json")
 
     async def _show_version(self, request: Request) -> Response:
-        return _json(Version(self._version))
+        return json_response(Version(self._version))
+
+
+def asked_model(services: Services, request: Request) -> ModelServices:
+    """Return the model that the query names, as in `?model=NAME`, or else the first. Raises RequestError (404)."""
+    return services.model(request.query_params.get("model"))
 
 
 def _tokenized(body: TokenizeRequest, model: ModelServices) -> Prompt:
@@ -196,7 +180,8 @@ def _tokenized(body: TokenizeRequest, model: ModelServices) -> Prompt:
     raise RequestError("send either prompt or messages", param="prompt")
 
 
-def _json(body: Struct, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def json_response(body: Struct, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """Return a response with a struct as its JSON body."""
     return Response(json.encode(body), status_code=status, headers=headers, media_type="application/json")
 
 

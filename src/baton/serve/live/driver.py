@@ -311,6 +311,7 @@ class Driver:
             message=command.reason,
             reject=command.reject,
             retry_after_s=command.retry_after_s,
+            is_final=live.was_cancelled_by_operator,
         )
         live.close(finish)
         first_s = live.stamps.prefilled_s

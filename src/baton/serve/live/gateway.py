@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from baton.compute.models.card import ModelCard
 from baton.core.errors import RequestError
 from baton.core.leaving import RestartWanted
-from baton.core.types import Request, Role, Slo, WorkerId
+from baton.core.types import Request, RequestId, Role, Slo, WorkerId
 from baton.decide.kv.host_pool import HostPool
 from baton.decide.kv.tier import Tier
 from baton.decide.kv.tiers import Tiers
@@ -32,6 +32,8 @@ class LiveGateway:
         self.state = "loading"
         """`loading`, `ready`, `deserted` (all joined hosts are lost), `stopping`, or `failed: <reason>`."""
         self._driver = driver
+        self.live: Mapping[RequestId, LiveRequest] = driver.live
+        """Requests that have not ended, in the order of their arrival."""
         self.decision_log = driver.log
         """The writer of the decision log. None: there is no log."""
         self._policy_names = policy_names

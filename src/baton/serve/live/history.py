@@ -92,6 +92,8 @@ class Opening(Struct, frozen=True, kw_only=True):
     """Short name or `module:Class` of the policy of each family."""
     sample_s: float
     kept_samples: int
+    has_log: bool
+    """The server keeps a decision log, so that it can explain requests."""
 
 
 class History:
@@ -143,6 +145,7 @@ class History:
                 policy=gateway.cluster().policy,
                 sample_s=SAMPLE_S,
                 kept_samples=KEPT_SAMPLES,
+                has_log=gateway.decision_log is not None,
             )
         )
         sent = 0

@@ -66,6 +66,8 @@ class Hosts:
         self._tell = tell
         self._changed = changed
         self._joined: dict[HostId, JoinedHost] = {}
+        self.members: Mapping[HostId, JoinedHost] = self._joined
+        """The joined hosts."""
         self._arrivals = parts.driver.arrivals
         self._mover_secret = secrets.token_bytes(SECRET_BYTES)
         self._opening = asyncio.Lock()

@@ -33,6 +33,7 @@ from baton.serve.messages.hosting import (
     HostPing,
     HostPong,
     JoinRefused,
+    LeaveCluster,
     MoverDown,
     MoverUp,
     Resize,
@@ -128,6 +129,10 @@ class JoinedHost:
         if isinstance(command, StartWorker):
             self.asked.add(command.worker)
         self.stream.put(Resize(command))
+
+    def ask_to_leave(self, reason: str) -> None:
+        """Ask the agent to leave the cluster in order, and to end."""
+        self.stream.put(LeaveCluster(reason))
 
     def dismiss(self, reason: str) -> None:
         """Close the connection. The agent may ask to join again."""

@@ -53,6 +53,8 @@ class Finish(Struct, frozen=True, kw_only=True):
     """Error message for the client. Empty if the outcome is `finished`."""
     reject: RejectReason | None = None
     retry_after_s: float | None = None
+    is_final: bool = False
+    """An operator cancelled it: the client must not send it again."""
 
 
 class Update(Struct, frozen=True, kw_only=True):
@@ -167,6 +169,8 @@ class LiveRequest:
         self.finish_reason: FinishReason | None = None
         self.stopped = False
         """The client has all the text that it asked for, so that a cancellation counts as `finished`."""
+        self.was_cancelled_by_operator = False
+        """By POST /cluster/cancel: the client must not send it again."""
         self.finish: Finish | None = None
         self._pending: list[OutputToken] = []
         self._is_behind = False

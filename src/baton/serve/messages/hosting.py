@@ -143,6 +143,12 @@ class Dismissed(Struct, frozen=True, tag=True):
     reason: str
 
 
+class LeaveCluster(Struct, frozen=True, tag=True):
+    """An operator wants the host to leave in order. Its agent ends then, and does not ask to join again."""
+
+    reason: str
+
+
 FromAgentMessage = (
     HostHello
     | WorkerStarting
@@ -155,4 +161,4 @@ FromAgentMessage = (
     | HostPong
     | HostLeaves
 )
-ToAgentMessage = Welcome | JoinRefused | ForWorker | ForMover | Resize | HostPing | Dismissed
+ToAgentMessage = Welcome | JoinRefused | ForWorker | ForMover | Resize | HostPing | Dismissed | LeaveCluster

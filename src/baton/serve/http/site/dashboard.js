@@ -1,4 +1,5 @@
 // The dashboard: reads /cluster/events, and shows each sample once it has arrived.
+import {running} from "./actions.js";
 import {$, amount, duration, events, headers, keepKey} from "./common.js";
 import {cache, flow, marks, requests, shares, tiles, workers} from "./panels.js";
 import {lanes, refreshPlots, setWindow, timePlot, view} from "./plots.js";
@@ -50,6 +51,7 @@ function show() {
   $("state").textContent = now.state;
   for (const draw of [tiles, workers, cache, flow, shares, marks, requests]) draw(store);
   refreshPlots();
+  running().catch(() => {});  // the stream tells whether the server answers
 }
 
 async function read() {
@@ -61,7 +63,7 @@ async function read() {
     let due = false;
     for await (const message of events(response)) {
       if (message.kept_samples) {
-        store.clear(); store.kept = message.kept_samples; store.slo = message.slo; $("model").textContent = message.model;
+        store.clear(); store.kept = message.kept_samples; store.slo = message.slo; store.hasLog = message.has_log; $("model").textContent = message.model;
         continue;
       }
       store.add(message);

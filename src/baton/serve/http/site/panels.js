@@ -1,5 +1,6 @@
 // The panels that are no plots over time: tiles, tables, KV bars, flow, shares, events and recent requests.
-import {$, amount, bytes, duration, headers, make, ratio, time} from "./common.js";
+import {explain, post, sureButton} from "./actions.js";
+import {$, amount, bytes, duration, make, ratio, time} from "./common.js";
 
 const ROLES = ["prefill", "decode", "mixed"];
 const MINUTE = 60;
@@ -24,32 +25,36 @@ export function tiles(store) {
 }
 
 async function setRole(worker, select) {
-  const response = await fetch(`/cluster/workers/${encodeURIComponent(worker)}/role`, {method: "POST", headers: headers(), body: JSON.stringify({role: select.value})});
-  if (!response.ok) $("state").textContent = (await response.json()).error.message;
+  await post(`/cluster/workers/${encodeURIComponent(worker)}/role`, {role: select.value});
   select.blur();
 }
 
 export function workers(store) {
   const now = store.samples.at(-1), table = $("workers");
-  if (table.contains(document.activeElement)) return;  // a role is being chosen
+  if (table.contains(document.activeElement)) return;  // a role is being chosen, or a button pressed
   table.replaceChildren(...now.workers.map(worker => {
     const select = make("select", "", ROLES.map(role => { const option = make("option", "", role); option.selected = role === worker.role; return option; }));
     select.setAttribute("aria-label", `Role of ${worker.id}`);
     select.addEventListener("change", () => setRole(worker.id, select));
     const role = make("td", "", [make("span", `role ${worker.role}`), select]);
     const numbers = [worker.running, worker.waiting, amount(worker.steps / now.elapsed_s), ratio(worker.busy_ratio)].map(value => make("td", "n", String(value)));
-    return make("tr", "", [make("td", "", worker.id), role, make("td", "", worker.state), ...numbers]);
+    const restart = sureButton("restart", `Restart ${worker.id}`, () => post("/cluster/restart", {workers: [worker.id]}));
+    return make("tr", "", [make("td", "", worker.id), role, make("td", "", worker.state), ...numbers, make("td", "", [restart])]);
   }));
 }
 
 function part(className, share) { const piece = make("i", className); piece.style.width = `${100 * share}%`; return piece; }
 
+const drain = host => sureButton("drain", `Drain ${host}`, () => post(`/cluster/hosts/${encodeURIComponent(host)}/drain`, {}));
+
 export function cache(store) {
-  $("cache").replaceChildren(...store.samples.at(-1).hosts.flatMap(host => {
+  const hosts = store.samples.at(-1).hosts;
+  if ($("cache").contains(document.activeElement)) return;  // a button is being pressed
+  $("cache").replaceChildren(...hosts.flatMap(host => {
     const total = host.used + host.cached + host.free || 1;
     const size = bytes(total * host.block_bytes);
     const rows = [
-      make("div", "", `${host.id}, ${size}`),
+      make("div", "host", [`${host.id}, ${size}`, ...(hosts.length > 1 ? [drain(host.id)] : [])]),
       make("div", "bar", [part("used", host.used / total), part("cached", host.cached / total)]),
       make("div", "muted key", [make("i", "used"), `${host.used} used`, make("i", "cached"), `${host.cached} cached`, `, ${host.free} free`]),
     ];
@@ -115,7 +120,7 @@ export function requests(store) {
   const longest = Math.max(1e-3, ...store.requests.map(request => request.timings.e2e_s ?? 0));
   for (const id of rowOf.keys()) if (!store.requests.some(request => request.id === id)) rowOf.delete(id);
   $("requests").replaceChildren(...[...store.requests].reverse().map(request => {
-    if (!rowOf.has(request.id)) rowOf.set(request.id, requestRow(request));
+    if (!rowOf.has(request.id)) rowOf.set(request.id, requestRow(request, store));
     const row = rowOf.get(request.id);
     row.querySelector(".bar").style.width = `${100 * Math.max(0.01, (request.timings.e2e_s ?? 0) / longest)}%`;
     return row;
@@ -123,7 +128,7 @@ export function requests(store) {
   if (!store.requests.length) $("requests").replaceChildren(make("p", "muted", "No request has ended yet. Ask something on the chat page."));
 }
 
-function requestRow(request) {
+function requestRow(request, store) {
   const times = request.timings, whole = times.e2e_s || 1;
   const queue = times.queue_s ?? 0, prefill = times.prefill_s ?? 0, handoff = times.handoff_s ?? 0;
   const pieces = [["queue", queue], ["prefill-time", prefill], ["handoff", handoff], ["decode-time", Math.max(0, whole - queue - prefill - handoff)]];
@@ -132,6 +137,9 @@ function requestRow(request) {
     make("summary", "", [make("span", "", time(request.unix_s)), make("div", "", [bar]), make("span", request.outcome === "finished" ? "" : "error", request.outcome === "finished" ? duration(times.e2e_s) : request.outcome)]),
     details(request),
   ]);
+  const why = make("div", "why");
+  row.append(why);
+  row.addEventListener("toggle", () => { if (row.open && !why.childElementCount) explain(request.id, why, store.hasLog); });
   row.dataset.id = request.id;
   return row;
 }

@@ -3,7 +3,7 @@
 export class Store {
   constructor() { this.clear(); }
 
-  clear() { this.samples = []; this.times = []; this.marks = []; this.requests = []; this.kept = 900; this.slo = null; }
+  clear() { this.samples = []; this.times = []; this.marks = []; this.requests = []; this.kept = 900; this.slo = null; this.hasLog = false; }
 
   add(sample) {
     this.samples.push(sample); this.times.push(sample.unix_s);

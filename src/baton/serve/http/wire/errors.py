@@ -65,6 +65,9 @@ def finish_error(finish: Finish) -> ClusterError:
         code = _REJECT_CODE.get(finish.reject, finish.reject)
         wait_s = None if status == 400 else (finish.retry_after_s or RETRY_AFTER_S)
         return ClusterError(finish.message, status=status, code=code, retry_after_s=wait_s)
+    if finish.outcome == "cancelled" and finish.is_final:
+        message = "an operator of the server cancelled the request (POST /cluster/cancel)"
+        return ClusterError(message, status=410, code="cancelled_by_operator")
     if finish.outcome == "cancelled":
         message = finish.message or "the server cancelled the request; send it again"
         return ClusterError(message, status=503, code="cancelled", retry_after_s=RETRY_AFTER_S)

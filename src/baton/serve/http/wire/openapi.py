@@ -10,6 +10,7 @@ from baton.compute.models.card import ModelCard
 from baton.serve.http.wire import responses, schemas
 from baton.serve.http.wire.errors import ErrorBody
 from baton.serve.http.wire.schemas import EMBEDDING_INPUTS_MAX
+from baton.serve.live.running import RunningRequests
 from baton.serve.live.status import ClusterStatus
 
 Json = dict[str, Any]
@@ -18,8 +19,10 @@ _ERRORS = {
     400: "The request is wrong; `param` names the field.",
     401: "The API key is missing or unknown.",
     403: "The key lacks the scope of this route, or the Host or the Origin is not allowed.",
-    404: "There is no such model, worker, log or path.",
+    404: "There is no such model, worker, host, request, log or path.",
     405: "This path does not take this method.",
+    409: "The server's own host cannot be drained.",
+    410: "An operator of the server cancelled the request; do not send it again.",
     413: "The body is too large.",
     415: "The body is not JSON.",
     429: "This client has used its share; come again after `Retry-After` seconds.",
@@ -36,6 +39,8 @@ _SCHEMAS = (
     schemas.EmbeddingRequest,
     schemas.TokenizeRequest,
     schemas.DetokenizeRequest,
+    schemas.CancelRequest,
+    schemas.DrainRequest,
     schemas.RestartRequest,
     schemas.RoleRequest,
     responses.Completion,
@@ -46,9 +51,12 @@ _SCHEMAS = (
     responses.Detokenized,
     responses.Health,
     responses.Version,
+    responses.CancelResponse,
+    responses.DrainResponse,
     responses.RestartResponse,
     responses.RoleResponse,
     ClusterStatus,
+    RunningRequests,
     ErrorBody,
 )
 
@@ -97,6 +105,16 @@ def _paths() -> Json:
             "post": _post("Change a worker's role", "RoleRequest", "RoleResponse")
             | {"parameters": _path_parameter("worker")}
         },
+        "/cluster/hosts/{host}/drain": {
+            "post": _post("Ask a joined host to leave", "DrainRequest", "DrainResponse", (*_POSTING, 409))
+            | {"parameters": _path_parameter("host")}
+        },
+        "/cluster/requests": {"get": _get("List the oldest requests that have not ended", "RunningRequests")},
+        "/cluster/cancel": {"post": _post("Cancel a running request", "CancelRequest", "CancelResponse")},
+        "/cluster/explain/{request}": {
+            "get": _get_any("Explain the decisions about a request", (*_FINDING, 503))
+            | {"parameters": _path_parameter("request")}
+        },
         "/cluster/events": {"get": _get_events("Follow the figures of the dashboard, one event a second")},
         "/ui": {"get": _get_text("Open the dashboard", "text/html")},
         "/chat": {"get": _get_text("Open the chat page", "text/html")},
@@ -106,7 +124,7 @@ def _paths() -> Json:
 
 
 def _generating(summary: str, request: str, response: str) -> Json:
-    operation = _post(summary, request, response)
+    operation = _post(summary, request, response, (*_POSTING, 410))
     operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": _event()}
     return operation
 
@@ -129,8 +147,8 @@ def _get_events(summary: str) -> Json:
     return {"summary": summary, "responses": _responses({"text/event-stream": {"schema": _event()}}, (*_READING, 503))}
 
 
-def _get_any(summary: str) -> Json:
-    return {"summary": summary, "responses": _responses({"application/json": {"schema": {"type": "object"}}}, _READING)}
+def _get_any(summary: str, errors: tuple[int, ...] = _READING) -> Json:
+    return {"summary": summary, "responses": _responses({"application/json": {"schema": {"type": "object"}}}, errors)}
 
 
 def _content(name: str) -> Json:

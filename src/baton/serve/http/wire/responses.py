@@ -163,3 +163,13 @@ class RoleResponse(Struct, frozen=True):
 class RestartResponse(Struct, frozen=True):
     restarting: tuple[str, ...]
     """Workers that are still to be restarted, in this order."""
+
+
+class CancelResponse(Struct, frozen=True):
+    cancelled: tuple[str, ...]
+    """The requests, one for each choice."""
+
+
+class DrainResponse(Struct, frozen=True):
+    draining: str
+    """The host, which leaves once its requests and prefixes are elsewhere."""

@@ -268,6 +268,15 @@ class RestartRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     workers: tuple[str, ...] = ()
 
 
+class CancelRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    id: str
+    """Of the request, or the client's X-Request-Id."""
+
+
+class DrainRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Has no field."""
+
+
 class RoleRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     role: Role
 
