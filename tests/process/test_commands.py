@@ -23,6 +23,13 @@ from tests.serving import RunningServer
         (("--port", "70000", "--threads", "-3"), ("http.port is 70000", "threads is -3")),
         (("--dtype", "int3"), ("int3", "float32")),
         (("--prot", "3", "--frobnicate"), ("did you mean --port?", "--frobnicate; see `baton serve --help`")),
+        (
+            ("--gpu-memory-utilization=0.9", "-ngl", "99", "--enable-prefix-caching"),
+            ("--kv-blocks N", "--device cuda", "--enable-prefix-caching; leave it out: Baton always does so"),
+        ),
+        (("--max-model-len", "32q"), ("'32q' is no number of tokens", "4k")),
+        (("--model", "other"), ("MODEL is hash and --model is other",)),
+        (("--max-num-seqs", "0", "--block-size", "-1"), ("batch.requests_max is 0", "kv.block_tokens is -1")),
         (("--context-tokens", "999999"), ("999999", "4096")),
         (("--config", "no-such-file.toml"), ("no-such-file.toml",)),
     ],

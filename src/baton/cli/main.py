@@ -11,6 +11,7 @@ import sys
 from collections.abc import Collection, Sequence
 from importlib import import_module, metadata
 
+from baton.cli.foreign_flags import nearest_setting
 from baton.core.errors import BatonError, ConfigError
 
 EXIT_USAGE = 2
@@ -85,6 +86,9 @@ def _output_is_closed() -> bool:
 
 def _unknown(command: str, word: str) -> str:
     """Return an error message for an unknown argument `word`. It names the most similar flag, if there is one."""
+    setting = nearest_setting(word.partition("=")[0]) if command == "serve" else ""
+    if setting:
+        return f"baton serve does not take {word}; {setting}"
     commands = argparse.ArgumentParser(prog="baton").add_subparsers()
     import_module(f"baton.cli.{command}").add_parser(commands, COMMANDS[command])
     flags = re.findall(r"--[a-z][\w-]*", commands.choices[command].format_help())

@@ -12,7 +12,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from baton.cli.foreign_flags import DTYPES, tokens
 from baton.cli.key_flags import ADMIN_KEY, API_KEY, ENGINE_KEY, JOIN_KEY, empty_variables, key_lines, take_variable
+from baton.cli.output import warn
 from baton.core.config import Config, TierConfig, Topology, load
 from baton.core.engine_config import engine_of
 from baton.core.errors import ConfigError
@@ -39,6 +41,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
         metavar="MODEL",
         help="a folder with safetensors, a .gguf file, a hub name, or smollm2-135m (default) or hash (no weights)",
     )
+    parser.add_argument("--model", dest="model_flag", metavar="MODEL", help="the same as MODEL, as vLLM spells it")
     parser.add_argument(
         "--prefill", type=int, metavar="N", help="prefill workers; a role that is not given has none (default: 1)"
     )
@@ -56,36 +59,74 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
     parser.add_argument("--engine-key-file", type=Path, metavar="FILE", help=f"their key (default: {ENGINE_KEY})")
     parser.add_argument("--host", metavar="H", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, metavar="P", help="port to listen on; 0 takes a free one (default: 8000)")
+    _add_computing(parser)
+    _add_sizes(parser)
+    parser.add_argument(
+        "--served-name",
+        "--served-model-name",
+        metavar="NAME",
+        help="name of the model for clients (default: its own name)",
+    )
+    parser.add_argument("--queue-s", type=float, metavar="S", help="reject requests that wait longer (default: 10)")
+    parser.add_argument("--log", metavar="FILE", help="write every decision to FILE, for `baton replay`")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file; see docs/config.md")
+    add_access(parser)
+
+
+def _add_computing(parser: argparse.ArgumentParser) -> None:
+    """Add the flags for the device, the precision and the parallelism of the workers."""
     parser.add_argument("--device", metavar="D", help="auto, cpu, cuda or cuda:N (default: a GPU if there is one)")
     parser.add_argument(
         "--load-format", choices=("auto", "dummy"), help="dummy: random weights for a folder with only config.json"
     )
-    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), help="precision of computation")
+    parser.add_argument(
+        "--dtype", choices=("auto", "float32", "bfloat16", *DTYPES), help="precision; half, float16: bfloat16 is taken"
+    )
     parser.add_argument(
         "--weights", choices=("dense", "stored", "int8"), help="form of the weights in memory (default: dense)"
     )
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of each worker (default: cores / workers)")
+    add_parallel(parser)
+
+
+def _add_sizes(parser: argparse.ArgumentParser) -> None:
+    """Add the flags for the KV cache and the limits of requests and steps."""
     parser.add_argument(
         "--kv-dtype",
         choices=("auto", "float32", "bfloat16", "int8", "fp8"),
         help="precision of the KV cache (default: as --dtype)",
     )
     parser.add_argument("--kv-blocks", type=int, metavar="N", help="KV blocks of the host (default: 2 GiB)")
-    parser.add_argument("--block-tokens", type=int, metavar="N", help="tokens in a KV block (default: 16)")
+    parser.add_argument(
+        "--block-tokens", "--block-size", type=int, metavar="N", help="tokens in a KV block (default: 16)"
+    )
     parser.add_argument(
         "--tier",
         action="append",
         metavar="URL",
         help="keep KV below the arena, such as in file:///var/cache/kv?bytes=100e9 (repeatable, the fastest first)",
     )
-    parser.add_argument("--context-tokens", type=int, metavar="N", help="maximum tokens of a request (default: all)")
-    parser.add_argument("--step-tokens", type=int, metavar="N", help="maximum tokens of a step (default: 512)")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads of each worker (default: cores / workers)")
-    add_parallel(parser)
-    parser.add_argument("--served-name", metavar="NAME", help="name of the model for clients (default: its own name)")
-    parser.add_argument("--queue-s", type=float, metavar="S", help="reject requests that wait longer (default: 10)")
-    parser.add_argument("--log", metavar="FILE", help="write every decision to FILE, for `baton replay`")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file; see docs/config.md")
-    add_access(parser)
+    parser.add_argument(
+        "--context-tokens",
+        "--max-model-len",
+        type=tokens,
+        metavar="N",
+        help="maximum tokens of a request (default: all)",
+    )
+    parser.add_argument(
+        "--step-tokens",
+        "--max-num-batched-tokens",
+        type=tokens,
+        metavar="N",
+        help="maximum tokens of a step (default: 512)",
+    )
+    parser.add_argument(
+        "--batch-requests",
+        "--max-num-seqs",
+        type=int,
+        metavar="N",
+        help="requests that a worker runs at once (default: 64)",
+    )
 
 
 def add_access(parser: argparse.ArgumentParser) -> None:
@@ -116,9 +157,19 @@ def add_access(parser: argparse.ArgumentParser) -> None:
 def add_parallel(parser: argparse.ArgumentParser, *, default: str = "1") -> None:
     """Add the flags for tensor and pipeline parallelism."""
     parser.add_argument(
-        "--tp", type=int, metavar="N", help=f"tensor-parallel ranks of each worker (default: {default})"
+        "--tp",
+        "--tensor-parallel-size",
+        type=int,
+        metavar="N",
+        help=f"tensor-parallel ranks of each worker (default: {default})",
     )
-    parser.add_argument("--pp", type=int, metavar="N", help=f"pipeline stages of each worker (default: {default})")
+    parser.add_argument(
+        "--pp",
+        "--pipeline-parallel-size",
+        type=int,
+        metavar="N",
+        help=f"pipeline stages of each worker (default: {default})",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -151,10 +202,8 @@ def configuration(args: argparse.Namespace) -> Config:
     top = {
         name: vars(args)[name]
         for name in (
-            "model",
             "load_format",
             "device",
-            "dtype",
             "weights",
             "threads",
             "served_name",
@@ -166,13 +215,15 @@ def configuration(args: argparse.Namespace) -> Config:
         config,
         {
             **top,
+            "model": _model(args),
+            "dtype": _dtype(args.dtype),
             "topology": topology,
             "hosts": hosts,
             "engines": _with(config.engines, _engines(args)),
             "parallel": _with(config.parallel, {"tensor": args.tp, "pipeline": args.pp}),
             "kv": _with(config.kv, kv),
             "tiers": tuple(TierConfig(url=url) for url in args.tier) if args.tier else None,
-            "batch": _with(config.batch, {"step_tokens_max": args.step_tokens}),
+            "batch": _with(config.batch, {"step_tokens_max": args.step_tokens, "requests_max": args.batch_requests}),
             "http": _with(config.http, _http(args)),
             "limits": _with(config.limits, {"queue_s": args.queue_s}),
         },
@@ -185,6 +236,22 @@ def configuration(args: argparse.Namespace) -> Config:
     if problems:
         raise ConfigError("\n".join(problems))
     return config
+
+
+def _model(args: argparse.Namespace) -> str | None:
+    """Return the model of MODEL or --model. None: not given."""
+    if args.model and args.model_flag and args.model != args.model_flag:
+        raise ConfigError(f"MODEL is {args.model} and --model is {args.model_flag}: give one of them")
+    return args.model or args.model_flag
+
+
+def _dtype(asked: str | None) -> str | None:
+    """Return the precision. Says if it is another one than that which was asked for."""
+    if asked not in DTYPES:
+        return asked
+    if DTYPES[asked] == "bfloat16":
+        warn([f"--dtype {asked}: Baton does not compute in float16; bfloat16, of the same size, is taken"])
+    return DTYPES[asked]
 
 
 def _http(args: argparse.Namespace) -> dict[str, Any]:

@@ -1,0 +1,61 @@
+"""`baton serve` understands a command line of vLLM, or says what it has instead."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+import pytest
+
+from baton.cli.foreign_flags import _NEAREST, nearest_setting, tokens
+from baton.cli.main import build_parser
+from baton.cli.serve import configuration
+from baton.core.config import Config
+
+
+def configured(*arguments: str) -> Config:
+    return configuration(build_parser(["serve"]).parse_args(["serve", *arguments]))
+
+
+def test_a_command_line_of_vllm_means_the_same() -> None:
+    theirs = configured(
+        "--model=hash", "--served-model-name=chat", "--max-model-len=2k", "--max-num-seqs=8",
+        "--max-num-batched-tokens=1K", "--block-size=32", "--dtype=float", "--tensor-parallel-size=2",
+        "--pipeline-parallel-size=1", "--mixed=1",
+    )  # fmt: skip
+    ours = configured(
+        "hash", "--served-name=chat", "--context-tokens=2000", "--batch-requests=8", "--step-tokens=1024",
+        "--block-tokens=32", "--dtype=float32", "--tp=2", "--pp=1", "--mixed=1",
+    )  # fmt: skip
+    assert theirs == ours
+    assert (ours.context_tokens, ours.batch.requests_max, ours.served_name) == (2000, 8, "chat")
+
+
+@pytest.mark.parametrize("dtype", ["half", "float16"])
+def test_float16_becomes_bfloat16_and_says_so(dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert configured("hash", "--dtype", dtype).dtype == "bfloat16"
+    assert f"--dtype {dtype}: Baton does not compute in float16" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("4096", 4096), ("4k", 4000), ("4K", 4096), ("1.5m", 1_500_000), ("auto", 0), ("-1", 0)]
+)
+def test_tokens_are_counted_as_vllm_counts_them(text: str, count: int) -> None:
+    assert tokens(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "4kk", "-2", "k", "1e3"])
+def test_other_texts_are_no_number_of_tokens(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="give one such as"):
+        tokens(text)
+
+
+def test_every_flag_that_is_named_instead_exists() -> None:
+    """And no flag that `baton serve` has is answered with another one."""
+    parser = build_parser(["serve"])
+    subparsers = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    known = set(subparsers.choices["serve"]._option_string_actions)
+    named = {flag for flag in _NEAREST for flag in re.findall(r"--[a-z][\w-]*", nearest_setting(flag))}
+    assert named - known <= {"--join"}  # of `baton host`
+    assert not known & set(_NEAREST)
+    assert nearest_setting("--unheard-of") == ""
