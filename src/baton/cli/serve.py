@@ -53,6 +53,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
         metavar="N",
         help="wait for N hosts to join; without a role, this machine then has no workers",
     )
+    parser.add_argument("--hosts-port", type=int, metavar="P", help="port for joining hosts (default: any)")
     parser.add_argument(
         "--engine-url", action="append", metavar="[ROLE=]URL", help="a vLLM server as a worker (repeatable)"
     )
@@ -191,7 +192,7 @@ def configuration(args: argparse.Namespace) -> Config:
     """Return the configuration of the file, overridden by the flags. Raises ConfigError with every problem."""
     config = _read(args.config) if args.config is not None else Config()
     topology = config.topology
-    hosts = config.hosts if args.hosts is None else msgspec.structs.replace(config.hosts, expected=args.hosts)
+    hosts = _with(config.hosts, {"expected": args.hosts, "port": args.hosts_port})
     if any(count is not None for count in (args.prefill, args.decode, args.mixed)):
         topology = Topology(prefill=args.prefill or 0, decode=args.decode or 0, mixed=args.mixed or 0)
         if topology == Topology() and not hosts.expected:

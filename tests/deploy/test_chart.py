@@ -1,0 +1,224 @@
+"""The Helm chart: its objects are valid, and every flag, port, route, key and metric that it names exists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.cli import key_flags, serve
+from baton.cli.main import build_parser
+from baton.core.config import Config
+from baton.core.types import ROLES
+from baton.decide.metrics import catalog
+from baton.serve.http.edge import OPEN_PATHS
+from tests.deploy.cluster_tools import CHART, ClusterTools
+
+EVERYTHING = (
+    "tls.secret=baton-tls", "serviceMonitor.enabled=true", "worker.autoscaling.enabled=true", "model.claim=models",
+    "model.tokenSecret=hub", "keys.file=keys.json", "image.pullSecrets={registry}", "groups.long.role=mixed",
+    "server.allowedHosts={llm.example.com}", "server.args={--queue-s=30}", "groups.long.args={--device=cuda,--tp=2}",
+    r"groups.long.resources.limits.nvidia\.com/gpu=2", "groups.long.nodeSelector.gpu=h100",
+)  # fmt: skip
+ALONE = ("groups.prefill=null", "groups.decode=null", "server.workers.mixed=1")
+VARIANTS = {"default": (), "everything": EVERYTHING, "alone": ALONE, "open": ("networkPolicy.enabled=false",)}
+NOT_OF_KUBERNETES = {"ServiceMonitor"}
+Objects = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def objects(request: pytest.FixtureRequest, tools: ClusterTools) -> Objects:
+    """The chart's objects with the values of one variant."""
+    return tools.template(*VARIANTS[request.param])
+
+
+def of_kind(objects: Objects, *kinds: str) -> Objects:
+    return [each for each in objects if each["kind"] in kinds]
+
+
+def pods(objects: Objects) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Yield the name, the pod and the container of each Deployment."""
+    for each in of_kind(objects, "Deployment"):
+        pod = each["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        yield each["metadata"]["name"], pod, container
+
+
+def command_line(container: dict[str, Any]) -> list[str]:
+    """Return the arguments of `baton` as the kubelet expands them."""
+    program, *words = [*container["command"], *container["args"]]
+    assert program == "baton"
+    for name, value in (("POD_IP", "10.0.0.7"), ("POD_NAMESPACE", "llm")):
+        known = any(each["name"] == name for each in container["env"])
+        words = [word.replace(f"$({name})", value) if known else word for word in words]
+    return words
+
+
+def configuration(objects: Objects, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """Return the configuration that the server's container starts with. Fails as the server would."""
+    monkeypatch.setenv(key_flags.API_KEY, "from-the-secret")
+    (server,) = (container for _name, _pod, container in pods(objects) if container["command"][1] == "serve")
+    (config,) = of_kind(objects, "ConfigMap")
+    for name, text in config["data"].items():
+        (folder / name).write_text(text)
+    words = [word.replace("/etc/baton/config", str(folder)) for word in command_line(server)]
+    files = ("--tls-cert", "--tls-key", "--keys")  # their contents are those of secrets
+    return serve.configuration(build_parser().parse_args([word for word in words if not word.startswith(files)]))
+
+
+def test_helm_lint_finds_nothing(tools: ClusterTools) -> None:
+    done = tools.helm("lint", "--strict", str(CHART))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 chart(s) failed" in done.stdout
+
+
+def test_every_object_follows_the_schema_of_kubernetes(objects: Objects, tools: ClusterTools) -> None:
+    wrong = [text for each in objects if each["kind"] not in NOT_OF_KUBERNETES for text in tools.problems(each)]
+    assert wrong == []
+
+
+def test_an_unknown_field_is_found(tools: ClusterTools) -> None:
+    (service, _hosts) = of_kind(tools.template(), "Service")
+    assert tools.problems({**service, "spec": {**service["spec"], "portz": []}}) != []
+
+
+def test_baton_takes_every_command_line(objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unknown flags, and a configuration that the server refuses, fail here."""
+    config = configuration(objects, tmp_path, monkeypatch)
+    hosts = [container for _name, _pod, container in pods(objects) if container["command"][1] == "host"]
+    replicas = sum(each["spec"].get("replicas", 1) for each in of_kind(objects, "Deployment")) - 1
+    assert config.hosts.expected == replicas
+    assert config.http.host == "0.0.0.0"
+    services = {each["metadata"]["name"] for each in of_kind(objects, "Service")}
+    assert services | {"baton.llm", "baton.llm.svc"} <= {*config.http.allowed_hosts, "baton-hosts"}
+    for container in hosts:
+        args = build_parser().parse_args(command_line(container))
+        scheme, _, address = args.join.partition("://")
+        assert address == "baton-hosts:8000"
+        assert address.partition(":")[0] in config.http.allowed_hosts
+        assert scheme == ("https" if any(each["name"] == "SSL_CERT_FILE" for each in container["env"]) else "http")
+        assert args.listen == "[10.0.0.7]:8002"
+        assert sum(getattr(args, role) or 0 for role in ROLES) == 1
+
+
+def test_ports_are_those_that_baton_listens_on(
+    objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configuration(objects, tmp_path, monkeypatch)
+    for _name, _pod, container in pods(objects):
+        ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+        if container["command"][1] == "serve":
+            joining = {"hosts": config.hosts.port} if config.hosts.expected else {}
+            assert ports == {"http": config.http.port, **joining}
+        else:
+            args = build_parser().parse_args(command_line(container))
+            assert ports == {"kv": int(args.listen.rpartition(":")[2])}
+    named = {port["name"] for _name, _pod, container in pods(objects) for port in container["ports"]}
+    wanted = {port["targetPort"] for each in of_kind(objects, "Service") for port in each["spec"]["ports"]}
+    for policy in of_kind(objects, "NetworkPolicy"):
+        wanted |= {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]}
+    assert wanted <= named
+
+
+def test_probes_ask_ports_and_open_routes(objects: Objects) -> None:
+    """The kubelet sends no key. tests/deploy/test_rehearsal.py sends the requests to a server."""
+    for _name, _pod, container in pods(objects):
+        probes = [container[name] for name in ("startupProbe", "livenessProbe", "readinessProbe") if name in container]
+        paths = {probe["httpGet"]["path"] for probe in probes if "httpGet" in probe}
+        assert paths == ({"/ui", "/ready"} if container["command"][1] == "serve" else set())
+        assert paths <= OPEN_PATHS
+        names = {port["name"] for port in container["ports"]}
+        assert {probe[kind]["port"] for probe in probes for kind in ("httpGet", "tcpSocket") if kind in probe} <= names
+
+
+def test_autoscalers_ask_for_metrics_and_labels_that_exist(tools: ClusterTools) -> None:
+    objects = tools.template(*EVERYTHING)
+    known = {metric.name: {label.name for label in metric.labels} for metric in catalog.METRICS}
+    deployments = {each["metadata"]["name"]: each for each in of_kind(objects, "Deployment")}
+    scalers = of_kind(objects, "HorizontalPodAutoscaler")
+    assert {each["spec"]["scaleTargetRef"]["name"] for each in scalers} == deployments.keys() - {"baton"}
+    for scaler in scalers:
+        (metric,) = (each["external"]["metric"] for each in scaler["spec"]["metrics"])
+        labels = metric["selector"]["matchLabels"]
+        assert labels.keys() - {"service"} <= known[metric["name"]], "Prometheus adds the label service"
+        assert labels["service"] == "baton"
+        target = deployments[scaler["spec"]["scaleTargetRef"]["name"]]["spec"]
+        assert labels["role"] == target["template"]["metadata"]["labels"]["baton.dev/role"]
+        assert "replicas" not in target, "an upgrade would undo the autoscaler's choice"
+
+
+def test_pods_have_time_to_drain(objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drain_s = configuration(objects, tmp_path, monkeypatch).survival.drain_s
+    for _name, pod, container in pods(objects):
+        _sleep, pause_s = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ("", "0"))
+        assert pod["terminationGracePeriodSeconds"] >= float(pause_s) + drain_s + 15
+
+
+def test_pods_run_without_privileges(objects: Objects) -> None:
+    for _name, pod, container in pods(objects):
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert not pod["automountServiceAccountToken"]
+        rights = container["securityContext"]
+        assert (rights["allowPrivilegeEscalation"], rights["readOnlyRootFilesystem"]) == (False, True)
+        assert rights["capabilities"] == {"drop": ["ALL"]}
+        shared = next(each for each in pod["volumes"] if each["name"] == "shared-memory")
+        assert shared["emptyDir"]["medium"] == "Memory"
+        mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+        assert mounts.keys() == {each["name"] for each in pod["volumes"]}
+        assert mounts["shared-memory"] == "/dev/shm"
+        assert not any("key" in word.lower() and "=/etc/" not in word for word in container["args"]), "seen by ps"
+
+
+def test_variables_are_those_that_baton_reads(objects: Objects) -> None:
+    known = {key_flags.API_KEY, key_flags.ADMIN_KEY, key_flags.JOIN_KEY, key_flags.ENGINE_KEY}
+    for _name, _pod, container in pods(objects):
+        named = {each["name"] for each in container["env"] if each["name"].startswith("BATON_")}
+        assert named == (known if container["command"][1] == "serve" else {key_flags.JOIN_KEY})
+
+
+def test_selectors_find_their_pods(objects: Objects) -> None:
+    """A label that no pod has would leave a Service without endpoints, and a policy without effect."""
+    labels = [each["spec"]["template"]["metadata"]["labels"].items() for each in of_kind(objects, "Deployment")]
+    found = []
+    for each in objects:
+        spec = each.get("spec", {})
+        if each["kind"] == "Service":
+            found.append(spec["selector"])
+        elif each["kind"] in ("Deployment", "PodDisruptionBudget"):
+            found.append(spec["selector"]["matchLabels"])
+        elif each["kind"] == "NetworkPolicy":
+            found += [spec["podSelector"]["matchLabels"]]
+            found += [peer["podSelector"]["matchLabels"] for rule in spec["ingress"] for peer in rule.get("from", ())]
+    assert found
+    assert all(any(selector.items() <= pod for pod in labels) for selector in found), found
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (("groups.prefill.replica=2",), "additional properties 'replica' not allowed"),
+        (("groups.prefill.role=router",), "value must be one of"),
+        (("serviceMonitor.enable=true",), "additional properties 'enable' not allowed"),
+        (("keys.secret=",), "minLength"),
+        (("groups.prefill.replicas=0", "groups.decode.replicas=0"), "there is no worker"),
+        (("server.workers.mixed=1",), "server.workers and groups both have workers"),
+    ],
+)
+def test_wrong_values_are_refused_with_the_reason(tools: ClusterTools, values: tuple[str, ...], message: str) -> None:
+    done = tools.refused(*values)
+    assert done.returncode != 0
+    assert message in done.stderr
+
+
+def test_the_servers_of_another_engine_need_no_group(
+    tools: ClusterTools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text(
+        'config: |\n  [[engines.servers]]\n  url = "http://vllm:8000"\ngroups: {prefill: null, decode: null}\n'
+    )
+    objects = tools.template(values=values)
+    assert len(of_kind(objects, "Deployment")) == 1
+    assert [each.url for each in configuration(objects, tmp_path, monkeypatch).engines.servers] == ["http://vllm:8000"]

@@ -1,0 +1,72 @@
+"""The kustomize base and its components give the objects of the Helm chart."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.deploy.cluster_tools import ROOT, ClusterTools
+
+KUSTOMIZE = ROOT / "deploy" / "kubernetes"
+OF_HELM = ("helm.sh/chart", "app.kubernetes.io/managed-by", "app.kubernetes.io/version")
+CHECKSUM = "checksum/config"
+HASHED = re.compile(r"baton-config-[0-9a-z]{10}\b")
+COMPONENTS = {
+    "autoscaling": ("worker.autoscaling.enabled=true",),
+    "gpu": ("worker.args={--device=cuda}", r"worker.resources.limits.nvidia\.com/gpu=1"),
+    "models": ("model.claim=baton-models",),
+    "monitoring": ("serviceMonitor.enabled=true",),
+    "tls": ("tls.secret=baton-tls",),
+}
+ALL = tuple(sorted(COMPONENTS))
+
+
+def comparable(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the objects by kind and name, without what each of both tools adds."""
+    found = json.loads(HASHED.sub("baton-config", json.dumps(objects)))
+    for each in found:
+        metadata = each["metadata"]
+        metadata.pop("namespace", None)
+        for label in OF_HELM:
+            metadata["labels"].pop(label, None)
+        template = each.get("spec", {}).get("template", {}).get("metadata", {})
+        template.get("annotations", {}).pop(CHECKSUM, None)
+        if template.get("annotations") == {}:
+            del template["annotations"]
+        if each["kind"] == "ConfigMap":
+            each["data"] = {name: text.strip() for name, text in each["data"].items()}
+    return {f"{each['kind']} {each['metadata']['name']}": each for each in found}
+
+
+def overlay(folder: Path, *components: str) -> Path:
+    """Write an overlay of the base with these components, and return its folder."""
+    base = os.path.relpath(KUSTOMIZE, folder)  # kustomize refuses absolute paths
+    lines = [f"resources: [{base}/base]", "components:"]
+    lines += [f"  - {base}/components/{name}" for name in components]
+    (folder / "kustomization.yaml").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_the_base_is_the_chart_with_its_defaults(tools: ClusterTools) -> None:
+    assert comparable(tools.kustomize(KUSTOMIZE / "base")) == comparable(tools.template())
+
+
+def test_each_component_is_compared() -> None:
+    assert tuple(sorted(each.name for each in (KUSTOMIZE / "components").iterdir())) == ALL
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_component_is_the_chart_with_its_values(tools: ClusterTools, tmp_path: Path, name: str) -> None:
+    found = tools.kustomize(overlay(tmp_path, name))
+    assert comparable(found) == comparable(tools.template(*COMPONENTS[name]))
+
+
+def test_all_components_go_together(tools: ClusterTools, tmp_path: Path) -> None:
+    found = tools.kustomize(overlay(tmp_path, *ALL))
+    wrong = [text for each in found if each["kind"] != "ServiceMonitor" for text in tools.problems(each)]
+    assert wrong == []
