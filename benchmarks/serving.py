@@ -1,8 +1,10 @@
 """The figures of the whole server on the embedded model: latency over load, handoff, start, and what the server adds.
 
-python benchmarks/serving.py [--quick]
+python benchmarks/serving.py [--quick]                                         serving.json
+python benchmarks/serving.py --against SRC [--rounds N] [--quick]              serving-against.json
 
-Each figure is a median; what is compared with each other is measured interleaved in this one run.
+Each figure is a median; what is compared with each other is measured interleaved in this one run. With `--against`,
+the `src` folder of another version of this repository serves the same loads by turns with this one.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.serving import RunningServer, serving
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 128, 64
+SRC = Path(__file__).resolve().parents[1] / "src"
 
 
 def bench(server: RunningServer, *arguments: str) -> dict[str, Any]:
@@ -205,11 +208,40 @@ def start_up(runs: int) -> dict[str, float]:
     return record.spread(times)
 
 
+def against(src: Path, rounds: int, requests: int) -> dict[str, Any]:
+    """Put both versions under the same loads by turns; figures are medians over the rounds."""
+    versions = {"this": SRC, "against": src.resolve()}
+    topologies = {"1 prefill + 1 decode": (), "1 mixed": ("--mixed", "1")}
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for _ in range(rounds):
+        for topology, arguments in topologies.items():
+            for version, path in versions.items():
+                with serving("--dtype", "float32", *arguments, environment={"PYTHONPATH": str(path)}) as server:
+                    found.setdefault((topology, version), []).append(load_curve(server, requests=requests))
+    rows: dict[str, Any] = {}
+    for (topology, version), curves in found.items():
+        for load in curves[0]:
+            figures = {
+                "output_tokens_per_s": [curve[load]["output_tokens_per_s"] for curve in curves],
+                "ttft_p50_s": [curve[load]["ttft_s"]["p50"] for curve in curves],
+                "tpot_p50_s": [curve[load]["tpot_s"]["p50"] for curve in curves],
+            }
+            rows.setdefault(f"{topology}, {load}", {})[version] = {
+                name: record.spread(values) for name, values in figures.items()
+            }
+    return {"what": "SmolLM2-135M-Instruct, float32, 128 tokens in, 64 out", "rounds": rounds, "rows": rows}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer runs: to see that it works")
+    parser.add_argument("--against", type=Path, metavar="SRC", help="the src folder of another version")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds of --against (default: 3)")
     args = parser.parse_args()
     few, many = (2, 2) if args.quick else (5, 12)
+    if args.against is not None:
+        record.write("serving-against", against(args.against, args.rounds, many))
+        return
     figures: dict[str, Any] = {
         "what": "SmolLM2-135M-Instruct, float32, 128 tokens in, 64 out",
         "start_up_s": start_up(few),

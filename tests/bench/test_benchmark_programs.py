@@ -44,6 +44,7 @@ SETTINGS = {
     "roles": "--cluster cpu4 --load chat --turns 1",
     "sampling": "--rows 2 --repeats 1",
     "serving": "--quick",
+    "serving against": "--quick --against src --rounds 1",
     "sim_bytecodes": f"--trace {CONVERSATION}",
     "sim_instructions": f"--trace {CONVERSATION}",
     "sim_speed": f"--trace {CONVERSATION} --limit 200 --runs 1",
