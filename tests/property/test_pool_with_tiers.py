@@ -102,13 +102,13 @@ class PoolWithTiers(PoolUnderAnyOrder):
         else:
             self.tell(LoadEnded(command.request_id, command.number, ()))
 
-    def answer(self, wish: ReadBackWanted) -> None:
+    def answer(self, wanted: ReadBackWanted) -> None:
         """Have all read that the tiers have, or nothing."""
         assert self.pool.tiers is not None
         self.number += 1
-        reached = self.pool.tiers.reach(wish.hashes)
+        reached = self.pool.tiers.reach(wanted.hashes)
         blocks = reached[-1].blocks if reached and self.number % 2 else 0
-        self.tell(ReadBack(wish.request_id, self.number, blocks * BLOCK_TOKENS))
+        self.tell(ReadBack(wanted.request_id, self.number, blocks * BLOCK_TOKENS))
 
     def growing(self) -> list[Part]:
         return [part for part in self.running() if part.table and not (part.told_to_yield or part.closed)]

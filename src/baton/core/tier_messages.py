@@ -157,7 +157,7 @@ class TierView(Struct, frozen=True, kw_only=True):
     missed_blocks: int = 0
     """Blocks that a read found missing or damaged."""
     skipped_blocks: int = 0
-    """Blocks that were not written, because too many were waiting or every place was in use."""
+    """Blocks that were not written, because too many were waiting or every slot was in use."""
 
 
 class TierShrunk(Struct, frozen=True, tag=True):

@@ -149,7 +149,7 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     """False: its blocks are not hashed, so it neither uses nor leaves cached blocks."""
 
     @property
-    def place(self) -> int:
+    def turn_key(self) -> int:
         """Sort key on workers and in arenas, lowest first. More urgent classes overtake within a bound."""
         return self.turn + OVERTAKEN_TURNS * (self.service.priority if self.service is not None else 0)
 

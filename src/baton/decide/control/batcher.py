@@ -132,7 +132,7 @@ class Batcher:
 
     def _key(self, request: Request) -> tuple[float, ...]:
         """Return the sort key among waiting requests: the coordinator's if it has a fair queue, else the policy's."""
-        return (float(request.place),) if request.turn else self._fairness.key(request)
+        return (float(request.turn_key),) if request.turn else self._fairness.key(request)
 
     def _wait(self, lane: Lane) -> None:
         insort(self._waiting, lane, key=in_order)
@@ -234,8 +234,8 @@ class Batcher:
 
     def _asks_later(self) -> bool:
         """Return whether a waiting lane may ask for blocks during the next steps."""
-        has_place = len(self._lanes) - len(self._waiting) < self._limits.requests_max
-        return any(lane.state == "waiting" and (has_place or lane.output_tokens) for lane in self._waiting)
+        has_slot = len(self._lanes) - len(self._waiting) < self._limits.requests_max
+        return any(lane.state == "waiting" and (has_slot or lane.output_tokens) for lane in self._waiting)
 
     def _takes_turns(self, chosen: Sequence[tuple[int, int]]) -> bool:
         """Return whether more lanes decode than a step has places, so that the next step has other lanes."""

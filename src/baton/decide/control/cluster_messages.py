@@ -163,7 +163,7 @@ LoggedCommand = (
 """Decisions of the coordinator, the pools and the transfers, as written to the decision log."""
 
 
-def worker_said(report: StepReport, view: WorkerView) -> WorkerSaid | None:
+def strip_tokens(report: StepReport, view: WorkerView) -> WorkerSaid | None:
     """Return a report without its tokens. None: it has only tokens, as after most decode steps.
 
     `view`: the view of the worker with its current role.

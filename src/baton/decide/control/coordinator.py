@@ -40,10 +40,10 @@ from baton.core.ticking import QueuedTooLong, Tick, TokensServed, WaitedTooLong
 from baton.core.types import ClusterView, HostId, LoadWindow, Request, RequestId, Role, WorkerId, WorkerView
 from baton.decide.control.advice import Policies, PolicyFailure, need_ticks
 from baton.decide.control.bound import Bound
+from baton.decide.control.decode_slot_queue import DecodeSlotQueue
 from baton.decide.control.fleet import Fleet, processes_of
 from baton.decide.control.flight import Flight, in_order
 from baton.decide.control.moves import Moves
-from baton.decide.control.place_queue import PlaceQueue
 from baton.decide.control.prediction_errors import NO_ERRORS, PredictionMeter
 from baton.decide.control.prefixes import Prefixes, read_tokens
 from baton.decide.control.reshaping import Reshaping
@@ -74,15 +74,15 @@ class Coordinator:
     """Flights without a worker, while the cluster has no worker at all."""
     turns: TurnQueue = field(init=False)
     """Fair queue: flights without a worker, until a worker has room for their turn."""
-    places: PlaceQueue = field(init=False)
-    """Flights without a worker, until the decode workers have a place for them."""
+    slot_queue: DecodeSlotQueue = field(init=False)
+    """Flights without a worker, until the decode workers have a free slot for them."""
     _meter: PredictionMeter = field(default_factory=PredictionMeter)
     _now_s: float = 0.0
     moves: Moves = field(init=False)
 
     def __post_init__(self) -> None:
         self.turns = TurnQueue.of(self.policies)
-        self.places = PlaceQueue(self.queue)
+        self.slot_queue = DecodeSlotQueue(self.queue)
         self.moves = Moves(self._fleet, self._flights, RollingRestart(self._fleet))
 
     def open_host(self, host: HostId, workers_max: int | None) -> None:
@@ -100,7 +100,7 @@ class Coordinator:
         """Apply one event and return the commands, in order. Late events of ended requests and attempts are ignored."""
         self._now_s = now_s
         commands = self._apply(event, now_s)
-        return [*commands, *self._start_waiting()] if self.turns or self.places else commands
+        return [*commands, *self._start_waiting()] if self.turns or self.slot_queue else commands
 
     def _apply(self, event: CoordinatorEvent, now_s: float) -> list[CoordinatorCommand]:
         match event:
@@ -193,25 +193,25 @@ class Coordinator:
 
     def _admit(self, request: Request, cluster: ClusterView) -> tuple[float, ...] | CloseRequest:
         fleet = self._fleet
-        has_place, overtaken = self.turns.has_place(request, fleet), self.places.overtaken(request, fleet)
-        refused = None if has_place else self.queue.refuse(request, self._now_s, self.turns, overtaken)
+        has_slot, overtaken = self.turns.has_reserved_slot(request, fleet), self.slot_queue.overtaken(request, fleet)
+        refused = None if has_slot else self.queue.refuse(request, self._now_s, self.turns, overtaken)
         key = refused or self.policies.admit(request, self.turns.with_queue(cluster, request), self._now_s)
         return self.turns.name_share(request, key) if isinstance(key, CloseRequest) else key
 
     def _enqueue(self, flight: Flight, cluster: ClusterView) -> list[CoordinatorCommand]:
-        """Let a flight wait for its turn if there is a fair queue, else for a place, or dispatch it now."""
+        """Let a flight wait for its turn if there is a fair queue, else for a decode slot, or dispatch it now."""
         request, has_had_turn = flight.request, flight.request.turn > 0 and not flight.is_parked
-        has_to_wait = self.turns.is_used or self.places.has_to_wait(request, self._fleet)
+        has_to_wait = self.turns.is_used or self.slot_queue.has_to_wait(request, self._fleet)
         if not cluster.workers or has_had_turn or not has_to_wait:
             return self._dispatch(flight, cluster)
-        (self.turns if self.turns.is_used else self.places).put(flight)
+        (self.turns if self.turns.is_used else self.slot_queue).put(flight)
         if not flight.is_parked:
             self.queue.enter(request, self._now_s)
         return []
 
     def _start_waiting(self) -> list[CoordinatorCommand]:
         commands: list[CoordinatorCommand] = []
-        while (flight := self.places.give(self._fleet)) is not None:
+        while (flight := self.slot_queue.give(self._fleet)) is not None:
             commands += self._dispatch(flight, self._view(flight))
         while (turn := self.turns.give(self._fleet, self._flights.values(), self._now_s)) is not None:
             start = self._start_prefill if turn.flight.stage == "prefill" else self._start_decode
@@ -221,7 +221,7 @@ class Coordinator:
     def _dispatch(self, flight: Flight, cluster: ClusterView) -> list[CoordinatorCommand]:
         """Assign the flight to a worker, of another role if need be, or put it into the waiting room."""
         candidates = self._fleet.having(flight.stage) or list(cluster.workers)
-        self.places.begin(flight.request)
+        self.slot_queue.begin(flight.request)
         if not candidates:
             self._room.enter(flight.request.id, self._now_s)
             return [*self._reshaping.wake(self._cluster(), self.policies, self._fleet, self._now_s)]
@@ -310,7 +310,7 @@ class Coordinator:
         self._room.leave(close.request_id)
         self.queue.leave(close.request_id)
         self.turns.close(flight)
-        self.places.close(close.request_id)
+        self.slot_queue.close(close.request_id)
         commands: list[CoordinatorCommand] = []
         if flight.worker is not None and close.outcome != "finished":
             commands.append(StopRequest(close.request_id, flight.attempt, flight.worker))
@@ -336,7 +336,7 @@ class Coordinator:
                 continue
             flight.attempt += 1
             commands += self._enqueue(flight, self._view(flight))
-        for flight in [] if self._fleet.views() else [*self.turns.drain(), *self.places.drain()]:
+        for flight in [] if self._fleet.views() else [*self.turns.drain(), *self.slot_queue.drain()]:
             self.queue.leave(flight.request.id)
             self._room.enter(flight.request.id, self._now_s)
         return commands
@@ -393,7 +393,7 @@ class Coordinator:
         return ClusterView(
             workers=self._fleet.views(),
             prefix_hit_tokens={},
-            waiting_requests=len(self._room) + len(self.places) + len(self.turns) + self.moves.draining_requests(),
+            waiting_requests=len(self._room) + len(self.slot_queue) + len(self.turns) + self.moves.draining_requests(),
             starting=self._reshaping.starting,
             bound=self._bound.loads,
         )

@@ -44,7 +44,7 @@ class Stream:
 
 
 @dataclass(slots=True)
-class Chunks:
+class ChunkTransfers:
     """The granted transfers that are copied by layer: at most one per streamed request. They may outlive its stream."""
 
     hosts: HostPools
@@ -128,7 +128,7 @@ class Chunks:
         chunk.has_failed = True
         return self._over(chunk)
 
-    def of(self, lost: WorkerId | HostId) -> list[RequestId]:
+    def requests_on(self, lost: WorkerId | HostId) -> list[RequestId]:
         """Return the requests whose chunk is computed, read or written on this lost worker or host."""
         return [name for name, chunk in self._chunks.items() if lost in (chunk.worker, chunk.source, chunk.target)]
 
@@ -146,7 +146,7 @@ class Streams:
 
     hosts: HostPools
     table: TransferTable
-    chunks: Chunks
+    chunks: ChunkTransfers
     _streams: dict[RequestId, Stream] = field(default_factory=dict[RequestId, Stream])
 
     # ---- the begin and the end of a stream

@@ -40,7 +40,7 @@ from baton.decide.control.landings import Landings
 from baton.decide.control.link_estimates import LinkEstimates
 from baton.decide.control.pool_transfers import PoolHandoff, PoolTransfers
 from baton.decide.control.prefix_handover import PrefixHandover
-from baton.decide.control.streams import Chunks, Streams
+from baton.decide.control.streams import ChunkTransfers, Streams
 from baton.decide.control.tier_reads import TierReads
 from baton.decide.control.transfer import ChunkTransfer, Start, Steps, Transfer, TransferEvent, TransferTable
 
@@ -57,7 +57,7 @@ class Transfers:
         self.table = TransferTable()
         self.tier_reads = TierReads(self.hosts, policies.cost)
         self._landings = Landings(self.hosts, self.table)
-        self._chunks = Chunks(self.hosts, self.table)
+        self._chunks = ChunkTransfers(self.hosts, self.table)
         self._streams = Streams(self.hosts, self.table, self._chunks)
         self.handover = PrefixHandover(self.hosts, self.table)
         self._by_pool = PoolTransfers(self.hosts, self.table, self.links, policies)
@@ -274,7 +274,7 @@ class Transfers:
     # ---- hosts and workers are lost
 
     def _lose_chunks(self, lost: WorkerId | HostId) -> Steps[None]:
-        for request_id in self._chunks.of(lost):
+        for request_id in self._chunks.requests_on(lost):
             yield from self._chunk_ended(self._chunks.call_off(request_id))
 
     def _lose_host(self, lost: HostLost) -> Steps[None]:

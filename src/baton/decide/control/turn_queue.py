@@ -32,7 +32,7 @@ STEPS_AHEAD = 2
 AHEAD_S = 0.4
 """A worker gets another prompt only while its queued prompts take less than this: the next turn waits for them."""
 AHEAD_REQUESTS = 4
-"""Requests per prefill worker beyond the places of the decode workers, so that no place stays empty."""
+"""Requests per prefill worker beyond the slots of the decode workers, so that no slot stays empty."""
 _ROLES = ("prefill", "mixed")
 _LOAD_REASONS = ("slo", "queue_full", "queue_deadline")
 """Reject reasons that a tenant's own load can cause."""
@@ -55,7 +55,7 @@ class Turn:
     candidates: Sequence[WorkerView]
     """Workers that may run it."""
     stops: Sequence[StopRequest]
-    """Command that stops the request whose place this one takes. Empty if a place was free."""
+    """Command that stops the request whose slot this one takes. Empty if a slot was free."""
 
 
 @dataclass(slots=True)
@@ -115,16 +115,16 @@ class TurnQueue:
         """
         if not self._waiting:
             return None
-        places = places_of(fleet)
-        flight = self._next(places, now_s)
+        slots = count_decode_slots(fleet)
+        flight = self._next(slots, now_s)
         able = fleet.having(flight.stage) or list(fleet.views())
-        has_reserve = self._has_reserve(flight.request, places)
+        has_reserve = self._has_reserve(flight.request, slots)
         candidates = with_room(able, self.policies.cost) or (able if has_reserve else [])
         if not candidates:
             return None
         stops: list[StopRequest] = []
-        if self._on_workers.total() >= places:
-            parked = self._to_park(flight.request, places, flights) if has_reserve else None
+        if self._on_workers.total() >= slots:
+            parked = self._to_park(flight.request, slots, flights) if has_reserve else None
             if parked is None or parked.worker is None:
                 return None
             self._park(parked)
@@ -146,8 +146,8 @@ class TurnQueue:
             flight.request = replace(request, turn=self._turns)
             self._tell(lambda policy: policy.began(request, expected_tokens=expected_tokens))
 
-    def _next(self, places: float, now_s: float) -> Flight:
-        """Return the request whose turn is next. Requires that a request waits. `places`: see `places_of`.
+    def _next(self, slots: float, now_s: float) -> Flight:
+        """Return the request whose turn is next. Requires that a request waits. `slots`: see `count_decode_slots`.
 
         The class decides first: classes that use less than their reserve, then the more urgent ones. A class grows more
         urgent while its requests wait. Then the policy chooses the tenant.
@@ -155,38 +155,40 @@ class TurnQueue:
         heads = [queue.flights[0] for queue in self._tenants.values()]
         urgency: dict[str, tuple[bool, float]] = {}
         for flight in heads:
-            name, found = class_of(flight.request), self._urgency(flight.request, places, now_s)
+            name, found = class_of(flight.request), self._urgency(flight.request, slots, now_s)
             urgency[name] = min(urgency.get(name, found), found)
         return min(heads, key=lambda flight: (urgency[class_of(flight.request)], self._key(flight)))
 
-    def _urgency(self, request: Request, places: float, now_s: float) -> tuple[bool, float]:
+    def _urgency(self, request: Request, slots: float, now_s: float) -> tuple[bool, float]:
         service = request.service
         if service is None:
             return (True, 0.0)
         aged = (now_s - request.arrived_at_s) // service.aging_s
-        return (not self._has_reserve(request, places), service.priority - aged)
+        return (not self._has_reserve(request, slots), service.priority - aged)
 
-    def has_place(self, request: Request, fleet: Fleet) -> bool:
+    def has_reserved_slot(self, request: Request, fleet: Fleet) -> bool:
         """Return whether the turn of a new request comes at once: its class uses less than its reserve."""
         service = request.service
-        return service is not None and service.decode_ratio > 0 and self._has_reserve(request, places_of(fleet))
+        return (
+            service is not None and service.decode_ratio > 0 and self._has_reserve(request, count_decode_slots(fleet))
+        )
 
-    def _has_reserve(self, request: Request, places: float) -> bool:
-        """Return whether the class of a request uses less than its reserve of the decode workers' places."""
-        return self._on_workers[class_of(request)] < _reserved(request, places)
+    def _has_reserve(self, request: Request, slots: float) -> bool:
+        """Return whether the class of a request uses less than its reserve of the decode workers' slots."""
+        return self._on_workers[class_of(request)] < _reserved(request, slots)
 
-    def _to_park(self, request: Request, places: float, flights: Iterable[Flight]) -> Flight | None:
-        """Return the flight that must leave its place for a class that uses less than its reserve. None: there is none.
+    def _to_park(self, request: Request, slots: float, flights: Iterable[Flight]) -> Flight | None:
+        """Return the flight that must leave its slot for a class that uses less than its reserve. None: there is none.
 
         It is the youngest one of the least urgent class that uses more than its own reserve.
         """
 
         def may_park(flight: Flight) -> bool:
-            name, reserved = class_of(flight.request), _reserved(flight.request, places)
-            has_place = flight.worker is not None and flight.moving_to is None and not flight.is_parked
-            return has_place and name != class_of(request) and self._on_workers[name] > reserved
+            name, reserved = class_of(flight.request), _reserved(flight.request, slots)
+            has_slot = flight.worker is not None and flight.moving_to is None and not flight.is_parked
+            return has_slot and name != class_of(request) and self._on_workers[name] > reserved
 
-        return max(filter(may_park, flights), key=lambda flight: flight.request.place, default=None)
+        return max(filter(may_park, flights), key=lambda flight: flight.request.turn_key, default=None)
 
     def _park(self, flight: Flight) -> None:
         """Record that the worker of a flight was told to drop it."""
@@ -331,10 +333,10 @@ def class_of(request: Request) -> str:
     return "" if request.service is None else request.service.name
 
 
-def _reserved(request: Request, places: float) -> int:
-    """Return the number of places that the class of a request has reserved. 0 if their number is not known."""
+def _reserved(request: Request, slots: float) -> int:
+    """Return the number of slots that the class of a request has reserved. 0 if their number is not known."""
     service = request.service
-    return int(service.decode_ratio * places) if service is not None and isfinite(places) else 0
+    return int(service.decode_ratio * slots) if service is not None and isfinite(slots) else 0
 
 
 def _priority(request: Request) -> int:
@@ -357,7 +359,7 @@ def _queue_of(request: Request) -> tuple[str, str]:
     return (class_of(request), request.tenant)
 
 
-def places_of(fleet: Fleet) -> float:
+def count_decode_slots(fleet: Fleet) -> float:
     """Return the number of requests that may be on workers at once. Infinite if a worker's limit is not known.
 
     It is what decode workers run at once. Further requests would wait there with their KV, where the fairness policy

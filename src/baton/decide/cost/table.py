@@ -222,7 +222,7 @@ def _from_zero(points: list[tuple[float, float]]) -> Curve:
     """Return a curve that is extrapolated to zero from the first two points, as in the published simulator."""
     (x0, y0), (x1, y1) = points[:2]
     whole = [(0.0, max(0.0, y0 - (y1 - y0) / (x1 - x0) * x0)), *points]
-    return Curve(tuple(place for place, _ in whole), tuple(value for _, value in whole))
+    return Curve(tuple(position for position, _ in whole), tuple(value for _, value in whole))
 
 
 def distserve_table(setting: TableSetting, *, engine: str, pp: int) -> DistServeCost:

@@ -75,7 +75,7 @@ class Blocks:
         self.total = total
         self._eviction = eviction
         self._free = cast("list[BlockId]", list(range(total - 1, -1, -1)))
-        self._places: list[int] = list(range(total - 1, -1, -1))
+        self._free_index: list[int] = list(range(total - 1, -1, -1))
         """Index in `_free` at which each block was last put by `_release`. Detects a double release."""
         self._pins: list[int] = [1] * total
         """Pin counts. A free block has 1, so that `take` and `unpin` need no count for blocks of a single request."""
@@ -213,9 +213,9 @@ class Blocks:
         return facts.block_hash
 
     def _release(self, block: BlockId) -> None:
-        free, place = self._free, self._places[block]
-        assert place >= len(free) or free[place] != block, f"block {block} is unpinned more often than it was pinned"
-        self._places[block] = len(free)
+        free, index = self._free, self._free_index[block]
+        assert index >= len(free) or free[index] != block, f"block {block} is unpinned more often than it was pinned"
+        self._free_index[block] = len(free)
         free.append(block)
         self._pins[block] = 1
 

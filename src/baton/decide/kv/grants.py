@@ -109,8 +109,8 @@ class Grants:
             return False
         was_preempted = holding.preempted and not holding.landing
         commands += self.hold(holding, hit)
-        wish = self.read_backs.wish(holding, self.holdings.values()) if was_preempted else None
-        commands.append(wish or granted(holding, self.arena.host, self.arena.block_tokens, cached_blocks=hit.count))
+        asked = self.read_backs.request_read(holding, self.holdings.values()) if was_preempted else None
+        commands.append(asked or granted(holding, self.arena.host, self.arena.block_tokens, cached_blocks=hit.count))
         return True
 
     def _has_room(self, holding: Holding, hit: Hit) -> bool:

@@ -90,7 +90,7 @@ class Holding:
         """Sort key: lower values are served first and preempted last. The id makes ties deterministic."""
         request = self.request
         if request.turn:
-            return (0, request.place, request.arrived_at_s, request.id)
+            return (0, request.turn_key, request.arrived_at_s, request.id)
         return (request.priority, 0, request.arrived_at_s, request.id)
 
     def advance_blocks(self, count: int, spare_blocks: int, block_tokens: int) -> int:

@@ -164,7 +164,7 @@ def _copies(
 ) -> list[BlockCopy]:
     """Return the copies of a source shard's cells to every target rank that holds them, per target block."""
     found: list[BlockCopy] = []
-    for target_block, (slot, first, count) in enumerate(_cuts(slots, target_slot, target.block_tokens)):
+    for target_block, (slot, first, count) in enumerate(_split_at_blocks(slots, target_slot, target.block_tokens)):
         for holder in target.shards:
             layers = _shared(shard.layers, holder.layers)
             heads = _shared(shard.heads, holder.heads)
@@ -184,15 +184,15 @@ def _copies(
     return found
 
 
-def _cuts(slots: range, target_slot: int, block_tokens: int) -> list[tuple[int, int, int]]:
+def _split_at_blocks(slots: range, target_slot: int, block_tokens: int) -> list[tuple[int, int, int]]:
     """Split slots at the ends of target blocks: (first slot, its slot in the target block, count)."""
-    cuts: list[tuple[int, int, int]] = []
+    parts: list[tuple[int, int, int]] = []
     slot = slots.start
     while slot < slots.stop:
         count = min(slots.stop - slot, block_tokens - target_slot)
-        cuts.append((slot, target_slot, count))
+        parts.append((slot, target_slot, count))
         slot, target_slot = slot + count, 0
-    return cuts
+    return parts
 
 
 def _shared(one: range, other: range) -> range:

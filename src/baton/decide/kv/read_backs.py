@@ -35,7 +35,7 @@ class ReadBacks:
     """Frees a holding's blocks after the end of a lease, if they were to be freed meanwhile."""
     _under_way: dict[int, _Read] = field(default_factory=dict[int, _Read])
 
-    def wish(self, holding: Holding, holdings: Iterable[Holding]) -> ReadBackWanted | None:
+    def request_read(self, holding: Holding, holdings: Iterable[Holding]) -> ReadBackWanted | None:
         """Return the event that asks how much KV to read for a request with new blocks. None: no tier has any of it.
 
         `holdings`: all holdings of the host.

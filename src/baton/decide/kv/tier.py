@@ -120,18 +120,18 @@ class TierRules:
 
 
 class Tier:
-    """The places for blocks in one tier, and their hashes. A block has a place from the start of its write.
+    """The slots for blocks in one tier, and their hashes. A block has a slot from the start of its write.
 
     Eviction uses an eviction policy, as the arena does.
     """
 
     def __init__(self, rules: TierRules, eviction: Callable[[], EvictionOrder]) -> None:
         self.rules = rules
-        self.places = Blocks(rules.blocks_max, eviction())
+        self.slots = Blocks(rules.blocks_max, eviction())
         self._writing: set[BlockHash] = set()
         self.speed = TierSpeed(rules.latency_s, rules.block_load_s)
         self.blocks_max = rules.blocks_max
-        """Number of places. Lower than in the rules after the store has reported less room."""
+        """Number of slots. Lower than in the rules after the store has reported less room."""
         self.loading = 0
         """Number of blocks in current reads."""
         self.stored = self.refused = self.loaded = self.missed = self.skipped = 0
@@ -148,11 +148,11 @@ class Tier:
 
     def has(self, block_hash: BlockHash) -> bool:
         """Return whether the block can be read."""
-        return block_hash not in self._writing and self.places.find(block_hash) is not None
+        return block_hash not in self._writing and self.slots.find(block_hash) is not None
 
     def knows(self, block_hash: BlockHash) -> bool:
         """Return whether the block can be read or is being written."""
-        return self.places.find(block_hash) is not None
+        return self.slots.find(block_hash) is not None
 
     @property
     def readable_blocks(self) -> int:
@@ -165,45 +165,45 @@ class Tier:
 
     def touch(self, block_hash: BlockHash) -> None:
         """Record a use of the block, for eviction."""
-        place = self.places.find(block_hash)
-        if place is not None and block_hash not in self._writing:
-            self.places.pin((place,))
-            self.places.unpin((place,))
+        slot = self.slots.find(block_hash)
+        if slot is not None and block_hash not in self._writing:
+            self.slots.pin((slot,))
+            self.slots.unpin((slot,))
 
     def begin_write(self, facts: BlockFacts) -> tuple[BlockId, list[BlockHash]] | None:
-        """Reserve a place for a block. Return it and the hashes evicted for it. None: every place is pinned."""
-        if not self.places.available:
+        """Reserve a slot for a block. Return it and the hashes evicted for it. None: every slot is pinned."""
+        if not self.slots.available:
             return None
-        (place,), gone = self.places.take(1)
-        self.places.seal(place, replace(facts, is_backed=False))
+        (slot,), gone = self.slots.take(1)
+        self.slots.seal(slot, replace(facts, is_backed=False))
         self._writing.add(facts.block_hash)
-        return place, gone
+        return slot, gone
 
-    def end_write(self, hashes: Sequence[BlockHash], places: Sequence[BlockId], kept: Sequence[bool]) -> None:
+    def end_write(self, hashes: Sequence[BlockHash], slots: Sequence[BlockId], kept: Sequence[bool]) -> None:
         """End a write. `kept`: whether the store has kept each block."""
         self._writing.difference_update(hashes)
-        for place, is_kept in zip(places, kept, strict=True):
+        for slot, is_kept in zip(slots, kept, strict=True):
             if not is_kept:
-                self.places.forget(place)
+                self.slots.forget(slot)
         self.stored += sum(kept)
         self.refused += len(kept) - sum(kept)
-        self.places.unpin(places)
+        self.slots.unpin(slots)
 
     def begin_load(self, hashes: Iterable[BlockHash]) -> list[BlockId]:
-        """Pin blocks of the tier for a read. Return their places."""
-        places = [place for block_hash in hashes if (place := self.places.find(block_hash)) is not None]
-        self.places.pin(places)
-        self.loading += len(places)
-        return places
+        """Pin blocks of the tier for a read. Return their slots."""
+        slots = [slot for block_hash in hashes if (slot := self.slots.find(block_hash)) is not None]
+        self.slots.pin(slots)
+        self.loading += len(slots)
+        return slots
 
-    def end_load(self, places: Sequence[BlockId], whole: Sequence[bool]) -> list[BlockHash]:
+    def end_load(self, slots: Sequence[BlockId], whole: Sequence[bool]) -> list[BlockHash]:
         """End a read. Return the hashes of blocks that were missing or damaged; they are removed from the tier."""
-        self.loading -= len(places)
-        missed = [place for place, is_whole in zip(places, whole, strict=True) if not is_whole]
-        lost = [block_hash for place in missed if (block_hash := self.places.forget(place)) is not None]
-        self.loaded += len(places) - len(missed)
+        self.loading -= len(slots)
+        missed = [slot for slot, is_whole in zip(slots, whole, strict=True) if not is_whole]
+        lost = [block_hash for slot in missed if (block_hash := self.slots.forget(slot)) is not None]
+        self.loaded += len(slots) - len(missed)
         self.missed += len(missed)
-        self.places.unpin(places)
+        self.slots.unpin(slots)
         return lost
 
     def fill(self, hashes: Iterable[BlockHash]) -> list[BlockHash]:
@@ -216,26 +216,26 @@ class Tier:
             if begun is None:
                 gone.append(block_hash)
                 continue
-            place, evicted = begun
+            slot, evicted = begun
             gone += evicted
             self._writing.discard(block_hash)
-            self.places.unpin((place,))
+            self.slots.unpin((slot,))
         return gone
 
     def shrink(self, blocks_max: int) -> list[BlockHash]:
-        """Reduce the number of places, except for pinned ones. Return the evicted hashes."""
-        count = min(self.blocks_max - max(0, blocks_max), self.places.available)
+        """Reduce the number of slots, except for pinned ones. Return the evicted hashes."""
+        count = min(self.blocks_max - max(0, blocks_max), self.slots.available)
         if count <= 0:
             return []
-        _, gone = self.places.take(count)  # pinned for ever, so that they are not used again
+        _, gone = self.slots.take(count)  # pinned for ever, so that they are not used again
         self.blocks_max -= count
         return gone
 
     def view(self) -> TierView:
         return TierView(
             tier=self.name,
-            blocks_total=self.blocks_max if self.rules.is_sized else self.places.hashed,
-            blocks_cached=self.places.hashed - self.writing,
+            blocks_total=self.blocks_max if self.rules.is_sized else self.slots.hashed,
+            blocks_cached=self.slots.hashed - self.writing,
             blocks_writing=self.writing,
             stored_blocks=self.stored,
             refused_blocks=self.refused,

@@ -66,7 +66,7 @@ class _Write:
     tier: Tier
     hashes: tuple[BlockHash, ...]
     blocks: tuple[BlockId, ...]
-    places: tuple[BlockId, ...]
+    slots: tuple[BlockId, ...]
     """Places in the tier."""
 
 
@@ -77,7 +77,7 @@ class _Part:
     tier: Tier
     indices: tuple[int, ...]
     """Indices of its blocks in the whole read."""
-    places: tuple[BlockId, ...]
+    slots: tuple[BlockId, ...]
     behind: int
     """Number of blocks in all reads of the tier when this read started, its own included."""
 
@@ -220,9 +220,9 @@ class Tiers:
     def abandon(self) -> None:
         """End all reads and writes of a host that has left. Its unfinished writes to shared tiers count as failed."""
         for write in self._writes.values():
-            write.tier.end_write(write.hashes, write.places, [False] * len(write.places))
+            write.tier.end_write(write.hashes, write.slots, [False] * len(write.slots))
         for part in [part for parts in self._loads.values() for part in parts]:
-            part.tier.end_load(part.places, [True] * len(part.places))
+            part.tier.end_load(part.slots, [True] * len(part.slots))
         self._writes.clear()
         self._loads.clear()
         self._puts.clear()
@@ -283,7 +283,7 @@ class Tiers:
     def _begin_write(self, tier: Tier, wanted: Sequence[tuple[BlockHash, BlockId]]) -> list[TierCommand]:
         hashes: list[BlockHash] = []
         blocks: list[BlockId] = []
-        places: list[BlockId] = []
+        slots: list[BlockId] = []
         gone: list[BlockHash] = []
         for block, facts in self._in_order(tier, wanted):
             begun = tier.begin_write(facts)
@@ -292,7 +292,7 @@ class Tiers:
                 continue
             hashes.append(facts.block_hash)
             blocks.append(block)
-            places.append(begun[0])
+            slots.append(begun[0])
             gone += begun[1]
         self._puts.settle(tier.name, {block_hash for block_hash, _ in wanted}.difference(hashes))
         commands = self._drop(tier, gone)
@@ -300,7 +300,7 @@ class Tiers:
             return commands
         self.arena.pin(blocks, uses=0)
         self._begun += 1
-        self._writes[self._begun] = _Write(tier, tuple(hashes), tuple(blocks), tuple(places))
+        self._writes[self._begun] = _Write(tier, tuple(hashes), tuple(blocks), tuple(slots))
         return [*commands, StoreBlocks(self._begun, self.host, tier.name, tuple(hashes), tuple(blocks))]
 
     def _in_order(self, tier: Tier, wanted: Sequence[tuple[BlockHash, BlockId]]) -> list[tuple[BlockId, BlockFacts]]:
@@ -331,7 +331,7 @@ class Tiers:
         write = self._writes.pop(event.number, None)
         if write is None:
             return
-        write.tier.end_write(write.hashes, write.places, event.kept)
+        write.tier.end_write(write.hashes, write.slots, event.kept)
         if any(event.kept):
             self._puts.settle(write.tier.name, write.hashes)
         else:
@@ -351,8 +351,8 @@ class Tiers:
         for tier in self.tiers:
             indices = tuple(index for index, holder in enumerate(found) if holder is tier)
             if indices:
-                places = tuple(tier.begin_load(event.hashes[index] for index in indices))
-                parts.append(_Part(tier, indices, places, tier.loading))
+                slots = tuple(tier.begin_load(event.hashes[index] for index in indices))
+                parts.append(_Part(tier, indices, slots, tier.loading))
         if parts:
             self._loads[event.number] = parts
         return LoadBlocks(
@@ -369,7 +369,7 @@ class Tiers:
         commands: list[TierCommand] = []
         for part in self._loads.pop(event.number, []):
             whole, took_s = [event.whole[index] for index in part.indices], event.took_s.get(part.tier.name)
-            lost = part.tier.end_load(part.places, whole)
+            lost = part.tier.end_load(part.slots, whole)
             # A miss returns at once, so it says nothing about the speed of the tier.
             if took_s is not None and (all(whole) or took_s > part.tier.speed.load_s(part.behind)):
                 part.tier.speed.learn(part.behind, took_s)

@@ -41,7 +41,7 @@ from baton.core.types import (
     WorkerView,
 )
 from baton.decide.control.cluster import Cluster
-from baton.decide.control.cluster_messages import BeginRequest, ClusterCommand, ClusterEvent, worker_said
+from baton.decide.control.cluster_messages import BeginRequest, ClusterCommand, ClusterEvent, strip_tokens
 from baton.decide.control.coordinator import Coordinator
 from baton.decide.control.decision_log import decided
 from baton.decide.control.load_meter import LoadMeter
@@ -259,7 +259,7 @@ class SimServer:
                 life.started_at_s = max(began_s, life.request.arrived_at_s)  # `began_s` may round below the arrival
         for token in message.tokens:
             self._record(token, message.worker)
-        said = worker_said(message, message.view)
+        said = strip_tokens(message, message.view)
         if said is not None:
             self.tell(said)
 

@@ -45,7 +45,7 @@ from baton.decide.control.cluster_messages import (
     ClusterCommand,
     ClusterEvent,
     HostAdded,
-    worker_said,
+    strip_tokens,
 )
 from baton.decide.control.decision_log import decided
 from baton.decide.control.load_meter import LoadMeter
@@ -213,7 +213,7 @@ class Driver:
                 self._meter.prefilled(moment_s - live.request.arrived_at_s)
         for event in report.events:
             self._note(event)
-        said = worker_said(report, link.view)
+        said = strip_tokens(report, link.view)
         if said is not None:
             self.tell(said)
 

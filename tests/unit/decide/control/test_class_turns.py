@@ -136,8 +136,8 @@ def test_a_parked_request_that_had_no_step_is_rejected_at_its_deadline() -> None
 def test_a_class_overtakes_a_bounded_number_of_turns() -> None:
     made = coordinator(VirtualTokenCounter(), replace(view(P, "mixed", requests_max=0), step_tokens_max=0))
     commands = arrive(made, *(of(f"f{n}", FREE) for n in range(70)), of("p0", PREMIUM))
-    places = {command.request.id: command.request.place for command in commands if isinstance(command, StartPrefill)}
-    assert places["f0"] < places["p0"] < places["f10"]
+    turns = {command.request.id: command.request.turn_key for command in commands if isinstance(command, StartPrefill)}
+    assert turns["f0"] < turns["p0"] < turns["f10"]
 
 
 def test_a_request_that_would_be_rejected_is_degraded_as_its_class_allows() -> None:

@@ -88,9 +88,9 @@ def come_back(host: Host) -> ReadBackWanted:
     """The old one ends, and the young one is given blocks again."""
     assert host.tell(BlocksWanted(YOUNG, 1, A, 4, NAMES)) == []
     commands = [*host.tell(RequestFinished(OLD, 1, A, "length")), *host.tell(ReleaseBlocks(OLD))]
-    (wish,) = [command for command in commands if isinstance(command, ReadBackWanted)]
+    (wanted,) = [command for command in commands if isinstance(command, ReadBackWanted)]
     assert not granted(commands, YOUNG), "its worker would compute in blocks that are about to be read into"
-    return wish
+    return wanted
 
 
 def begin(host: Host, number: int = 7) -> LoadBlocks:

@@ -1,4 +1,4 @@
-"""Requests that wait for a place on the decode workers before their prompts are computed.
+"""Requests that wait for a slot in the batches of the decode workers before their prompts are computed.
 
 Prefill workers can compute prompts faster than decode workers generate answers. Without this queue, the excess would
 decode in turns, ever more slowly, and no request would ever wait long enough to be rejected.
@@ -13,12 +13,12 @@ from baton.core.types import Request, RequestId
 from baton.decide.control.fleet import Fleet
 from baton.decide.control.flight import Flight, in_order
 from baton.decide.control.start_queue import StartQueue
-from baton.decide.control.turn_queue import places_of
+from baton.decide.control.turn_queue import count_decode_slots
 
 
 @dataclass(slots=True)
-class PlaceQueue:
-    """Holds back the requests of a client that uses its share of the decode places.
+class DecodeSlotQueue:
+    """Holds back the requests of a client that uses its share of the decode slots.
 
     Requests with a TTFT SLO up to the queue's deadline are not held back. The other choices of an HTTP request wait
     too, so that none begins before the first one, which may be rejected. Admission bounds the length of the queue.
@@ -31,7 +31,7 @@ class PlaceQueue:
     """Number of these requests by client. Clients without any are left out."""
     _waiting: dict[RequestId, Flight] = field(default_factory=dict[RequestId, Flight])
     _full_at: float = 0.0
-    """Number of decode places at the last `give` that found no place for a waiting request."""
+    """Number of decode slots at the last `give` that found no slot for a waiting request."""
     _has_ended: bool = False
     """True if a request has ended since then."""
 
@@ -47,11 +47,11 @@ class PlaceQueue:
             return False
         if all(worker.role != "prefill" for worker in fleet.views()):
             return False  # mixed workers hold requests back themselves
-        places = places_of(fleet)
-        if len(self._begun) < places:
+        slots = count_decode_slots(fleet)
+        if len(self._begun) < slots:
             return False
         clients = len(self._by_client) + (request.client not in self._by_client)
-        return self._by_client[request.client] >= max(1, places // clients)
+        return self._by_client[request.client] >= max(1, slots // clients)
 
     def overtaken(self, request: Request, fleet: Fleet) -> int:
         """Return the number of waiting requests that a new request overtakes."""
@@ -62,15 +62,15 @@ class PlaceQueue:
         self._waiting[flight.request.id] = flight
 
     def give(self, fleet: Fleet) -> Flight | None:
-        """Remove and return the next request that has a place. None: no request has one."""
-        places = places_of(fleet)
-        if places == self._full_at and not self._has_ended:
+        """Remove and return the next request that has a slot. None: no request has one."""
+        slots = count_decode_slots(fleet)
+        if slots == self._full_at and not self._has_ended:
             return None
         able = [flight for flight in self._waiting.values() if not self.has_to_wait(flight.request, fleet)]
         if able:
             chosen = min(able, key=in_order)
             return self._waiting.pop(chosen.request.id)
-        self._full_at, self._has_ended = places, False
+        self._full_at, self._has_ended = slots, False
         return None
 
     def drain(self) -> list[Flight]:

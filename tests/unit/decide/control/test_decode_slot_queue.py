@@ -1,11 +1,11 @@
-"""Requests that wait until the decode workers have a place for them."""
+"""Requests that wait until the decode workers have a slot for them."""
 
 from __future__ import annotations
 
 from baton.core.types import HostId, Request, RequestId, Role, Slo, WorkerId, WorkerView
+from baton.decide.control.decode_slot_queue import DecodeSlotQueue
 from baton.decide.control.fleet import Fleet
 from baton.decide.control.flight import Flight
-from baton.decide.control.place_queue import PlaceQueue
 from baton.decide.control.start_queue import StartQueue
 from baton.decide.control.turn_queue import AHEAD_REQUESTS
 
@@ -30,9 +30,9 @@ def request(name: str, *, client: int = 1, slo: Slo | None = None, may_wait: boo
     )  # fmt: skip
 
 
-def full(clients: int = 1) -> PlaceQueue:
+def full(clients: int = 1) -> DecodeSlotQueue:
     """All places are taken, by this number of clients in turn."""
-    queue = PlaceQueue(StartQueue(10.0))
+    queue = DecodeSlotQueue(StartQueue(10.0))
     for number in range(PLACES):
         made = request(str(number), client=1 + number % clients)
         assert not queue.has_to_wait(made, SPLIT)
@@ -77,7 +77,7 @@ def test_only_requests_without_a_short_slo_wait() -> None:
     assert queue.has_to_wait(request("choice", may_wait=True), SPLIT)
     assert not queue.has_to_wait(request("0"), SPLIT), "it has begun: this is another attempt"
     assert queue.has_to_wait(request("plain"), SPLIT)
-    unlimited = PlaceQueue(StartQueue(None))
+    unlimited = DecodeSlotQueue(StartQueue(None))
     for number in range(PLACES):
         unlimited.begin(request(str(number)))
     assert not unlimited.has_to_wait(request("plain"), SPLIT)
