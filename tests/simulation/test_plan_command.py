@@ -67,16 +67,10 @@ def test_its_files_are_taken_by_those_that_they_are_for(answered: Path) -> None:
     assert (config.slo.ttft_s, config.slo.tpot_s) == (0.5, 0.03)
     spec = load_spec((answered / "c.yaml").read_text(), form="yaml")
     assert len(spec.views()) == sum(workers.values())
-    documents = [msgspec.yaml.decode(part) for part in (answered / "k.yaml").read_text().split("---\n")]
-    assert [document["kind"] for document in documents] == [
-        "ConfigMap", "Service", "Service", "Deployment", *("Deployment" for _ in found["groups"])
-    ]  # fmt: skip
-    assert load(documents[0]["data"]["serve.toml"]) == config
-    gpus = [
-        document["spec"]["replicas"] * container["resources"]["limits"]["nvidia.com/gpu"]
-        for document in documents[4:]
-        for container in document["spec"]["template"]["spec"]["containers"]
-    ]
+    values = msgspec.yaml.decode((answered / "k.yaml").read_text())
+    assert load(values["config"]) == config
+    groups = [group for group in values["groups"].values() if group is not None]
+    gpus = [group["replicas"] * group["resources"]["limits"]["nvidia.com/gpu"] for group in groups]
     assert sum(gpus) == found["gpus"]
 
 
@@ -133,22 +127,23 @@ def test_a_slow_network_makes_disaggregation_pointless(tmp_path: Path) -> None:
 
 def test_prefill_and_decode_may_take_different_hardware(tmp_path: Path) -> None:
     """At a third of an H100's price an A100 decodes for less, and still computes prompts too slowly for theirs."""
-    out, manifest = tmp_path / "a.json", tmp_path / "k.yaml"
+    out, values = tmp_path / "a.json", tmp_path / "values.yaml"
     code = main(
         ["plan", "--llm", "llama3.1-70b", "--input-tokens", "1500", "--output-tokens", "250", "--tp", "4",
          "--rate", "100", "--hardware", "h100=64@4.8", "--hardware", "a100=64@1.8", "--objective", "cheapest",
          "--shape", "disaggregated",
          "--ttft-slo-s", "0.8", "--tpot-slo-s", "0.2", "--finalists", "0", "--json", str(out),
-         "--kubernetes", str(manifest)]
+         "--kubernetes", str(values)]
     )  # fmt: skip
     found = json.loads(out.read_text())
     assert code == 0
     assert found["rate_rps"] == pytest.approx(100)
     kinds = {group["role"]: group["hardware"] for group in found["groups"]}
     assert kinds == {"prefill": "H100-80G-SXM", "decode": "A100-80G-SXM"}
-    documents = [msgspec.yaml.decode(part) for part in manifest.read_text().split("---\n")]
-    pods = sum(document["spec"]["replicas"] for document in documents if document["kind"] == "Deployment")
-    assert pods == 1 + sum(group["workers"] for group in found["groups"]), "a server, and a host per worker"
+    groups = msgspec.yaml.decode(values.read_text())["groups"]
+    nodes = {group["role"]: group["nodeSelector"]["baton.dev/gpu"] for group in groups.values()}
+    assert nodes == kinds
+    assert sum(group["replicas"] for group in groups.values()) == sum(group["workers"] for group in found["groups"])
 
 
 @pytest.mark.parametrize(

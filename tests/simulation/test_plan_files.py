@@ -1,8 +1,7 @@
-"""What `baton plan` writes is taken by `baton serve`, `baton host` and Kubernetes as it stands."""
+"""`baton serve`, `baton host` and the Helm chart take what `baton plan` writes (tests/deploy renders the chart)."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from baton.compute.models.resolve import HUB_NAME
 from baton.decide.cost.catalog import hub_names, models
 from baton.decide.cost.load import load_cost
 from baton.lab.plan.cluster import kind_name
-from baton.lab.plan.files import cluster_yaml, kubernetes_yaml
+from baton.lab.plan.files import cluster_yaml, helm_values
 from baton.lab.plan.recommend import Recommendation, make_report, recommend
 from baton.lab.plan.serving import serve_toml, served_model
 from baton.lab.plan.spec import read_plan_input
@@ -39,8 +38,8 @@ def found() -> Recommendation:
     return planned()
 
 
-def documents(found: Recommendation) -> list[dict[str, Any]]:
-    return [msgspec.yaml.decode(part) for part in kubernetes_yaml(found).split("---\n")]
+def values(found: Recommendation) -> dict[str, Any]:
+    return msgspec.yaml.decode(helm_values(found))
 
 
 def test_serve_takes_the_configuration_and_waits_for_a_host_per_worker(found: Recommendation, tmp_path: Path) -> None:
@@ -84,29 +83,16 @@ def test_a_gpu_of_ones_own_is_described_in_every_file(tmp_path: Path) -> None:
 
 
 def test_the_hosts_of_a_group_are_as_the_plan_has_them(found: Recommendation) -> None:
-    pods = [each["spec"] for each in documents(found) if each["kind"] == "Deployment"][1:]
-    assert [pod["replicas"] for pod in pods] == [group.workers for group in found.best.groups]
-    for pod, group in zip(pods, found.best.groups, strict=True):
-        (container,) = pod["template"]["spec"]["containers"]
-        told = build_parser().parse_args(container["command"][1:])
-        assert {"prefill": told.prefill, "decode": told.decode, "mixed": told.mixed}[group.role] == 1
-        assert (told.tp, told.pp) == (group.option.cost.parallel.tp, group.option.cost.parallel.pp)
-        assert told.kv_blocks == group.option.facts.kv_tokens_max // 16
-        assert container["resources"]["limits"]["nvidia.com/gpu"] == told.tp * told.pp
-
-
-def test_pods_have_the_key_and_reach_the_server_by_the_names_of_its_services(
-    found: Recommendation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without a key the server refuses an address of a network; an unknown Host is refused with 403."""
-    made = documents(found)
-    containers = [each["spec"]["template"]["spec"]["containers"][0] for each in made if each["kind"] == "Deployment"]
-    assert all(container["env"][0]["name"] == "BATON_API_KEY" for container in containers)
-    flags = [word for word in containers[0]["command"][1:] if word not in ("--config", "/etc/baton/serve.toml")]
-    monkeypatch.setenv("BATON_API_KEY", "from-the-secret")
-    config = serve.configuration(build_parser().parse_args(flags))
-    assert config.http.host == "0.0.0.0"
-    assert set(config.http.allowed_hosts) == {each["metadata"]["name"] for each in made if each["kind"] == "Service"}
+    groups = values(found)["groups"]
+    assert [group["replicas"] for group in groups.values()] == [group.workers for group in found.best.groups]
+    for told, group in zip(groups.values(), found.best.groups, strict=True):
+        args = build_parser().parse_args(["host", "--join", "http://server", *told["args"]])
+        assert told["role"] == group.role
+        parallel = group.option.cost.parallel
+        assert (args.device, args.tp, args.pp) == ("cuda", parallel.tp, parallel.pp)
+        assert args.kv_blocks == group.option.facts.kv_tokens_max // 16
+        assert told["resources"]["limits"] == {"nvidia.com/gpu": args.tp * args.pp}
+        assert told["nodeSelector"] == {"baton.dev/gpu": "H100-80G-SXM"}
 
 
 def test_a_single_worker_is_the_servers_own(tmp_path: Path) -> None:
@@ -118,7 +104,10 @@ def test_a_single_worker_is_the_servers_own(tmp_path: Path) -> None:
     config = serve.configuration(build_parser().parse_args(["serve", "--config", str(path)]))
     assert (config.topology.mixed, config.parallel.tensor, config.hosts.expected) == (1, 2, 0)
     assert config.kv.blocks == found.best.groups[0].option.facts.kv_tokens_max // 16
-    assert [each["kind"] for each in documents(found)] == ["ConfigMap", "Service", "Deployment"]
+    told = values(found)
+    assert told["groups"] == {"prefill": None, "decode": None}
+    assert told["server"]["workers"] == {"mixed": 1}
+    assert told["server"]["resources"]["limits"] == {"memory": None, "nvidia.com/gpu": 2}
 
 
 def test_what_batons_own_engine_lacks_is_said_in_the_file_and_on_the_console(
@@ -134,16 +123,16 @@ def test_what_batons_own_engine_lacks_is_said_in_the_file_and_on_the_console(
     assert "\nblocks" not in path.read_text(), "so many would not fit beside weights in bfloat16"
 
 
-def test_names_are_those_that_kubernetes_takes(tmp_path: Path) -> None:
-    folder = tmp_path / "Org_Model-7B.with-a-name-that-is-longer-than-any-label-may-be-in-Kubernetes"
+def test_a_model_of_a_folder_is_expected_on_the_volume(tmp_path: Path) -> None:
+    folder = tmp_path / "Org_Model-7B"
     folder.mkdir()
     shape = {"num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
              "num_key_value_heads": 8, "vocab_size": 128256, "model_type": "llama"}  # fmt: skip
     (folder / "config.json").write_bytes(msgspec.json.encode(shape))
     found = planned(llm=str(folder / "config.json"))
-    names = [each["metadata"]["name"] for each in documents(found)]
-    assert all(re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name) for name in names), names
     assert served_model(found.question.spec.llm) == str(folder)
+    assert values(found)["model"] == {"name": "/models/Org_Model-7B"}
+    assert "set model.claim" in helm_values(found)
 
 
 def test_hub_names_are_of_models_of_the_catalogue() -> None:

@@ -11,7 +11,7 @@ from rich.table import Table
 from baton.cli.output import STANDARD_OUTPUT, wide_console, write_file, write_json
 from baton.core.errors import ConfigError
 from baton.core.files import form_of, in_file, keys_of, output_problems
-from baton.lab.plan.files import cluster_yaml, group_lines, kubernetes_yaml
+from baton.lab.plan.files import cluster_yaml, group_lines, helm_values
 from baton.lab.plan.page import GROUP_HEAD, plan_page
 from baton.lab.plan.planned_fleet import UNIT, gpus_text
 from baton.lab.plan.recommend import Recommendation, make_report, recommend
@@ -72,7 +72,7 @@ def add_parser(subparsers: Subparsers[argparse.ArgumentParser], purpose: str) ->
     add("--seed", type=int, metavar="S", help="seed of the simulations (default 0)")
     for flag, what in (
         ("--json", "the plan as JSON; - for standard output"), ("--html", "the plan as a page"),
-        ("--serve-config", "a configuration for baton serve --config"), ("--kubernetes", "a manifest"),
+        ("--serve-config", "a configuration for baton serve --config"), ("--kubernetes", "values for the Helm chart"),
         ("--cluster", "the fleet as a cluster for baton sim"),
     ):  # fmt: skip
         add(flag, type=Path, metavar="FILE", help=f"write {what}")
@@ -213,7 +213,7 @@ def _write(args: argparse.Namespace, found: Recommendation) -> None:
     made = (
         (args.html, lambda: plan_page(found)),
         (args.serve_config, lambda: serve_toml(found)),
-        (args.kubernetes, lambda: kubernetes_yaml(found)),
+        (args.kubernetes, lambda: helm_values(found)),
         (args.cluster, lambda: cluster_yaml(found)),
     )
     for path, make in made:

@@ -106,10 +106,14 @@ def enforces_slo(found: Recommendation) -> bool:
 
 def host_command(group: WorkerGroup, *, url: str) -> list[str]:
     """Return the command that starts a host with one worker of the group."""
+    return ["baton", "host", "--join", url, f"--{group.role}=1", *host_flags(group)]
+
+
+def host_flags(group: WorkerGroup) -> list[str]:
+    """Return the flags of `baton host` for one worker of the group, without its role."""
     parallel, blocks = group.option.cost.parallel, kv_blocks(group)
-    words = ["baton", "host", "--join", url, f"--{group.role}", "1", "--device", "cuda"]
-    words += ["--tp", str(parallel.tp), "--pp", str(parallel.pp)]
-    return words + (["--kv-blocks", str(blocks)] if blocks else [])
+    flags = ["--device=cuda", f"--tp={parallel.tp}", f"--pp={parallel.pp}"]
+    return flags + ([f"--kv-blocks={blocks}"] if blocks else [])
 
 
 def missing_features(group: WorkerGroup) -> list[str]:
