@@ -70,6 +70,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
     )
     parser.add_argument("--queue-s", type=float, metavar="S", help="reject requests that wait longer (default: 10)")
     parser.add_argument("--log", metavar="FILE", help="write every decision to FILE, for `baton replay`")
+    parser.add_argument(
+        "--metrics-names", choices=("baton", "vllm"), help="vllm: /metrics has vLLM's metrics besides (default: baton)"
+    )
     parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file; see docs/config.md")
     add_access(parser)
 
@@ -277,6 +280,7 @@ def _http(args: argparse.Namespace) -> dict[str, Any]:
         "admin_host": args.admin_host,
         "admin_port": args.admin_port,
         "insecure": args.insecure,
+        "metrics_names": args.metrics_names,
         **{name: tuple(values) if values else None for name, values in repeated.items()},
     }
 

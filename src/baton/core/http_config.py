@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Struct
 
 from baton.core.keys import read_keys
 from baton.core.validation import Range
 
+MetricsNames = Literal["baton", "vllm"]
 Port = Annotated[int, Range(least=0, most=65535)]
 
 
@@ -50,6 +51,9 @@ class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Larger request bodies are rejected with status 413 and not read."""
     choices_max: Annotated[int, Range(least=1, most=4096)] = 32
     """Maximum choices (prompts x n) of one HTTP request."""
+
+    metrics_names: MetricsNames = "baton"
+    """`vllm`: `/metrics` has vLLM's metrics besides, under their names."""
 
     def tenants(self) -> int:
         """Return the number of tenants whose keys may use the model. Raise ConfigError for an invalid key file."""

@@ -29,6 +29,7 @@ from baton.serve.live.assembly import Parts
 from baton.serve.live.hooks import load_hooks
 from baton.serve.live.metrics_registry import Metrics, render
 from baton.serve.live.recorder import Recorder
+from baton.serve.live.vllm_names import VllmNames
 from baton.serve.model_fleet import ModelFleet, ServerFacts, Tell
 
 _HTTP_CLOSE_S = 3.0
@@ -155,7 +156,9 @@ class Service:
     def _render_metrics(self) -> bytes:
         for fleet in self._fleets.values():
             fleet.refresh_metrics()
-        return render(self._metrics, {name: fleet.parts.metrics for name, fleet in self._fleets.items()})
+        models = {name: fleet.parts.metrics for name, fleet in self._fleets.items()}
+        others = [VllmNames(models)] if self._config.http.metrics_names == "vllm" else []
+        return render(self._metrics, models, *others)
 
     def _reload(self) -> None:
         """Read the key file and the certificate again. An invalid file changes nothing."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from baton.core.messages import Outcome, RejectReason
-from baton.core.types import ROLES
+from baton.core.types import ROLES, FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,7 @@ Metric = Counter | Gauge | Histogram
 ROLE = Label("role", ROLES)
 OUTCOME = Label("outcome", get_args(Outcome))
 REASON = Label("reason", get_args(RejectReason))
+FINISH_REASON = Label("reason", get_args(FinishReason))
 REFUSAL_STATUS = Label("status", ("408", "413", "429", "431", "503"))
 REFUSAL_CODE = Label("reason")
 CLASS = Label("class")
@@ -65,6 +66,8 @@ HOST = Label("host")
 TIER = Label("tier")
 TIER_OUTCOME = Label("outcome", ("stored", "refused", "loaded", "missed", "damaged"))
 LATENCY = Label("latency", ("ttft", "tpot"))
+ARENA_TIER = "host"
+"""Value of the label `tier` for the arena of a host."""
 KV_STATE = Label("state", ("free", "used", "cached"))
 
 REQUEST_BUCKETS_S = (
@@ -175,6 +178,10 @@ ROLE_FLIPS = Counter("baton_role_flips_total", "flips", "Changes of a worker's r
 UNLOGGED_DECISIONS = Counter(
     "baton_unlogged_decisions_total", "decisions", "Decisions that the log lacks, because it has ended.",
 )  # fmt: skip
+FINISH_REASONS = Counter(
+    "baton_finish_reasons_total", "requests", "Finished requests. length: at the limit of their output.",
+    labels=(FINISH_REASON,),
+)  # fmt: skip
 STEP = Histogram("baton_step_seconds", "s", "One forward pass.", labels=(ROLE,), buckets=STEP_BUCKETS_S)
 PREDICTION_ERROR = Histogram(
     "baton_prediction_error_ratio", "",
@@ -197,7 +204,7 @@ METRICS: tuple[Metric, ...] = (
     KV_BLOCKS, PREFIX_QUERY_TOKENS, PREFIX_HIT_TOKENS, PREEMPTIONS, FAILOVERS, ROLE_FLIPS, STEP,
     SPECULATION_DRAFTED_TOKENS, SPECULATION_ACCEPTED_TOKENS, TIER_BLOCKS, TIER_RESTS, HANDOFF_LAYER_BYTES,
     LIVE_MOVES, READ_BACK_BLOCKS, HTTP_REFUSALS, PREDICTION_ERROR, STEP_ERROR, CLASS_REQUESTS, CLASS_TTFT,
-    GENERATED_TOKENS, RESUMED, UNLOGGED_DECISIONS,
+    GENERATED_TOKENS, RESUMED, UNLOGGED_DECISIONS, FINISH_REASONS,
 )  # fmt: skip
 EDGE_METRICS: tuple[Metric, ...] = (HTTP_REFUSALS, RESUMED)
 """Metrics of the HTTP edge, which all models of a server share."""

@@ -89,13 +89,14 @@ class Metrics:
         return self._families[metric.name].series
 
 
-def render(edge: Metrics, models: Mapping[str, Metrics]) -> bytes:
+def render(edge: Metrics, models: Mapping[str, Metrics], *others: Collector) -> bytes:
     """Return the exposition text, of type `CONTENT_TYPE`, of the HTTP edge and of every model by its name.
 
-    With several models, each series of a model has the label `model`.
+    With several models, each series of a model has the label `model`. `others`: exposed after them.
     """
     registry = CollectorRegistry()
-    registry.register(_Exposition(edge, models))
+    for collector in (_Exposition(edge, models), *others):
+        registry.register(collector)
     return generate_latest(registry)
 
 
@@ -164,12 +165,17 @@ def _exposed(
     match metric:
         case Histogram():
             exposed = HistogramMetricFamily(metric.name, metric.help, labels=names)
-            bounds = [*(str(float(bound)) for bound in metric.buckets), "+Inf"]
             for labels, one in series.items():
-                exposed.add_metric(labels, list(zip(bounds, accumulate(one.counts), strict=True)), one.sum)
+                exposed.add_metric(labels, histogram_buckets(metric, one), one.sum)
         case Counter() | Gauge():
             kind = CounterMetricFamily if isinstance(metric, Counter) else GaugeMetricFamily
             exposed = kind(metric.name, metric.help, labels=names)
             for labels, one in series.items():
                 exposed.add_metric(labels, one.sum)
     return exposed
+
+
+def histogram_buckets(metric: Histogram, series: Series) -> list[tuple[str, int]]:
+    """Return the upper bounds of a histogram's buckets with the number of values up to each."""
+    bounds = [*(str(float(bound)) for bound in metric.buckets), "+Inf"]
+    return list(zip(bounds, accumulate(series.counts), strict=True))

@@ -89,6 +89,8 @@ class Recorder:
         if live.request.service is not None:
             self._metrics.count(catalog.CLASS_REQUESTS, live.request.service.name, finish.outcome)
         self._metrics.count(catalog.REQUESTS, finish.outcome)
+        if finish.outcome == "finished" and finish.reason is not None:
+            self._metrics.count(catalog.FINISH_REASONS, finish.reason)
         self._recent.closed(finish)
         if finish.outcome != "finished":
             self._recent.show(live, finish, unix_s())

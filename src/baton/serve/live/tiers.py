@@ -26,7 +26,7 @@ from baton.core.tier_messages import (
 from baton.core.types import HostId, HostView
 from baton.decide.kv.host_pool import HostPool
 from baton.decide.kv.tier import Tier
-from baton.decide.metrics.catalog import READ_BACK_BLOCKS, TIER_BLOCKS, TIER_RESTS
+from baton.decide.metrics.catalog import ARENA_TIER, READ_BACK_BLOCKS, TIER_BLOCKS, TIER_RESTS
 from baton.serve.host.arena_bytes import ArenaBytes
 from baton.serve.host.tier_opening import OpenTier
 from baton.serve.host.tier_work import ANSWER_S, TierWork
@@ -196,7 +196,7 @@ def kv_blocks(pools: Collection[HostPool]) -> list[tuple[str, HostView]]:
 
     A tier that several hosts share is listed once, for the first of these hosts.
     """
-    arenas = [("host", pool.view()) for pool in pools]
+    arenas = [(ARENA_TIER, pool.view()) for pool in pools]
     books: dict[int, tuple[HostId, Tier]] = {}
     for pool in pools:
         for tier in pool.tiers.tiers if pool.tiers is not None else ():

@@ -33,6 +33,7 @@ BESIDE = [
     "baton_generation_tokens_total",
     "baton_resumed_streams_total{outcome}",
     "baton_unlogged_decisions_total",
+    "baton_finish_reasons_total{reason}",
 ]
 """What we tell beyond it. A name that is once told is kept."""
 
