@@ -14,14 +14,15 @@ from baton.core.plugin import load_plugin
 from baton.core.ports import CostModel
 from baton.core.types import ROLES, ClusterView, LoadWindow, Role, Slo, StepShape, WorkerId, WorkerView
 from baton.decide.cost.online import cost_of
-from baton.decide.policy.forecast import ForecastPolicy, LoadRates, since
+from baton.decide.policy.forecast import ForecastPolicy, LoadRates
 from baton.decide.policy.predictions import decoding_requests, queued_work
 
 RECENT = "recent-demand"
 WORKERS_MIN = 3
 """Minimum number of workers for a role flip: one worker of each phase has to stay."""
-RECENT_S = 10.0
-"""Span of the load history in which roles count arrivals, and the span of their default forecast."""
+RECENT_S, RECENT_S_MAX = 10.0, 60.0
+"""Span of the load history in which roles count arrivals, and the span of their default forecast. Where fewer than
+`requests_min` requests arrive within the shorter one, it extends up to the longer one."""
 BUSY_RATIO_MAX = 0.9
 """Utilization of a role above which its queue is expected to grow."""
 BATCH_MAX = 1024
@@ -127,7 +128,7 @@ class DemandRoles:
     ttft_slowdown: float = 8.0
     tpot_slowdown: float = 4.0
     requests_min: int = 8
-    """No worker flips before this many requests have arrived within the last `RECENT_S`."""
+    """No worker flips before this many requests have arrived within the last `RECENT_S_MAX`."""
     pressure_min: float = 0.75
     """No worker flips while predicted TTFT and TPOT are at most this share of their targets."""
     gain_min: float = 1.25
@@ -144,7 +145,7 @@ class DemandRoles:
     """The role that workers flipped to last, and when."""
 
     def __post_init__(self) -> None:
-        options = self.forecast_options or ({"span_s": RECENT_S} if self.forecast == RECENT else {})
+        options = self.forecast_options or ({"span_s": RECENT_S_MAX} if self.forecast == RECENT else {})
         self._forecast = load_plugin(self.forecast, options, expects=ForecastPolicy)
 
     def assign(
@@ -156,10 +157,12 @@ class DemandRoles:
         total, present = len(prefill) + len(decode), len(prefill)
         if total < WORKERS_MIN or not prefill or not decode:
             return {}
-        recent = since(history, history[-1].end_s - RECENT_S)
+        recent = _recent(history, self.requests_min)
         if sum(window.arrived_requests for window in recent) < self.requests_min:
             return {}
-        load = self._load([*prefill, *decode], cluster, history, cost)
+        is_own = self.forecast != RECENT or bool(self.forecast_options)
+        demand = self._forecast.ahead(history if is_own else recent, 0.0)
+        load = self._load([*prefill, *decode], cluster, history, demand, cost)
         pressure = load.pressure(present)
         best = min(range(1, total), key=lambda count: (load.pressure(count), abs(count - present)))
         if pressure < self.pressure_min or pressure < self.gain_min * load.pressure(best):
@@ -184,9 +187,14 @@ class DemandRoles:
         }
 
     def _load(
-        self, workers: Sequence[WorkerView], cluster: ClusterView, history: Sequence[LoadWindow], cost: CostModel
+        self,
+        workers: Sequence[WorkerView],
+        cluster: ClusterView,
+        history: Sequence[LoadWindow],
+        demand: LoadRates,
+        cost: CostModel,
     ) -> _Load:
-        model, demand = cost_of(workers[0], cost), self._forecast.ahead(history, 0.0)
+        model = cost_of(workers[0], cost)
         bound = [cluster.bound[worker.id] for worker in workers if worker.id in cluster.bound]
         decoding = sum(map(decoding_requests, workers)) + sum(load.requests for load in bound)
         context_tokens = sum(worker.context_tokens for worker in workers) + sum(load.tokens for load in bound)
@@ -206,6 +214,18 @@ class DemandRoles:
             context_tokens=context_tokens,
             needed=workers_needed(demand, workers[0], cost, slo.tpot_s),
         )
+
+
+def _recent(history: Sequence[LoadWindow], requests_min: int) -> list[LoadWindow]:
+    """Return the windows of the last `RECENT_S`, or of a longer time, until enough requests arrived, oldest first."""
+    end_s, arrived, windows = history[-1].end_s, 0, list[LoadWindow]()
+    for window in reversed(history):
+        span_s = RECENT_S if arrived >= requests_min else RECENT_S_MAX
+        if windows and window.end_s <= end_s - span_s:
+            break
+        windows.append(window)
+        arrived += window.arrived_requests
+    return windows[::-1]
 
 
 def _decode_load(worker: WorkerView) -> tuple[int, WorkerId]:

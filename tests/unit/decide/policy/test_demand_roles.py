@@ -50,6 +50,13 @@ def test_a_few_long_prompts_at_once_flip_no_worker() -> None:
     assert flips(LATE, few) == {}
 
 
+def test_slow_workers_flip_for_requests_that_are_few_in_ten_seconds() -> None:
+    """Before, no worker flipped unless 8 requests arrived within 10 s."""
+    rare = [window(float(second), arrived=second % 5 == 0, prompt_tokens=490, output_tokens=2) for second in range(41)]
+    assert flips(LATE, rare) == {"d1": "prefill"}
+    assert flips(LATE, rare[:35]) == {}, "seven requests say little"
+
+
 def test_prompts_that_are_late_get_the_decode_worker_with_the_least_load() -> None:
     assert flips(LATE, PROMPTS) == {"d1": "prefill"}
 
