@@ -86,7 +86,7 @@ def test_a_store_has_every_trouble_until_that_one_is_over() -> None:
         return StoreFault(host=HOST, tier="file", what=what, at_s=at_s, for_s=for_s)
 
     def troubles(cluster: SimCluster) -> list[StoreTrouble]:
-        return sorted(cluster.stores.by_place[HOST, "file"].troubles)
+        return sorted(cluster.stores.by_host_tier[HOST, "file"].troubles)
 
     faults = (trouble("down", 1.0, 3.0), trouble("slow", 2.0, 1.0), trouble("down", 2.0, 1.0))
     assert probed(troubles, *faults) == [[], ["down"], ["down", "down", "slow"], ["down"], []]

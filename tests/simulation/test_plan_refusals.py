@@ -21,7 +21,7 @@ ASKED = ["plan", "--objective", "goodput-per-gpu", "--finalists", "0", "--input-
             ["--hardware", "A100=8", "--weights", "fp8"],
             "A100-80G-SXM does not compute in fp8: try weights bf16 or",
         ),
-        (["--hardware", "H100=16", "--tp", "16"], "a node of H100-80G-SXM has 8: the widest is --tp 8"),
+        (["--hardware", "H100=16", "--tp", "16"], "a node of H100-80G-SXM has 8: try --tp 8 --cp 1"),
         (["--hardware", "H100=1", "--tp", "2"], "but there are 1 of H100-80G-SXM: try --tp 1"),
     ],
 )

@@ -95,10 +95,10 @@ def build_options(
     found: list[WorkerOption] = []
     out: list[str] = []
     for stock in stocks:
-        cuts = list(_cuts(choices, stock))
-        if not cuts:
-            out.append(_no_cut(choices, stock))
-        for parallel in cuts:
+        layouts = list(_parallel_layouts(choices, stock))
+        if not layouts:
+            out.append(_no_layout_problem(choices, stock))
+        for parallel in layouts:
             for precision in choices.precisions:
                 problems = worker_problems(choices.model, stock.hardware, parallel, precision)
                 if problems:
@@ -108,18 +108,21 @@ def build_options(
     return found, list(dict.fromkeys(out))  # other context parallel degrees repeat the same problem
 
 
-def _no_cut(choices: OptionRanges, stock: GpuStock) -> str:
+def _no_layout_problem(choices: OptionRanges, stock: GpuStock) -> str:
     """Return the error that no combination of parallel degrees fits the stock, with degrees to try instead."""
     name, node = stock.hardware.name, stock.hardware.gpus_per_node
     tp, pp, cp = min(choices.tp), min(choices.pp), min(choices.cp)
     widest = max((degree for degree in (1, 2, 4, 8, 16) if degree <= min(node, stock.gpus)), default=1)
     asked = f"a worker of tp {tp}, pp {pp} and cp {cp} takes {tp * pp * cp} GPUs"
     if tp * cp > node:
-        return f"{asked}, tp x cp of them in one node, and a node of {name} has {node}: the widest is --tp {widest}"
+        return (
+            f"{asked}; {tp * cp} of them (tp x cp) must be in one node, but a node of {name} has {node}: "
+            f"try --tp {widest} --cp 1, or less"
+        )
     return f"{asked}, but there are {stock.gpus} of {name}: try --tp {widest} --pp 1 --cp 1, or more GPUs"
 
 
-def _cuts(choices: OptionRanges, stock: GpuStock) -> Iterator[Parallel]:
+def _parallel_layouts(choices: OptionRanges, stock: GpuStock) -> Iterator[Parallel]:
     """Yield the parallel layouts that fit the stock.
 
     Tensor and context parallelism stay inside a node. Experts are spread over all GPUs of a stage, or over many

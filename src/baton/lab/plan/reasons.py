@@ -11,7 +11,7 @@ from baton.lab.plan.demand import WorkloadDemand
 from baton.lab.plan.planned_fleet import PlannedFleet, WorkerGroup
 from baton.lab.plan.search import Search, Shape
 
-CUTS_MAX = 3
+LAYOUTS_NAMED_MAX = 3
 """Number of alternative parallel layouts that are named per role. The output states how many more there are."""
 NETWORK_RATIO = 0.98
 """The network is the limit if the fleet carries less than this share of its scarcer side."""
@@ -75,10 +75,10 @@ def not_recommended(search: Search, candidates: Sequence[tuple[Candidate, Planne
         for shape, name in shapes.items()
         if search.fleet(shape) is None
     ]
-    return found + _cuts(search, best_fleet)
+    return found + _other_layouts(search, best_fleet)
 
 
-def _cuts(search: Search, best: PlannedFleet) -> list[str]:
+def _other_layouts(search: Search, best: PlannedFleet) -> list[str]:
     """Return lines about other parallel layouts of each role on the same GPUs, with their loss of capacity."""
     found: list[str] = []
     used = {(group.role, group.option.name) for group in best.groups}
@@ -92,11 +92,10 @@ def _cuts(search: Search, best: PlannedFleet) -> list[str]:
             less = 1 - capacity.rate_rps / max(1e-12, search.price(option)) / own
             behind.append((less, f"{group.role} on {option.name}: {_less(less)} ({capacity.limit})"))
         shown = sorted(each for each in behind if each[0] > 0.02)
-        found += [words for _, words in shown[:CUTS_MAX]]
-        if len(shown) > CUTS_MAX:
-            found.append(
-                f"{group.role}: {len(shown) - CUTS_MAX} other cuts, {shown[CUTS_MAX][0]:.0%} to {shown[-1][0]:.0%} less"
-            )
+        found += [words for _, words in shown[:LAYOUTS_NAMED_MAX]]
+        rest = [less for less, _ in shown[LAYOUTS_NAMED_MAX:]]
+        if rest:
+            found.append(f"{group.role}: {len(rest)} other layouts carry {rest[0]:.0%} to {rest[-1]:.0%} less")
     return found
 
 

@@ -12,7 +12,7 @@ from baton.core.ports import CostModel
 from baton.core.types import ClusterView, FlightView, HostId, Request, RequestId, WorkerId, WorkerView
 from baton.decide.policy.routing import Route
 
-UNTOLD_KV_TOKENS = 1_000_000
+KV_TOKENS_IF_UNKNOWN = 1_000_000
 """Assumed arena size of a worker that does not report it. It is so large that only the used tokens affect the order."""
 
 
@@ -21,7 +21,7 @@ def freeness(worker: WorkerView) -> float:
 
     Queued prompts count as used, so the result can be negative.
     """
-    kv_tokens = worker.kv_tokens_max or UNTOLD_KV_TOKENS
+    kv_tokens = worker.kv_tokens_max or KV_TOKENS_IF_UNKNOWN
     return (kv_tokens - worker.context_tokens - worker.queued_tokens) / max(1, worker.running_requests)
 
 

@@ -139,7 +139,7 @@ def explain(cluster: Cluster, notes: Notes, decisions: Iterable[Decision], reque
         notes.questions.clear()
         if isinstance(decision.event, RequestArrived) and decision.event.request.id == request_id:
             arrived = decision
-        if arrived is not None and concerns(decision, request_id):
+        if arrived is not None and is_about(decision, request_id):
             moments.append((decision.now_s, decision, asked))
             if any(isinstance(c, CloseRequest) and c.request_id == request_id for c in decision.commands):
                 break
@@ -148,7 +148,7 @@ def explain(cluster: Cluster, notes: Notes, decisions: Iterable[Decision], reque
     return _explanation(arrived, moments, differences)
 
 
-def concerns(decision: Decision, request_id: str) -> bool:
+def is_about(decision: Decision, request_id: str) -> bool:
     """Return whether one of the decision's events or commands is about the request."""
     return any(_about(event) == request_id for event in coordinator_events(decision.event)) or any(
         _about(command) == request_id for command in decision.commands

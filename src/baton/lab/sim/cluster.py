@@ -112,12 +112,12 @@ class SimCluster:
                 host=host,
                 blocks_total=kv.blocks,
                 layout=content_layout(kv.block_tokens, self.spec.layers),
-                tiers=self.stores.below(host, self.spec.tiers, kv.block_tokens),
+                tiers=self.stores.open_tiers(host, self.spec.tiers, kv.block_tokens),
             )
         )
         for tier in self.spec.tiers:
-            left = self.stores.left(host, tier)
-            self.server.tell(FromTier(host, TierOpened(tier.name, left)))
+            held = self.stores.held_hashes(host, tier)
+            self.server.tell(FromTier(host, TierOpened(tier.name, held)))
 
     def boot(self, view: WorkerView) -> None:
         """Start a worker, which then joins. Do nothing if its host is down or the worker already runs."""

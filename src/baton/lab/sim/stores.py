@@ -90,7 +90,7 @@ class Stores:
     """Returns a host's engine, or None while the host is down."""
     ended: Callable[[HostId, StoreEvent], None]
     """Called with the end of every write and read of a host."""
-    by_place: dict[tuple[HostId, str], SimStore] = field(default_factory=dict[tuple[HostId, str], SimStore])
+    by_host_tier: dict[tuple[HostId, str], SimStore] = field(default_factory=dict[tuple[HostId, str], SimStore])
     """The store of each host and tier. Hosts with a shared tier have the same object."""
     shared: dict[tuple[str, int], SimStore] = field(default_factory=dict[tuple[str, int], SimStore])
     """Shared stores, by tier name and block size in tokens."""
@@ -107,38 +107,38 @@ class Stores:
         """Writes that have begun and not ended."""
         return tuple(self._writes)
 
-    def below(self, host: HostId, tiers: Sequence[SimTier], block_tokens: int) -> tuple[TierRules, ...]:
+    def open_tiers(self, host: HostId, tiers: Sequence[SimTier], block_tokens: int) -> tuple[TierRules, ...]:
         """Open the stores of a host and return their rules. A reopened store still has its blocks."""
-        return tuple(self._open(host, made, block_tokens) for made in tiers)
+        return tuple(self._open(host, tier, block_tokens) for tier in tiers)
 
-    def _open(self, host: HostId, made: SimTier, block_tokens: int) -> TierRules:
-        rules, place = made.rules(block_tokens), (host, made.name)
-        if made.shared:
-            key = (made.name, block_tokens)
+    def _open(self, host: HostId, tier: SimTier, block_tokens: int) -> TierRules:
+        rules, host_tier = tier.rules(block_tokens), (host, tier.name)
+        if tier.shared:
+            key = (tier.name, block_tokens)
             if key not in self.shared:
-                self.shared[key] = _store(rules, made, block_tokens)
-            self.by_place[place] = self.shared[key]
-        elif place not in self.by_place:
-            self.by_place[place] = _store(rules, made, block_tokens)
+                self.shared[key] = _store(rules, tier, block_tokens)
+            self.by_host_tier[host_tier] = self.shared[key]
+        elif host_tier not in self.by_host_tier:
+            self.by_host_tier[host_tier] = _store(rules, tier, block_tokens)
         return rules
 
-    def left(self, host: HostId, made: SimTier) -> tuple[BlockHash, ...]:
+    def held_hashes(self, host: HostId, tier: SimTier) -> tuple[BlockHash, ...]:
         """Return the blocks that a host's own store already holds, oldest first. A shared store returns none."""
-        return () if made.shared else tuple(self.by_place[host, made.name].blocks)
+        return () if tier.shared else tuple(self.by_host_tier[host, tier.name].blocks)
 
     def perform(self, command: StoreBlocks | DropBlocks | LoadBlocks) -> None:
         """Begin a write or read, whose end `ended` reports, or drop blocks."""
         match command:
             case StoreBlocks():
                 self._writes.append(command)
-                store = self.by_place[command.host, command.tier]
+                store = self.by_host_tier[command.host, command.tier]
                 took_s, in_time = self._work(command.host, command.tier, len(command.hashes))
                 self.loop.after(took_s, partial(self._write, command, store, in_time))
             case LoadBlocks():
                 self._reads[command.number] = command
                 self._begin_read(command)
             case DropBlocks():
-                self.by_place[command.host, command.tier].drop(command.hashes)
+                self.by_host_tier[command.host, command.tier].drop(command.hashes)
 
     def lose_host(self, host: HostId) -> None:
         """Abort the writes and reads of a host that is down. Its stores keep their blocks."""
@@ -148,7 +148,7 @@ class Stores:
 
     def break_store(self, host: HostId, tier: str, what: StoreTrouble) -> None:
         """Begin a `StoreFault`."""
-        store = self.by_place[host, tier]
+        store = self.by_host_tier[host, tier]
         match what:
             case "full" | "down" | "slow":
                 store.troubles.append(what)
@@ -159,13 +159,13 @@ class Stores:
 
     def mend_store(self, host: HostId, tier: str, what: StoreTrouble) -> None:
         """End a `StoreFault`. Damaged and lost blocks do not recover."""
-        troubles = self.by_place[host, tier].troubles
+        troubles = self.by_host_tier[host, tier].troubles
         if what in troubles:
             troubles.remove(what)
 
     def _work(self, host: HostId, tier: str, blocks: int) -> tuple[float, bool]:
         """Begin work on a store. Return (seconds until it ends or times out, whether it ends in time)."""
-        now_s, store = self.loop.now_s, self.by_place[host, tier]
+        now_s, store = self.loop.now_s, self.by_host_tier[host, tier]
         end_s = store.begin(host, blocks, now_s)
         return (store.answer_s, False) if end_s is None else (end_s - now_s, True)
 
@@ -194,7 +194,7 @@ class Stores:
             return  # the host is down: `lose_host` ends the read
         whole: list[bool] = []
         for tier, block_hash, block in zip(command.tiers, command.hashes, command.write, strict=True):
-            store = self.by_place[command.host, tier]
+            store = self.by_host_tier[command.host, tier]
             kv = None if tier in late else store.get(block_hash)
             there = kv or [_garbage(old) for old in _read_block(engine, block, store.block_tokens)]
             for slot, token_kv in enumerate(there):
@@ -207,13 +207,13 @@ class Stores:
         self.ended(command.host, LoadEnded(command.request_id, command.number, tuple(whole), took_s))
 
 
-def _store(rules: TierRules, made: SimTier, block_tokens: int) -> SimStore:
+def _store(rules: TierRules, tier: SimTier, block_tokens: int) -> SimStore:
     return SimStore(
         latency_s=rules.latency_s,
-        block_s=block_tokens * made.token_bytes / made.bytes_per_s,
+        block_s=block_tokens * tier.token_bytes / tier.bytes_per_s,
         line_block_s=rules.block_load_s,
         block_tokens=block_tokens,
-        answer_s=made.answer_s,
+        answer_s=tier.answer_s,
     )
 
 

@@ -41,7 +41,7 @@ class Wires:
     _under_way: dict[int, CopyBlocks] = field(default_factory=dict[int, CopyBlocks])
     _scheduled: dict[int, _ScheduledCopy] = field(default_factory=dict[int, _ScheduledCopy])
     """Copies under way on intact wires, in order of arrival."""
-    _cuts: list[frozenset[HostId]] = field(default_factory=list[frozenset[HostId]])
+    _cut_wires: list[frozenset[HostId]] = field(default_factory=list[frozenset[HostId]])
 
     @property
     def under_way(self) -> tuple[CopyBlocks, ...]:
@@ -51,7 +51,7 @@ class Wires:
     def begin(self, copy: CopyBlocks) -> None:
         """Begin a copy: schedule it behind the copies of its two hosts, or let it fail if the wire is cut."""
         self._under_way[copy.number] = copy
-        if frozenset((copy.source, copy.target)) in self._cuts:
+        if frozenset((copy.source, copy.target)) in self._cut_wires:
             self.loop.after(REFUSED_S, partial(self._end, copy, landed=False))
             return
         scheduled = self._scheduled[copy.number] = _ScheduledCopy(copy, self.seconds(copy))
@@ -72,11 +72,11 @@ class Wires:
     def cut(self, one: HostId, other: HostId) -> None:
         """Cut the wire between two hosts. Copies on it fail, and so do new ones until `mend`."""
         ends = frozenset((one, other))
-        self._cuts.append(ends)
+        self._cut_wires.append(ends)
         self._fail([copy for copy in self._under_way.values() if frozenset((copy.source, copy.target)) == ends])
 
     def mend(self, one: HostId, other: HostId) -> None:
-        self._cuts.remove(frozenset((one, other)))
+        self._cut_wires.remove(frozenset((one, other)))
 
     def lose_host(self, host: HostId) -> None:
         """Fail every copy from or to a lost host."""

@@ -121,7 +121,7 @@ class SimWorker:
         if len(self._inbox) > self.inbox_max:
             self.inbox_max = len(self._inbox)
         if self._running is not None:
-            self._obey_in_run(self._running, command)
+            self._apply_during_run(self._running, command)
         elif self.executing is None and not self.hung:
             self._turn()
 
@@ -275,7 +275,7 @@ class SimWorker:
                 self.outbound.send(report)
         self._wake_for(running)
 
-    def _obey_in_run(self, running: _Running, command: WorkerCommand) -> None:
+    def _apply_during_run(self, running: _Running, command: WorkerCommand) -> None:
         """Apply a command that arrives during a run.
 
         Granted blocks extend the run, because only its later steps read them. Any other command ends the run after the
