@@ -60,9 +60,9 @@ idle_cores = "keep"
 [policy.roles]
 use = "{roles}"
 """
-PROMPTS, ANSWERS = Planned(input_tokens=300, output_tokens=4), Planned(input_tokens=32, output_tokens=64)
-TURN_S = 20.0
-USE_RATIO = 0.7
+PROMPTS, ANSWERS = Planned(input_tokens=300, output_tokens=4), Planned(input_tokens=32, output_tokens=128)
+TURN_S, STEADY_S = 60.0, 40.0
+USE_RATIO = 0.8
 
 
 def classes() -> dict[str, Any]:
@@ -176,25 +176,34 @@ async def _single(server: RunningServer) -> dict[str, Any]:
 
 
 def roles() -> dict[str, Any]:
-    """Three workers of one core each, on a load that turns from prompts to answers."""
+    """Three workers of one core each, on a load that turns from prompts to answers, and on steady loads."""
     splits = {"1P2D": ("--prefill", "1", "--decode", "2"), "2P1D": ("--prefill", "2", "--decode", "1")}
-    with configured(ROLES.format(roles="static-roles"), *splits["2P1D"]) as server:
-        prompt_rps, prompts = asyncio.run(_capacity(server, PROMPTS, 12))
-    with configured(ROLES.format(roles="static-roles"), *splits["1P2D"]) as server:
-        answer_rps, answers = asyncio.run(_capacity(server, ANSWERS, 24))
+    best = {"prompts": "2P1D", "answers": "1P2D"}
+    with configured(ROLES.format(roles="static-roles"), *splits[best["prompts"]]) as server:
+        prompt_rps, prompts = asyncio.run(_capacity(server, PROMPTS, 16))
+    with configured(ROLES.format(roles="static-roles"), *splits[best["answers"]]) as server:
+        answer_rps, answers = asyncio.run(_capacity(server, ANSWERS, 48))
     targets = {
         "prompts": Slo(ttft_s=6 * prompts.ttft_s, tpot_s=1.0),
         "answers": Slo(ttft_s=6 * prompts.ttft_s, tpot_s=6 * answers.tpot_s),
     }
     rates = {"prompts": USE_RATIO * prompt_rps, "answers": USE_RATIO * answer_rps}
-    cases = {name: (fleet, "static-roles") for name, fleet in splits.items()}
-    cases["adaptive, from 1P2D"] = (splits["1P2D"], "demand-roles")
+    plan = _draw([("prompts", TURN_S), ("answers", TURN_S)], rates)
+
+    def play(split: str, policy: str, plan: Sequence[Planned]) -> dict[str, Any]:
+        with configured(ROLES.format(roles=policy), *splits[split]) as server:
+            return asyncio.run(_judged(server, plan, targets))
+
     found: dict[str, Any] = {"rates_rps": {name: round(rate, 2) for name, rate in rates.items()}}
-    for name, (fleet, policy) in cases.items():
-        with configured(ROLES.format(roles=policy), *fleet) as server:
-            found[name] = asyncio.run(_turns(server, rates, targets))
-    best = max(found[name]["goodput_rps"] for name in splits)
-    found["over_best_static"] = round(found["adaptive, from 1P2D"]["goodput_rps"] / best, 3)
+    found |= {split: play(split, "static-roles", plan) for split in splits}
+    found["adaptive, from 1P2D"] = play("1P2D", "demand-roles", plan)
+    best_rps = max(found[split]["goodput_rps"] for split in splits)
+    found["over_best_static"] = round(found["adaptive, from 1P2D"]["goodput_rps"] / best_rps, 3)
+    for kind, split in best.items():
+        steady = _draw([(kind, STEADY_S)], rates)
+        static, adaptive = (play(split, policy, steady) for policy in ("static-roles", "demand-roles"))
+        ratio = round(adaptive["goodput_rps"] / static["goodput_rps"], 3) if static["goodput_rps"] else None
+        found[f"steady {kind}, {split}"] = {"static": static, "adaptive": adaptive, "over_static": ratio}
     return found
 
 
@@ -207,13 +216,18 @@ async def _capacity(server: RunningServer, request: Planned, clients: int) -> tu
     return len(answers) / span_s, alone
 
 
-async def _turns(server: RunningServer, rates: dict[str, float], targets: dict[str, Slo]) -> dict[str, Any]:
-    draw, plan, at_s = Random(12), list[Planned](), 0.0
+def _draw(turns: Sequence[tuple[str, float]], rates: dict[str, float]) -> list[Planned]:
+    """Draw Poisson arrivals of one kind of request after the other, for so many seconds each."""
+    draw, plan, at_s, end_s = Random(12), list[Planned](), 0.0, 0.0
     kinds = {"prompts": replace(PROMPTS, label="prompts"), "answers": replace(ANSWERS, label="answers")}
-    while at_s < 2 * TURN_S:
-        kind = "prompts" if at_s < TURN_S else "answers"
-        at_s += draw.expovariate(rates[kind])
-        plan.append(replace(kinds[kind], at_s=at_s))
+    for kind, turn_s in turns:
+        at_s, end_s = end_s, end_s + turn_s
+        while (at_s := at_s + draw.expovariate(rates[kind])) < end_s:
+            plan.append(replace(kinds[kind], at_s=at_s))
+    return plan
+
+
+async def _judged(server: RunningServer, plan: Sequence[Planned], targets: dict[str, Slo]) -> dict[str, Any]:
     async with Load(server, seed=13) as load:
         answers = await load.play(plan)
     met = {kind: _met(answers, kind, slo) for kind, slo in targets.items()}
@@ -221,7 +235,7 @@ async def _turns(server: RunningServer, rates: dict[str, float], targets: dict[s
         "requests": len(answers),
         "refused": sum(answer.is_refused for answer in answers),
         "in_slo": met,
-        "goodput_rps": round(sum(met.values()) / (2 * TURN_S), 3),
+        "goodput_rps": round(sum(met.values()) / plan[-1].at_s, 3),
         "flips": await _flips(server),
     }
 
