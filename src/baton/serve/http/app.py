@@ -19,12 +19,14 @@ from baton.serve.http.budgets import Budgets
 from baton.serve.http.edge import ClientDisconnected, Edge
 from baton.serve.http.embed import EMBEDDINGS_PATH, Embed
 from baton.serve.http.generate import Generate
+from baton.serve.http.messages import MESSAGES_PATH, Messages
 from baton.serve.http.operations import Operations
 from baton.serve.http.pages import Pages
 from baton.serve.http.services import Services
 from baton.serve.http.site import Site
 from baton.serve.http.text_request import ChatText, CompletionText
 from baton.serve.http.wire.errors import error_body, error_headers
+from baton.serve.http.wire.messages_encoder import anthropic_error
 from baton.serve.live.recorder import Recorder
 
 
@@ -33,7 +35,14 @@ def build_app(services: Services) -> ASGIApp:
     routes = [Route(kind.PATH, Generate(services, kind), methods=["POST"]) for kind in (CompletionText, ChatText)]
     embed = Route(EMBEDDINGS_PATH, Embed(services), methods=["POST"])
     app = Starlette(
-        routes=[*routes, embed, *Pages(services).routes(), *Operations(services).routes(), *Site().routes()],
+        routes=[
+            *routes,
+            embed,
+            *Messages(services).routes(),
+            *Pages(services).routes(),
+            *Operations(services).routes(),
+            *Site().routes(),
+        ],
         exception_handlers={
             RequestError: partial(_on_request_error, services.recorder),
             HTTPException: _on_wrong_route,
@@ -66,7 +75,10 @@ def _respond(error: RequestError, headers: dict[str, str] | None = None) -> Resp
 async def _on_request_error(recorder: Recorder, request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError), f"{error!r} is no request error"
     recorder.refused(error.status, error.code)
-    return _respond(error)
+    if not request.url.path.startswith(MESSAGES_PATH):
+        return _respond(error)
+    body = anthropic_error(error_body(error))
+    return Response(body, error.status, error_headers(error), media_type="application/json")
 
 
 async def _on_wrong_route(request: Request, error: Exception) -> Response:

@@ -118,6 +118,11 @@ class ChoiceText:
         called = self.calls is not None and self.calls.calls > 0
         return "tool_calls" if called and self.finish_reason == "stop" else self.finish_reason
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text. None: no stop string did."""
+        return self._scanner.found or None
+
     def _take_calls(self, text: str) -> tuple[str, tuple[CallPart, ...]]:
         """Separate tool calls from text. End the choice after the last call that the client allows."""
         if self.calls is None:

@@ -27,7 +27,7 @@ from baton.serve.http.services import Services
 from baton.serve.http.slo import asked_slo
 from baton.serve.http.text_request import TextRequest
 from baton.serve.http.wire.constraint import Constraint
-from baton.serve.http.wire.encoders import DONE, ResponseEncoder, ResponseHead, WholeChoice
+from baton.serve.http.wire.encoders import ResponseEncoder, ResponseHead, WholeChoice
 from baton.serve.http.wire.errors import error_body
 from baton.serve.http.wire.parsing import parse_object
 from baton.serve.http.wire.responses import PromptTokensDetails, Usage
@@ -98,12 +98,14 @@ class Generate:
         slo = asked_slo(context.slo, request.fields.slo, choice.slo or model.gateway.slo)
         maker = RequestMaker(context, request.fields, next(services.serials), slo, choice.service)
         filters = [services.hooks.begin(body, kind.PATH) for _ in range(choices_count)]
-        head = self._head(request, context, continued)
-        can_be_saved = choices_count == 1 and services.streams.is_used and not services.hooks.output
+        prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)
+        head = self._head(request, context, continued, prompt_tokens=prompt_tokens)
+        is_plain = kind.CAN_RESUME and not services.hooks.output
+        can_be_saved = choices_count == 1 and services.streams.is_used and is_plain
         response = TextResponse(
             model.gateway,
             self._start(request, prompts, maker, filters, constraint, continued),
-            prompt_tokens=sum(len(prompt.tokens) for prompt in prompts),
+            prompt_tokens=prompt_tokens,
             encoder=request.encoder(head),
             include_usage=_include_usage(request),
             saver=StreamSaver(
@@ -129,12 +131,15 @@ class Generate:
             )
         return count
 
-    def _head(self, request: TextRequest, context: RequestContext, continued: Continuation | None) -> ResponseHead:
+    def _head(
+        self, request: TextRequest, context: RequestContext, continued: Continuation | None, *, prompt_tokens: int
+    ) -> ResponseHead:
         new_id = f"{request.ID_PREFIX}{context.request_id}"
         return ResponseHead(
             id=new_id if continued is None else continued.stream.response_id,
             created=unix_s(),
             model=request.model.name,
+            prompt_tokens=prompt_tokens,
             include_usage=_include_usage(request),
         )
 
@@ -275,7 +280,7 @@ class TextResponse:
         calls = [part for delta in deltas for part in delta.calls]
         text = "".join([delta.text for delta in deltas])
         chat_finish = choice.chat_finish or choice.finish_reason
-        return WholeChoice(choice.index, text, entries, choice.finish_reason, calls, chat_finish)
+        return WholeChoice(choice.index, text, entries, choice.finish_reason, calls, chat_finish, choice.stop_string)
 
     async def _stream(self, events: _EventStream) -> None:
         """Stream all choices. The status is sent with the first text, so an earlier error can set another status."""
@@ -284,13 +289,13 @@ class TextResponse:
         except RequestError as error:
             if not events.is_open:
                 raise
-            await events.send(b"data: " + error_body(await self._resumable(error)) + b"\n\n")
+            await events.send(self._encoder.error(error_body(await self._resumable(error))))
         else:
             if self._disconnected:
                 return
             if self._include_usage:
                 await events.send(self._encoder.usage(self.usage(), self._timings()))
-            await events.send(DONE)
+            await events.send(self._encoder.END)
         await events.close()
 
     async def _resumable(self, error: RequestError) -> RequestError:
@@ -311,7 +316,8 @@ class TextResponse:
                 first = False
         self._mark_sent(choice)
         chat_finish = choice.chat_finish or choice.finish_reason
-        await events.send(self._encoder.last(choice.index, chat_finish, choice.live.timings()))
+        timings = choice.live.timings()
+        await events.send(self._encoder.last(choice.index, chat_finish, timings, stop_string=choice.stop_string))
 
     async def _delta(self, choice: ChoiceText, delta: ChoiceDelta, *, first: bool) -> bytes:
         return await _encode(lambda: self._encoder.delta(choice.index, delta, first=first), len(delta.entries))

@@ -94,10 +94,12 @@ class Keyring:
     def identify(self, headers: Mapping[bytes, bytes]) -> Identity:
         """Return the identity of a request. Raises RequestError (401) if a key is required and its key is unknown.
 
+        The key is a bearer token, or as Anthropic's clients send it, the header `x-api-key`.
+
         Keys are looked up by their digest, so that response times reveal nothing about a key.
         """
         scheme, _, sent = headers.get(b"authorization", b"").partition(b" ")
-        key = sent.strip() if scheme.lower() == b"bearer" else b""
+        key = sent.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"").strip()
         digest = digest_of(key)
         found = self._known.get(digest) if key else None
         if found is not None:

@@ -19,6 +19,8 @@ class StopScanner:
         self._held = ""
         self.stopped = False
         """True once a stop string was found. The text from its first character on is dropped."""
+        self.found = ""
+        """The stop string that was found."""
 
     def push(self, text: str) -> str:
         """Add a piece of text. Return the text that can be sent, as it certainly precedes any stop string."""
@@ -31,6 +33,7 @@ class StopScanner:
             met = [matcher.length for matcher in self._matchers if matcher.step(character)]
             if met:
                 self.stopped, self._held = True, ""
+                self.found = whole[end - max(met) : end]
                 return whole[: end - max(met)]
         safe = len(whole) - max(matcher.matched for matcher in self._matchers)
         self._held = whole[safe:]

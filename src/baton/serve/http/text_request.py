@@ -29,6 +29,8 @@ class TextRequest(Protocol):
     """The field with the prompt, for error messages."""
     FOLLOWS_TEXT: ClassVar[bool]
     """Whether the output continues the prompt's text."""
+    CAN_RESUME: ClassVar[bool]
+    """Whether a client can resume a stream after a restart of the server."""
 
     @property
     def fields(self) -> CompletionRequest | ChatRequest: ...
@@ -67,6 +69,7 @@ class CompletionText:
     ID_PREFIX = "cmpl-"
     PROMPT_PARAM = "prompt"
     FOLLOWS_TEXT = True
+    CAN_RESUME = True
 
     fields: CompletionRequest
     model: ModelServices
@@ -106,6 +109,7 @@ class ChatText:
     ID_PREFIX = "chatcmpl-"
     PROMPT_PARAM = "messages"
     FOLLOWS_TEXT = False
+    CAN_RESUME = True
 
     fields: ChatRequest
     model: ModelServices

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from msgspec import json
 
@@ -43,6 +43,7 @@ class ResponseHead:
     id: str
     created: int
     model: str
+    prompt_tokens: int = 0
     include_usage: bool
     """Whether a last chunk has the usage. Every other chunk then has `"usage":null`."""
 
@@ -58,21 +59,30 @@ class WholeChoice:
     calls: Sequence[CallPart] = ()
     chat_finish: ChatFinish = "stop"
     """Finish reason for chats: `finish_reason`, or `tool_calls`."""
+    stop_string: str | None = None
+    """The stop string that ended the text. None: no stop string did."""
 
 
 class ResponseEncoder(Protocol):
     """Encodes the responses of one route as bytes for the socket."""
 
+    END: ClassVar[bytes]
+    """The end of a stream that has no error."""
+
     def delta(self, index: int, delta: ChoiceDelta, *, first: bool) -> bytes:
         """Return a chunk with new text of a choice."""
         ...
 
-    def last(self, index: int, finish_reason: ChatFinish, timings: Timings) -> bytes:
+    def last(self, index: int, finish_reason: ChatFinish, timings: Timings, *, stop_string: str | None = None) -> bytes:
         """Return the chunk that ends a choice."""
         ...
 
     def usage(self, usage: Usage, timings: Timings) -> bytes:
         """Return the chunk with the usage, which follows the last choice."""
+        ...
+
+    def error(self, body: bytes) -> bytes:
+        """Return the event that ends a stream with an error. `body`: OpenAI's error body."""
         ...
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage, timings: Timings) -> bytes:
@@ -102,6 +112,11 @@ class ChunkFrame:
         return b'%b],"usage":%b,"timings":%b}\n\n' % (self._prefix, json.encode(usage), json.encode(timings))
 
 
+def error_event(body: bytes) -> bytes:
+    """Return the event of an error in OpenAI's streams."""
+    return b"data: " + body + b"\n\n"
+
+
 def finite(logprob: float) -> float:
     """Return a log probability that JSON can express: at least `LOGPROB_MIN`."""
     return max(logprob, LOGPROB_MIN)
@@ -109,6 +124,8 @@ def finite(logprob: float) -> float:
 
 class CompletionEncoder:
     """Encodes `text_completion` objects and their chunks."""
+
+    END = DONE
 
     def __init__(self, head: ResponseHead, tokenizer: Tokenizer, *, top_logprobs: int | None) -> None:
         self._head = head
@@ -122,12 +139,15 @@ class CompletionEncoder:
             b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":null}' % (index, json.encode(delta.text), logprobs)
         )
 
-    def last(self, index: int, finish_reason: ChatFinish, timings: Timings) -> bytes:
+    def last(self, index: int, finish_reason: ChatFinish, timings: Timings, *, stop_string: str | None = None) -> bytes:
         reason = FINISH_JSON[finish_reason]
         return self._frame.last(b'{"index":%d,"text":"","logprobs":null,"finish_reason":%b}' % (index, reason), timings)
 
     def usage(self, usage: Usage, timings: Timings) -> bytes:
         return self._frame.usage(usage, timings)
+
+    def error(self, body: bytes) -> bytes:
+        return error_event(body)
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage, timings: Timings) -> bytes:
         body = Completion(
@@ -168,6 +188,8 @@ class CompletionEncoder:
 class ChatEncoder:
     """Encodes `chat.completion` objects and their chunks."""
 
+    END = DONE
+
     def __init__(self, head: ResponseHead, tokenizer: Tokenizer, *, with_logprobs: bool) -> None:
         self._head = head
         self._tokenizer = tokenizer
@@ -185,7 +207,7 @@ class ChatEncoder:
             b'{"index":%d,"delta":{%b},"logprobs":%b,"finish_reason":null}' % (index, b",".join(parts), logprobs)
         )
 
-    def last(self, index: int, finish_reason: ChatFinish, timings: Timings) -> bytes:
+    def last(self, index: int, finish_reason: ChatFinish, timings: Timings, *, stop_string: str | None = None) -> bytes:
         reason = FINISH_JSON[finish_reason]
         return self._frame.last(
             b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b}' % (index, reason), timings
@@ -193,6 +215,9 @@ class ChatEncoder:
 
     def usage(self, usage: Usage, timings: Timings) -> bytes:
         return self._frame.usage(usage, timings)
+
+    def error(self, body: bytes) -> bytes:
+        return error_event(body)
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage, timings: Timings) -> bytes:
         body = ChatCompletion(
@@ -232,14 +257,19 @@ class ChatEncoder:
 def _message(choice: WholeChoice) -> AnswerMessage:
     if not choice.calls:
         return AnswerMessage(content=choice.text)
+    return AnswerMessage(content=choice.text or None, tool_calls=tool_calls(choice.calls))
+
+
+def tool_calls(parts: Sequence[CallPart]) -> list[ToolCall]:
+    """Return the calls whose parts these are."""
     calls: list[ToolCall] = []
-    for _, parts in groupby(choice.calls, key=lambda part: part.index):
-        first, *rest = parts
+    for _, own_parts in groupby(parts, key=lambda part: part.index):
+        first, *rest = own_parts
         assert first.id is not None, f"the first part of call {first.index} has no id"
         assert first.name is not None, f"the first part of call {first.index} has no name"
         arguments = "".join([first.arguments, *(part.arguments for part in rest)])
         calls.append(ToolCall(first.id, FunctionCall(first.name, arguments)))
-    return AnswerMessage(content=choice.text or None, tool_calls=calls)
+    return calls
 
 
 def _call_delta(part: CallPart) -> dict[str, Any]:

@@ -1,0 +1,68 @@
+"""Anthropic's Messages API over the same requests as chat completions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from baton.serve.http.edge import read_body
+from baton.serve.http.generate import Generate
+from baton.serve.http.pages import json_response
+from baton.serve.http.prompts import chat_prompt
+from baton.serve.http.services import Services
+from baton.serve.http.text_request import ChatText, TextRequest
+from baton.serve.http.tools.use import tool_use
+from baton.serve.http.wire.encoders import ResponseEncoder, ResponseHead
+from baton.serve.http.wire.messages import (
+    CountTokensRequest,
+    MessagesRequest,
+    TokenCount,
+    chat_request,
+    prompt_fields,
+)
+from baton.serve.http.wire.messages_encoder import MessagesEncoder
+from baton.serve.http.wire.parsing import convert, parse_object
+
+MESSAGES_PATH = "/v1/messages"
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesText(ChatText):
+    """A request to `/v1/messages`."""
+
+    PATH = MESSAGES_PATH
+    ID_PREFIX = "msg_"
+    CAN_RESUME = False
+
+    @classmethod
+    def read(cls, body: dict[str, Any], services: Services) -> TextRequest:
+        fields = chat_request(convert(body, MessagesRequest))
+        model = services.model(fields.model)
+        return cls(fields, model, tool_use(fields, model.template.source))
+
+    def encoder(self, head: ResponseHead) -> ResponseEncoder:
+        return MessagesEncoder(head)
+
+
+class Messages:
+    """The endpoints."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    def routes(self) -> list[Route]:
+        return [
+            Route(MESSAGES_PATH, Generate(self._services, MessagesText), methods=["POST"]),
+            Route(f"{MESSAGES_PATH}/count_tokens", self._count_tokens, methods=["POST"]),
+        ]
+
+    async def _count_tokens(self, request: Request) -> Response:
+        raw = await read_body(request.scope, request.receive, self._services.settings.body_bytes_max)
+        fields = prompt_fields(convert(parse_object(raw), CountTokensRequest))
+        model = self._services.model(fields.model)
+        prompt = await model.run_off_loop(lambda: chat_prompt(fields, model.texts, model.template), size=len(raw))
+        return json_response(TokenCount(len(prompt.tokens)))
