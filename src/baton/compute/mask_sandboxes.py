@@ -216,7 +216,9 @@ class _MaskProcess:
         reason = self._server.end_reason(sandbox)
         self._sandbox = None
         self._last.clear()
-        if self._outstanding:
+        if reason is None:
+            self._outstanding.clear()
+        elif self._outstanding:
             culprit = self._outstanding.popleft()
             self._outstanding.clear()
             if reason.is_memory_limit and self._has_answered:

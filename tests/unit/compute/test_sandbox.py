@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import select
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -138,6 +139,18 @@ def test_a_lost_sandbox_or_fork_server_is_replaced() -> None:
         os.kill(sandbox.pid, 0)
 
 
+def test_a_sandbox_without_a_job_ends_and_the_next_job_gets_another() -> None:
+    """So the memory that its earlier jobs have left goes back to the system."""
+    pool = SandboxPool(SandboxSetup(GrammarChecks(hash_card()), LIMITS, idle_s=0.2), 1)
+    digits = Grammar(kind="regex", text="[0-9]")
+    assert _problem(pool, digits) == ""
+    sandbox = pool._idle[0]
+    select.select([sandbox._sock], [], [])
+    assert _problem(pool, digits) == ""
+    assert pool._idle[0].pid != sandbox.pid
+    pool.close()
+
+
 def test_a_closed_pool_starts_no_process() -> None:
     pool = SandboxPool(SandboxSetup(GrammarChecks(hash_card()), LIMITS), 1)
     pool.close()
@@ -179,7 +192,9 @@ def test_the_end_of_a_sandbox_of_an_earlier_fork_server_leaves_the_new_one_alone
     old = server.fork()
     os.kill(_fork_server_of(old), signal.SIGKILL)
     new = server.fork()
-    assert not server.end_reason(old).is_lasting
+    error = server.end_reason(old)
+    assert error is not None
+    assert not error.is_lasting
     assert _fork_server_of(server.fork()) == _fork_server_of(new)
     server.close()
 

@@ -54,11 +54,6 @@ class GrammarMasks:
         _store(self._parsers, job.request_id, parser, PARSERS_MAX)
         return MaskAnswer(rows)
 
-    def forget(self) -> None:
-        """Drop all parsers and compiled grammars. Requests that still run have to send their outputs again."""
-        self._parsers.clear()
-        self._compiled.clear()
-
     def _rows(self, parser: _RequestParser, job: MaskJob) -> list[bytes]:
         if job.output and not parser.matcher.consume_tokens(job.output):
             _check(parser.matcher)

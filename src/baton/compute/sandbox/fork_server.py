@@ -17,13 +17,8 @@ import msgspec
 
 from baton.compute.sandbox.messages import COMMAND, DONE, FAILED, FORK, STACK_BYTES, STATUS, SandboxSetup
 from baton.compute.sandbox.work import SandboxWork, open_work
-from baton.core.config import SandboxConfig
 from baton.move.ipc.child import die_with_parent
 from baton.move.ipc.frames import HEAD_BYTES, frame
-from baton.move.memory_limits import trim_heap
-
-IDLE_S = 5.0
-"""A sandbox that had no job for this long drops its caches, so that hostile grammars hold no memory."""
 
 
 def run_fork_server(descriptor: int) -> int:
@@ -37,7 +32,7 @@ def run_fork_server(descriptor: int) -> int:
     while command := control.recv(COMMAND.size, socket.MSG_WAITALL):
         kind, pid = COMMAND.unpack(command)
         if kind == FORK:
-            _fork(control, work, setup.limits)
+            _fork(control, work, setup)
         else:
             control.sendall(STATUS.pack(_wait(pid)))
     return 0
@@ -70,28 +65,28 @@ def _receive_exactly(sock: socket.socket, size: int) -> bytes:
     return bytes(data)
 
 
-def _fork(control: socket.socket, work: SandboxWork, limits: SandboxConfig) -> None:
+def _fork(control: socket.socket, work: SandboxWork, setup: SandboxSetup) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         pid = os.fork()
         if pid == 0:
             control.close()
             theirs.close()
-            _run_sandbox(ours, work, limits)
+            _run_sandbox(ours, work, setup)
         socket.send_fds(control, [STATUS.pack(pid)], [theirs.fileno()])
 
 
-def _run_sandbox(sock: socket.socket, work: SandboxWork, limits: SandboxConfig) -> None:
-    """Answer jobs until the peer hangs up or a limit ends this process. Never returns."""
+def _run_sandbox(sock: socket.socket, work: SandboxWork, setup: SandboxSetup) -> None:
+    """Answer jobs until the peer hangs up, a limit ends this process, or no job arrives in time. Never returns."""
+    limits = setup.limits
     die_with_parent()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # native libraries print a message for each hostile input
     _limit(resource.RLIMIT_DATA, _data_bytes() + limits.memory_bytes)
     _limit(resource.RLIMIT_FSIZE, 0)
     try:
         while True:
-            if not select.select([sock], [], [], IDLE_S)[0]:
-                work.forget()
-                trim_heap()
+            if not select.select([sock], [], [], setup.idle_s)[0]:
+                os._exit(0)
             job = receive(sock)
             _set_timers(limits.cpu_s, limits.wall_s)
             answer = _answer(work, job)

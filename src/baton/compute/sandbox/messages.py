@@ -48,6 +48,8 @@ class SandboxSetup(Struct, frozen=True):
 
     task: GrammarChecks | MaskComputation | TemplateRendering
     limits: SandboxConfig
+    idle_s: float = 5.0
+    """A sandbox that had no job for this long ends, so that hostile grammars hold no memory. A new one takes 2 ms."""
 
 
 class GrammarProblem(Struct, frozen=True):

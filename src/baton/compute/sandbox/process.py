@@ -116,8 +116,11 @@ class ForkServer:
                 self._end()
                 raise SandboxError(f"the sandbox cannot be started: {error}", is_lasting=False) from error
 
-    def end_reason(self, sandbox: Sandbox) -> SandboxError:
-        """Return an error with the reason why a sandbox has ended, the limit, and the setting that raises it."""
+    def end_reason(self, sandbox: Sandbox) -> SandboxError | None:
+        """Return an error with the reason why a sandbox has ended, the limit, and the setting that raises it.
+
+        None: it ended because it had no job for some time. A job that it was sent at that moment has not begun.
+        """
         sandbox.close()
         with self._lock:
             try:
@@ -127,6 +130,8 @@ class ForkServer:
             except OSError:
                 self._end()
                 return SandboxError("its sandbox was lost; send it again", is_lasting=False)
+        if status == 0:
+            return None
         return self._reason(os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
 
     def close(self) -> None:
@@ -234,7 +239,7 @@ class SandboxPool:
                     break
                 except EOFError:
                     error = self._server.end_reason(sandbox)
-                    if is_new or not error.is_memory_limit:
+                    if error is not None and (is_new or not error.is_memory_limit):
                         raise error from None
             self._idle.append(sandbox)
         if isinstance(answer, SandboxError):

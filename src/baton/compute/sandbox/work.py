@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Protocol, assert_never
 
 import msgspec
@@ -30,10 +29,6 @@ class SandboxWork(Protocol):
         """Return the answer of a job. Any error or crash fails this job alone."""
         ...
 
-    def forget(self) -> None:
-        """Drop everything that earlier jobs have left in memory."""
-        ...
-
 
 def open_work(task: GrammarChecks | MaskComputation | TemplateRendering) -> SandboxWork:
     """Return the work of a task. Loads the model's vocabulary if the task needs it, but touches no client's input."""
@@ -57,9 +52,6 @@ class _Checks:
         problem: GrammarProblem | None = first_problem(self._decoder.decode(job), self._trie)
         return msgspec.msgpack.encode(problem)
 
-    def forget(self) -> None:
-        gc.collect()
-
 
 class _Masks:
     def __init__(self, card: ModelCard) -> None:
@@ -69,9 +61,6 @@ class _Masks:
 
     def run(self, job: bytes) -> bytes:
         return msgspec.msgpack.encode(self._masks.answer(self._decoder.decode(job)))
-
-    def forget(self) -> None:
-        self._masks.forget()
 
 
 class _Rendering:
@@ -102,6 +91,3 @@ class _Rendering:
         except (RequestError, ModelError) as error:
             return msgspec.msgpack.encode(Rendered(refusal=str(error)))
         return msgspec.msgpack.encode(Rendered(text))
-
-    def forget(self) -> None:
-        gc.collect()

@@ -24,8 +24,8 @@ SWEEP_S_MAX = 1.0
 REFUSED_MAX = 64
 """Maximum refused connections that wait for their error response. Further ones are closed without a response."""
 RETRY_AFTER_S = 1.0
-TRIM_CONNECTIONS = 64
-"""Free memory is returned to the system once three quarters of at least this many connections have closed."""
+TRIM_S = 10.0
+"""Free memory is returned to the system this often while connections are open, and after the last one has closed."""
 
 log = logging.getLogger("baton.server")
 
@@ -54,8 +54,8 @@ class Connections:
         self._timer: asyncio.TimerHandle | None = None
         times_s = (limits.header_s, limits.body_s, limits.idle_s, limits.send_s)
         self._sweep_s = min(SWEEP_S_MAX, min(times_s) / 4)
-        self._peak = 0
-        """Largest number of open connections since free memory was last returned to the system."""
+        self._trim_s = 0.0
+        """Time at which free memory is next returned to the system."""
         self._log = RefusalLog()
         self._recorder = recorder
 
@@ -104,11 +104,10 @@ class Connections:
     def _sweep(self) -> None:
         self._timer = None
         moment_s = now_s()
-        self._peak = max(self._peak, len(self._open))
         for connection in list(self._open):
             connection.end_if_overdue(moment_s)
-        if self._peak >= TRIM_CONNECTIONS and len(self._open) <= self._peak // 4:
-            self._peak = len(self._open)
+        if moment_s >= self._trim_s or not self._open:
+            self._trim_s = moment_s + TRIM_S
             trim_heap()
         if self._open:
             self._timer = asyncio.get_running_loop().call_later(self._sweep_s, self._sweep)
