@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import http.client
 import shutil
@@ -9,7 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
@@ -31,6 +32,16 @@ def check_url(url: str) -> None:
         scheme = ""
     if scheme not in ("http", "https"):
         raise ConfigError(f"--url {url} is not an HTTP address; give one such as http://127.0.0.1:8000")
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that names one of several models of a server."""
+    parser.add_argument("--model", metavar="NAME", help="one of several models")
+
+
+def of_model(path: str, model: str | None) -> str:
+    """Return the path of a route of the cluster for one model. None: for the first one."""
+    return path if model is None else f"{path}?model={quote(model, safe='')}"
 
 
 def ask(url: str, path: str, api_key: str | None, body: bytes | None = None) -> bytes:

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from baton.cli.ask_server import URL, check_url, fetch
+from baton.cli.ask_server import URL, add_model, check_url, fetch, of_model
 from baton.cli.key_flags import add_client_key, client_key
 from baton.cli.logs import build_cluster, changed_policies, open_log
 from baton.cli.output import STANDARD_OUTPUT, warn, wide_console, write_json
@@ -40,12 +40,11 @@ DECODING: tuple[Subject, ...] = ("decode", "move")
 DESCRIPTION = """Explain one request of a running server, or of a decision log: its events, and for each decision the
 workers as the policy saw them, the predicted times, the choice, and the rank of the others.
 
-Of a worker: requests that it runs, and those bound to decode there whose prompts are still computed elsewhere; prompt
-tokens queued; tokens of context, and the room for them; leading tokens of this prompt that its host has; how old its
-report is; and what is predicted there, in milliseconds.
+Of a worker: requests that it runs, and those bound to decode there; prompt tokens queued; tokens of context, and the
+room for them; leading tokens of this prompt on its host; the age of its report; and predictions, in milliseconds.
 
 The log is replayed, so the tables show exactly what the policies saw. A running server sends its log as far as it is
-written (GET /cluster/log); the replay is done here, and costs the server no more than the sending."""
+written (GET /cluster/log)."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
@@ -71,6 +70,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
         "--log", type=Path, metavar="FILE", help="a file that `baton serve --log` or `baton sim --log` wrote"
     )
     add_client_key(parser)
+    add_model(parser)
     add("--json", type=Path, metavar="FILE", help="write everything as JSON; - for standard output")
 
 
@@ -120,7 +120,7 @@ def _log(args: argparse.Namespace) -> Iterator[_Log]:
     check_url(args.url)
     with tempfile.TemporaryDirectory(prefix="baton-") as folder:
         path = Path(folder) / "decisions.log"
-        headers = fetch(args.url, "/cluster/log", client_key(args), path)
+        headers = fetch(args.url, of_model("/cluster/log", args.model), client_key(args), path)
         yield _Log(path, args.url, headers.get(LOG_FULL_HEADER) == "yes")
 
 

@@ -8,7 +8,7 @@ import threading
 
 import msgspec
 
-from baton.cli.ask_server import URL, ask, check_url
+from baton.cli.ask_server import URL, add_model, ask, check_url, of_model
 from baton.cli.key_flags import add_client_key, client_key
 from baton.core.errors import BatonError
 from baton.move.clock import now_s
@@ -31,6 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
     add("--url", default=URL, metavar="U", help="the server (default: %(default)s)")
     add("--wait-s", type=float, default=600.0, metavar="T", help="seconds to wait for the workers (default 600)")
     add_client_key(parser)
+    add_model(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,7 +40,8 @@ def run(args: argparse.Namespace) -> int:
     key, pause, until_s = client_key(args), threading.Event(), now_s() + args.wait_s
     try:
         wanted = msgspec.json.encode(RestartRequest(workers=tuple(args.worker)))
-        left = msgspec.json.decode(ask(args.url, "/cluster/restart", key, wanted), type=RestartResponse).restarting
+        restart, show = (of_model(path, args.model) for path in ("/cluster/restart", "/cluster"))
+        left = msgspec.json.decode(ask(args.url, restart, key, wanted), type=RestartResponse).restarting
         told: tuple[str, ...] = ()
         while left:
             if left != told:
@@ -48,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
             if now_s() > until_s:
                 raise BatonError(f"{', '.join(left)} did not restart within {args.wait_s:g} s; see the server's output")
             pause.wait(_POLL_S)
-            left = msgspec.json.decode(ask(args.url, "/cluster", key), type=ClusterStatus).restarting
+            left = msgspec.json.decode(ask(args.url, show, key), type=ClusterStatus).restarting
     except BatonError as error:
         print(f"baton: {error}", file=sys.stderr)  # noqa: T201
         return 1

@@ -20,6 +20,8 @@ from baton.core.engine_config import engine_of
 from baton.core.errors import ConfigError
 from baton.core.files import in_file
 from baton.core.keys import read_keys
+from baton.core.model_tables import model_configs
+from baton.core.served_model import ServedModelConfig
 from baton.move.ipc.tls import ServerTls
 
 Section = TypeVar("Section", bound=msgspec.Struct)
@@ -36,10 +38,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
     )
     parser.set_defaults(run=run)
     parser.add_argument(
-        "model",
-        nargs="?",
+        "models",
+        nargs="*",
+        default=[],
         metavar="MODEL",
-        help="a folder with safetensors, a .gguf file, a hub name, or smollm2-135m (default) or hash (no weights)",
+        help="a folder with safetensors, a .gguf file, a hub name, or smollm2-135m (default) or hash (no weights); "
+        "or several",
     )
     parser.add_argument("--model", dest="model_flag", metavar="MODEL", help="the same as MODEL, as vLLM spells it")
     parser.add_argument(
@@ -179,16 +183,15 @@ def add_parallel(parser: argparse.ArgumentParser, *, default: str = "1") -> None
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal arrives. Return the exit code."""
     config = configuration(args)
-    from baton.compute.models.resolve import resolve_model  # imported late, so that a wrong flag is reported at once
-    from baton.serve.live.assembly import assemble
+    from baton.serve.live.several_models import assemble_models  # late, so that a wrong flag is reported at once
     from baton.serve.service import serve
 
-    parts = assemble(config, resolve_model(config.model, config.load_format))
+    models = assemble_models(config)
     if not config.engines.servers:
-        return event_loop()(serve([parts], tell=tell))
+        return event_loop()(serve(config, models, tell=tell))
     from baton.integrations.vllm.fleet import EngineFleet  # an optional part
 
-    return event_loop()(serve([parts], tell=tell, engines=EngineFleet(parts, tell)))
+    return event_loop()(serve(config, models, tell=tell, engines=EngineFleet(models[0], tell)))
 
 
 def configuration(args: argparse.Namespace) -> Config:
@@ -219,7 +222,7 @@ def configuration(args: argparse.Namespace) -> Config:
         config,
         {
             **top,
-            "model": _model(args),
+            **_models(args),
             "dtype": _dtype(args.dtype),
             "topology": topology,
             "hosts": hosts,
@@ -233,6 +236,8 @@ def configuration(args: argparse.Namespace) -> Config:
         },
     )
     problems = config.problems() + config.lacks()
+    if config.models and not problems:
+        model_configs(config)
     if config.http.key_file and not problems:
         read_keys(Path(config.http.key_file))
     if config.http.tls_cert and not problems:
@@ -242,11 +247,16 @@ def configuration(args: argparse.Namespace) -> Config:
     return config
 
 
-def _model(args: argparse.Namespace) -> str | None:
-    """Return the model of MODEL or --model. None: not given."""
-    if args.model and args.model_flag and args.model != args.model_flag:
-        raise ConfigError(f"MODEL is {args.model} and --model is {args.model_flag}: give one of them")
-    return args.model or args.model_flag
+def _models(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of the models of MODEL or --model, which replace those of the file. Empty: not given."""
+    names: list[str] = args.models or ([args.model_flag] if args.model_flag else [])
+    if args.model_flag and names != [args.model_flag]:
+        raise ConfigError(f"MODEL is {' '.join(names)} and --model is {args.model_flag}: give one of them")
+    if not names:
+        return {}
+    if len(names) == 1:
+        return {"model": names[0], "models": ()}
+    return {"model": Config().model, "models": tuple(ServedModelConfig(model=name) for name in names)}
 
 
 def _dtype(asked: str | None) -> str | None:

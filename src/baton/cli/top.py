@@ -11,7 +11,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from baton.cli.ask_server import URL, ask, check_url
+from baton.cli.ask_server import URL, add_model, ask, check_url, of_model
 from baton.cli.key_flags import add_client_key, client_key
 from baton.core.errors import BatonError, ConfigError
 from baton.serve.live.status import ClusterStatus, HostStatus, TierStatus
@@ -26,6 +26,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
     add("--url", default=URL, metavar="U", help="the server (default: %(default)s)")
     add("--interval-s", type=float, default=1.0, metavar="T", help="seconds between updates (default 1)")
     add_client_key(parser)
+    add_model(parser)
     add("--once", action="store_true", help="show the state once and exit")
 
 
@@ -34,15 +35,15 @@ def run(args: argparse.Namespace) -> int:
     check_url(args.url)
     if args.interval_s <= 0:
         raise ConfigError(f"--interval-s is {args.interval_s}, but must be above 0")
-    console, key = Console(), client_key(args)
+    console, key, path = Console(), client_key(args), of_model("/cluster", args.model)
     try:
         if args.once:
-            console.print(_screen(_read_status(args.url, key)))
+            console.print(_screen(_read_status(args.url, path, key)))
             return 0
-        with Live(_screen(_read_status(args.url, key)), console=console, auto_refresh=False) as live:
+        with Live(_screen(_read_status(args.url, path, key)), console=console, auto_refresh=False) as live:
             pause = threading.Event()
             while not pause.wait(args.interval_s):
-                live.update(_screen(_read_status(args.url, key)), refresh=True)
+                live.update(_screen(_read_status(args.url, path, key)), refresh=True)
     except KeyboardInterrupt:
         return 0
     except BatonError as error:
@@ -51,9 +52,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _read_status(url: str, api_key: str | None) -> ClusterStatus:
+def _read_status(url: str, path: str, api_key: str | None) -> ClusterStatus:
     try:
-        return msgspec.json.decode(ask(url, "/cluster", api_key), type=ClusterStatus)
+        return msgspec.json.decode(ask(url, path, api_key), type=ClusterStatus)
     except msgspec.DecodeError as error:
         raise BatonError(f"there is no Baton server at {url}: {error}; start one with `baton serve`") from error
 

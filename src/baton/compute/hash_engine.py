@@ -40,11 +40,14 @@ def windowed_hash_card() -> ModelCard:
     return hash_card("hash-window", window_tokens=WINDOW_TOKENS)
 
 
-def hash_card(name: str = "hash", *, window_tokens: int | None = None) -> ModelCard:
-    """Return the card of the hash model: one layer with one head of 16 bytes, so K and V of a token are 32 bytes."""
+def hash_card(name: str = "hash", *, window_tokens: int | None = None, seed: str = "") -> ModelCard:
+    """Return the card of the hash model: one layer with one head of 16 bytes, so K and V of a token are 32 bytes.
+
+    `seed`: hash models with different seeds write different KV and text, as models with different weights do.
+    """
     return ModelCard(
         name=name,
-        path="",
+        path=seed,
         format="hash",
         architecture="hash",
         layers=1,
@@ -68,10 +71,12 @@ class HashEngine:
         memory: memoryview,
         vocab_tokens: int = VOCAB_TOKENS,
         window_tokens: int | None = None,
+        seed: str = "",
     ) -> None:
         """`memory` is the whole arena. Bytes after its last whole block are not used.
 
-        `window_tokens`: the next token is a hash of the KV of this many last tokens. None: of all tokens.
+        `window_tokens`: the next token is a hash of the KV of this many last tokens. None: of all tokens. `seed`: of
+        the model's card.
         """
         assert layout.dtype == "uint8", f"the hash engine writes bytes, the layout has {layout.dtype}"
         assert vocab_tokens > TEXT_TOKENS[-1], f"{vocab_tokens} tokens cannot spell printable text"
@@ -80,6 +85,7 @@ class HashEngine:
         self._width = layout.kv_heads * layout.head_dim
         self._planes = layout.planes * layout.layers
         self._window_tokens = window_tokens
+        self._seed = seed
         whole = np.frombuffer(memory, dtype=np.uint8)
         arena = whole[: len(whole) // layout.block_bytes * layout.block_bytes].reshape(-1, layout.block_bytes)
         self._shards = [(shard, _view(arena, shard, layout)) for shard in layout.shards]
@@ -111,7 +117,7 @@ class HashEngine:
     def _token_kv(self, token: int, position: int) -> np.ndarray:
         """Return the KV of a token at a position: [layers, planes, kv_heads, head_dim], for any layout of blocks."""
         layout = self.layout
-        digest = shake_128(f"{position}:{token}".encode()).digest(self._planes * self._width)
+        digest = shake_128(f"{self._seed}{position}:{token}".encode()).digest(self._planes * self._width)
         shape = (layout.layers, layout.planes, layout.kv_heads, layout.head_dim)
         return np.frombuffer(digest, dtype=np.uint8).reshape(shape)
 

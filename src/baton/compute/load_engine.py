@@ -127,7 +127,7 @@ def load_engine(
     chosen = choice or choose_engine(card, layout)
     inner: StepEngine
     if chosen.kind == "hash":
-        inner = HashEngine(layout, _on_host(memory), card.vocab_tokens, card.window_tokens)
+        inner = HashEngine(layout, _on_host(memory), card.vocab_tokens, card.window_tokens, card.path)
         return ConstrainedEngine(inner, card, chosen.sandbox)
     if chosen.library is None:
         from baton.compute.torch.load_torch import load_torch_engine

@@ -13,6 +13,7 @@ from baton.core.engine_config import EnginesConfig
 from baton.core.errors import ConfigError
 from baton.core.http_config import HttpConfig, Port
 from baton.core.limits import LimitsConfig
+from baton.core.served_model import ServedModelConfig
 from baton.core.validation import Range, out_of_range, type_problems, valid_part
 
 WORKERS_MAX = 256
@@ -141,14 +142,11 @@ class PolicyConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class PolicyChoice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The policies that a user configures, by family: a built-in policy or `module:Class`.
-
-    Other families come from the set `name`, or from the defaults (docs/policies.md).
-    """
+    """The policies by family: a built-in policy or `module:Class`, else that of the set `name` (docs/policies.md)."""
 
     name: str = ""
-    """A set of policies, as for `baton sim --policy` (docs/policies.md). A policy given for a family replaces that of
-    the set. Empty: the defaults."""
+    """A set of policies, as for `baton sim --policy` (docs/policies.md). Empty: the
+    defaults."""
     admission: Plugin | None = None
     routing: Plugin | None = None
     placement: Plugin | None = None
@@ -265,6 +263,10 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     then `auto` for `dtype` means bfloat16."""
     device: str = "auto"
     """Device of the model: `cpu`, `cuda` or `cuda:N`. `auto`: the first GPU that PyTorch can use, else the CPU."""
+    models: tuple[ServedModelConfig, ...] = ()
+    """Empty: `model` is the only one."""
+    cores: Annotated[int, Range(least=0, most=4096)] = 0
+    """Cores for the workers. 0: all."""
     threads: Annotated[int, Range(least=0, most=1024)] = 0
     """Threads per worker. 0 divides the cores (or a container's CPU quota) among the workers, at least one each."""
     idle_cores: IdleCores = "lend"

@@ -13,7 +13,7 @@ Rate = Annotated[int, Range(least=0, most=2**40)]
 
 
 class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits of connections and clients; see docs/operations.md. A client is an API key, or an address without one."""
+    """Limits of connections and clients; see docs/operations.md."""
 
     header_bytes_max: Annotated[int, Range(least=1024, most=2**24)] = 32 * 1024
     """Maximum bytes of a request's headers."""
@@ -24,9 +24,9 @@ class LimitsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     body_s: TimeoutSeconds = 60.0
     """Deadline for a request's body, after its headers."""
     idle_s: TimeoutSeconds = 30.0
-    """A connection without a request is closed after this time."""
+    """Maximum time without a request."""
     send_s: TimeoutSeconds = 60.0
-    """A client that does not empty its full send buffer within this time is disconnected."""
+    """Maximum time in which a client reads nothing."""
     connections_max: Annotated[int, Range(least=1, most=2**20)] = 4096
     """Maximum connections. Fewer if the system allows fewer open files."""
     address_connections_max: Annotated[int, Range(least=1, most=2**20)] = 1024

@@ -17,6 +17,7 @@ from baton.serve.host.supervisor import Notices, Supervisor
 from baton.serve.host.tasks import prefault, spawn
 from baton.serve.host.worker_link import EngineHosts
 from baton.serve.http.grammar_checks import GrammarChecker
+from baton.serve.http.model_routes import ModelStatus
 from baton.serve.http.model_services import ModelServices
 from baton.serve.http.prompts import PublicPrefixes
 from baton.serve.live.assembly import Parts
@@ -47,9 +48,18 @@ class ModelFleet:
     """Runs the workers and hosts of one model, from `start` to `close`."""
 
     def __init__(
-        self, parts: Parts, server: ServerFacts, *, changed: Callable[[], None], engines: EngineHosts | None = None
+        self,
+        parts: Parts,
+        server: ServerFacts,
+        *,
+        changed: Callable[[], None],
+        is_first: bool = True,
+        engines: EngineHosts | None = None,
     ) -> None:
-        """`changed`: called when the model becomes ready or has failed. `engines`: its workers, if another engine's."""
+        """`changed`: called when the model becomes ready or has failed. `is_first`: the server starts with it.
+
+        `engines`: its workers, if they are servers of another engine.
+        """
         self.parts = parts
         self.services: ModelServices | None = None
         """What the routes need. None: the tokenizer is not loaded yet."""
@@ -59,6 +69,7 @@ class ModelFleet:
         self._tell = server.tell
         self._changed = changed
         self._engines = engines
+        self._is_first = is_first
         self._tasks: list[asyncio.Task[None]] = []
         self._hosts = Hosts(parts, url=server.url, tls=server.tls, tell=self._tell, changed=self._on_hosts)
         self._own: Supervisor | None = None
@@ -111,6 +122,22 @@ class ModelFleet:
         if parts.own is not None:
             parts.own.arena.close()
 
+    def check_blocks(self) -> None:
+        """Raise AssertionError if a pool has lost a block (INV-4)."""
+        for pool in self.parts.driver.pools.values():
+            pool.check()
+
+    def status(self) -> ModelStatus:
+        """Return the state of the model for administrators."""
+        own = self.parts.own
+        return ModelStatus(
+            id=self.name,
+            state=self.parts.gateway.state,
+            workers=len(self.parts.driver.links),
+            cores=len(self.parts.computing.share.cores),
+            kv_bytes=0 if own is None else own.arena.bytes_total,
+        )
+
     def refresh_metrics(self) -> None:
         """Set the gauges of workers and KV blocks to their present values."""
         driver, metrics = self.parts.driver, self.parts.metrics
@@ -142,7 +169,8 @@ class ModelFleet:
             self._tell(f"waiting for {parts.config.hosts.expected} hosts: baton host --join {self._server.url}")
             return
         own, notices = parts.own, Notices(tell=self._tell, ready=self._on_own_ready, failed=self._on_failed)
-        self._own = Supervisor(OwnWorkers(parts.driver), own.setups, own.arena.fd, parts.config.survival, notices)
+        cores, survival = parts.computing.share.cores, parts.config.survival
+        self._own = Supervisor(OwnWorkers(parts.driver), own.setups, own.arena.fd, survival, notices, cores)
         self._own.start()
 
     def _load_services(self) -> ModelServices:
@@ -156,6 +184,7 @@ class ModelFleet:
             grammars=GrammarChecker(parts.card, parts.config.sandbox),
             history=parts.history,
             block_tokens=parts.driver.layout.block_tokens,
+            is_first=self._is_first,
             engine="vLLM" if parts.config.engines.servers else "",
             public_prefixes=PublicPrefixes(prefixes, tokenizer, template) if prefixes else None,
             large_turns=self._server.large_turns,
@@ -244,12 +273,10 @@ class ModelFleet:
         while True:
             await asyncio.sleep(_CHECK_S)
             driver = self.parts.driver
-            pools = list(driver.pools.values())
-            if driver.live or any(pool.holders for pool in pools):
+            if driver.live or any(pool.holders for pool in driver.pools.values()):
                 continue
             try:
-                for pool in pools:
-                    pool.check()
+                self.check_blocks()
             except AssertionError as error:
                 self._tell(
                     f"bug in Baton, please report it: the counts of KV blocks disagree: {error}; restart to free them"

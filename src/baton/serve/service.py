@@ -8,10 +8,12 @@ import json
 import signal
 import socket
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
+from baton.core.config import Config
 from baton.core.errors import ConfigError
 from baton.decide.policy.classes import ClassTable
 from baton.move.ipc.acceptor import listen
@@ -21,16 +23,16 @@ from baton.serve.host.worker_link import EngineHosts
 from baton.serve.http.app import build_app
 from baton.serve.http.connections import Connections
 from baton.serve.http.identity import Keyring, KeySources
-from baton.serve.http.model_services import ModelServices
+from baton.serve.http.model_routes import ModelRoutes
 from baton.serve.http.protocol import HttpServerConfig
 from baton.serve.http.server import HttpServer
 from baton.serve.http.services import HttpSettings, Services
 from baton.serve.live.assembly import Parts
 from baton.serve.live.hooks import load_hooks
-from baton.serve.live.metrics_registry import Metrics, render
+from baton.serve.live.metrics_registry import Metrics
 from baton.serve.live.recorder import Recorder
-from baton.serve.live.vllm_names import VllmNames
 from baton.serve.model_fleet import ModelFleet, ServerFacts, Tell
+from baton.serve.models import Models
 
 _HTTP_CLOSE_S = 3.0
 """Seconds that open connections have to close after the last request has ended."""
@@ -39,19 +41,19 @@ _FILES_ENOUGH = 1024
 """The server warns if it may open fewer files than this."""
 
 
-async def serve(models: Sequence[Parts], *, tell: Tell, engines: EngineHosts | None = None) -> int:
+async def serve(config: Config, models: Sequence[Parts], *, tell: Tell, engines: EngineHosts | None = None) -> int:
     """Serve models until a signal arrives. Return the exit code. Raises ConfigError if the port cannot be used.
 
-    `models`: at least one; all have the same sections for HTTP, limits and survival. `engines`: the workers of the
-    only model, if they are servers of another engine.
+    `config`: of the server. `models`: at least one. `engines`: the workers of the only model, if they are servers of
+    another engine.
     """
     connections_max = _connections_max(tell)
-    http = models[0].config.http
+    http = config.http
     with contextlib.ExitStack() as opened:
         listeners = [opened.enter_context(_listen(http.host, http.port))]
         if http.admin_port:
             listeners.append(opened.enter_context(_listen(http.admin_host, http.admin_port)))
-        return await Service(models, listeners, engines, connections_max=connections_max, tell=tell).run()
+        return await Service(config, models, listeners, engines, connections_max=connections_max, tell=tell).run()
 
 
 class Service:
@@ -59,6 +61,7 @@ class Service:
 
     def __init__(
         self,
+        config: Config,
         models: Sequence[Parts],
         listeners: list[socket.socket],
         engines: EngineHosts | None,
@@ -70,22 +73,20 @@ class Service:
 
         `connections_max`: maximum HTTP connections that the system's limit of open files allows.
         """
-        self._config = models[0].config
+        self._config = config
         self._connections_max = connections_max
         self._listeners = listeners
-        http = self._config.http
+        http = config.http
         self._tls = ServerTls(Path(http.tls_cert), Path(http.tls_key)) if http.tls_cert else None
         self._url = _url(http.host, listeners[0].getsockname()[1], scheme="http" if self._tls is None else "https")
         self._tell = tell
         self._stop = asyncio.Event()
         self._signals = 0
         self._failure = ""
-        self._is_ready = False
+        self._announced: Sequence[ModelFleet] | None = None
+        """The models that were announced as ready. None: the first ones are loading."""
         facts = ServerFacts(url=self._url, tls=self._tls, tell=tell)
-        self._fleets = {
-            parts.card.name: ModelFleet(parts, facts, changed=self._on_change, engines=engines) for parts in models
-        }
-        self._models: dict[str, ModelServices] = {}
+        self._models = Models(config, models, facts, changed=self._on_change, engines=engines)
         self._keyring = Keyring(
             KeySources(
                 api_keys=http.api_keys,
@@ -109,28 +110,24 @@ class Service:
         try:
             await self._serve()
         finally:
-            await asyncio.gather(*(fleet.close() for fleet in self._fleets.values()))
-        for fleet in self._fleets.values():
-            for pool in fleet.parts.driver.pools.values():
-                pool.check()
+            await self._models.close()
         return 1 if self._failure else 0
 
     async def _serve(self) -> None:
         """Start everything, and serve until the stop event. Raises ModelError or ConfigError if the start fails."""
-        for name, fleet in self._fleets.items():
-            self._models[name] = await fleet.start()
+        await self._models.start()
         http = HttpServer(self._http_config())
         serving = asyncio.create_task(http.serve(sockets=self._listeners))
         serving.add_done_callback(self._on_http_end)
         await self._stop.wait()
-        await asyncio.gather(*(fleet.drain() for fleet in self._fleets.values()))
+        await self._models.drain()
         http.should_exit = True
         await asyncio.wait({serving})
 
     def _http_config(self) -> HttpServerConfig:
         config, http, recorder = self._config, self._config.http, Recorder(self._metrics)
         services = Services(
-            models=self._models,
+            models=self._models.served,
             settings=HttpSettings(
                 bound_host=http.host,
                 admin_port=http.admin_port,
@@ -146,19 +143,13 @@ class Service:
             keyring=self._keyring,
             hooks=self._hooks,
             recorder=recorder,
-            render_metrics=self._render_metrics,
+            render_metrics=partial(self._models.render_metrics, self._metrics),
         )
         most = min(config.limits.connections_max, self._connections_max)
         limits = msgspec.structs.replace(config.limits, connections_max=most)
         connections = Connections(limits, recorder, proxies=http.proxies)
-        return HttpServerConfig(build_app(services), connections, close_s=_HTTP_CLOSE_S, tls=self._tls)
-
-    def _render_metrics(self) -> bytes:
-        for fleet in self._fleets.values():
-            fleet.refresh_metrics()
-        models = {name: fleet.parts.metrics for name, fleet in self._fleets.items()}
-        others = [VllmNames(models)] if self._config.http.metrics_names == "vllm" else []
-        return render(self._metrics, models, *others)
+        app = build_app(services, ModelRoutes(self._models).routes())
+        return HttpServerConfig(app, connections, close_s=_HTTP_CLOSE_S, tls=self._tls)
 
     def _reload(self) -> None:
         """Read the key file and the certificate again. An invalid file changes nothing."""
@@ -177,8 +168,7 @@ class Service:
         if self._signals == 1:
             self._tell("shutting down after the running requests; a second signal cancels them")
         else:
-            for fleet in self._fleets.values():
-                fleet.parts.gateway.cancel_all()
+            self._models.cancel_all()
         self._stop.set()
 
     def _on_http_end(self, serving: asyncio.Task[None]) -> None:
@@ -189,24 +179,27 @@ class Service:
         self._stop.set()
 
     def _on_change(self) -> None:
-        """Handle a model that became ready or has failed. The server ends once every model has failed."""
-        fleets = self._fleets.values()
+        """Handle a model that became ready, has failed or was unloaded. The server ends once every model has failed."""
+        fleets = self._models.fleets
         if all(fleet.failure for fleet in fleets):
             self._failure = "; ".join(fleet.failure for fleet in fleets)
             self._stop.set()
-        elif not self._is_ready and all(fleet.parts.gateway.state != "loading" for fleet in fleets):
-            self._is_ready = True
-            self._tell(self._greeting())
+        if self._announced is None and any(fleet.parts.gateway.state == "loading" for fleet in fleets):
+            return  # the first models are announced together
+        ready = [fleet for fleet in fleets if fleet.parts.gateway.state == "ready"]
+        news = [fleet for fleet in ready if fleet not in (self._announced or ())]
+        for fleet in news:
+            self._tell(f"ready: {self._url}  {fleet.summary()}  dashboard at /")
+        if self._announced is None and news:
+            self._tell(self._example(news[0].name))
+        self._announced = ready
 
-    def _greeting(self) -> str:
-        lines = [f"ready: {self._url}  {fleet.summary()}  dashboard at /" for fleet in self._fleets.values()]
-        name, messages = next(iter(self._fleets)), [{"role": "user", "content": "Hello! Introduce yourself."}]
-        question = json.dumps({"model": name, "messages": messages, "temperature": 0})
+    def _example(self, model: str) -> str:
+        """Return a command that asks the server, for the terminal."""
+        messages = [{"role": "user", "content": "Hello! Introduce yourself."}]
+        question = json.dumps({"model": model, "messages": messages, "temperature": 0})
         key = ' -H "Authorization: Bearer $API_KEY"' if not self._keyring.is_open else ""
-        lines.append(
-            f"try: curl {self._url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{question}'"
-        )
-        return "\n".join(lines)
+        return f"try: curl {self._url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{question}'"
 
 
 def _connections_max(tell: Tell) -> int:

@@ -17,7 +17,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     name: str
     """The name that clients use; `/v1/models` lists it."""
     path: str
-    """A folder with safetensors files (`dummy`: with config.json), or a .gguf file. Empty for the hash engine."""
+    """A folder with safetensors files (`dummy`: with config.json), or a .gguf file. Of a hash model: its seed."""
     format: ModelFormat
     architecture: str
     """One of `model_config.ARCHITECTURES`, or `hash`."""

@@ -36,7 +36,7 @@ def kv_identity(card: ModelCard) -> KVIdentity:
         shape = f"{card.layers} {card.kv_heads} {card.head_dim} {card.vocab_tokens} {card.window_tokens}"
         sizes = _digest(shape.encode())
         return KVIdentity(
-            model=card.name, architecture="hash", rope="", config=sizes, tokenizer="bytes", weights="hashes"
+            model=card.name, architecture="hash", rope="", config=sizes, tokenizer="bytes", weights=f"hashes{card.path}"
         )
     config = read_config(card)
     return KVIdentity(

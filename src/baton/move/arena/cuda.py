@@ -55,6 +55,11 @@ class CudaArena:
         (part,) = self.parts
         return part.array
 
+    @property
+    def untouched_bytes(self) -> int:
+        """Host memory that the arena will take: none."""
+        return 0
+
     def prefault(self, start: int) -> int:
         """Return the end position: device memory is reserved when it is allocated."""
         return self.bytes_total

@@ -34,6 +34,11 @@ class Arena:
         """The arena's bytes, shared with every process that maps it."""
         return memoryview(self._map)
 
+    @property
+    def untouched_bytes(self) -> int:
+        """Part of the arena whose pages take no memory yet."""
+        return max(0, self.bytes_total - os.fstat(self.fd).st_blocks * 512)
+
     def prefault(self, start: int) -> int:
         """Reserve the next pages, so that no step pays for their first use. Return the position for the next call.
 

@@ -23,11 +23,13 @@ from baton.decide.policy.policy_sets import resolve
 from baton.move.arena.cuda import CudaArena, create_cuda_arena
 from baton.move.arena.memfd import Arena, create_arena
 from baton.move.arena.opening import places_of
-from baton.move.cores import cpu_quota
+from baton.move.cores import cpu_quota, own_cores
 from baton.move.weights_file import can_share_weights
 from baton.serve.host.device import Device, choose_device, device_budget
 from baton.serve.host.sizing import (
+    HostShare,
     blocks_total,
+    divide_cores,
     host_budget,
     neighbour_cores,
     share_cores,
@@ -49,6 +51,8 @@ class Computing:
     layout: KVLayout
     hash_tokens: int
     """Tokens per block hash: the server's block size. A host's block size is a multiple of it."""
+    share: HostShare
+    """Cores and memory of this host for the workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +67,12 @@ class HostParts:
     """Maximum number of workers that scaling may run here."""
 
 
-def choose_computing(config: Config, card: ModelCard, hash_tokens: int | None = None) -> Computing:
+def choose_computing(
+    config: Config, card: ModelCard, hash_tokens: int | None = None, share: HostShare | None = None
+) -> Computing:
     """Choose device, precision and KV layout from the configuration. Raises ConfigError if this host cannot use them.
 
-    `hash_tokens`: tokens per block hash. None: the block size.
+    `hash_tokens`: tokens per block hash. None: the block size. `share`: part of the host. None: `config.cores` of it.
     """
     parallel = config.parallel
     device = choose_device(config.device, card, ranks=parallel.tensor * parallel.pipeline)
@@ -80,7 +86,9 @@ def choose_computing(config: Config, card: ModelCard, hash_tokens: int | None = 
     problems = rank_problems(card, layout, config.weights)
     if problems:
         raise ConfigError("\n".join(problems))
-    return Computing(device, dtype, layout, hash_tokens or layout.block_tokens)
+    if share is None:
+        share = HostShare(cores=divide_cores([config.cores], own_cores())[0])
+    return Computing(device, dtype, layout, hash_tokens or layout.block_tokens, share)
 
 
 def priced(config: Config, card: ModelCard, computing: Computing) -> Config:
@@ -96,13 +104,13 @@ def priced(config: Config, card: ModelCard, computing: Computing) -> Config:
 def device_prices(config: Config, card: ModelCard, computing: Computing) -> dict[str, float]:
     """Estimate the prices of a step on one worker of the topology. The keys are those of the linear cost model."""
     workers = len(worker_views(config.topology, HostId("")))
-    threads = share_cores(workers, config.threads, cpu_quota())[0][0] if workers else 1
+    shares = share_cores(workers, config.threads, cpu_quota(), computing.share.cores) if workers else [(1, ())]
     return estimated_costs(
         card,
         kind=_engine_kind(card, computing),
         dtype=computing.dtype,
         weights=config.weights,
-        threads=threads,
+        threads=shares[0][0],
         kv_token_bytes=computing.layout.token_bytes,
     )
 
@@ -138,7 +146,10 @@ def build_host(config: Config, card: ModelCard, computing: Computing, host: Host
     """
     drivers, layout = computing.device.drivers, computing.layout
     requests_max = config.batch.requests_max
-    budget = device_budget(drivers, config.topology, card, layout, requests_max) if drivers else host_budget()
+    if drivers:
+        budget = device_budget(drivers, config.topology, card, layout, requests_max)
+    else:
+        budget = host_budget(computing.share.pledged_bytes)
     total = blocks_total(config, card, layout, budget)
     if drivers:
         arena = create_cuda_arena(places_of(drivers, layout, total))
@@ -149,6 +160,7 @@ def build_host(config: Config, card: ModelCard, computing: Computing, host: Host
     weights, is_shared = weights_bytes(card, computing.dtype, config.weights), shares_weights(card, computing)
     most = workers_max(
         len(setups),
+        cores=len(computing.share.cores),
         threads=setups[0].threads,
         worker_bytes=0 if is_shared else weights,
         shared_bytes=arena.bytes_total + (weights if is_shared else 0),
@@ -177,7 +189,7 @@ def _setups(
         )
         for view in bare_views
     ]
-    shares = share_cores(len(views), config.threads, cpu_quota())
+    shares = share_cores(len(views), config.threads, cpu_quota(), computing.share.cores)
     guests = neighbour_cores(shares) if config.idle_cores == "lend" else [()] * len(shares)
     return [
         WorkerSetup(

@@ -43,6 +43,36 @@ def worker_views(topology: Topology, host: HostId, prefix: str = "") -> list[Wor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostShare:
+    """The part of this host that the workers of one model may use."""
+
+    cores: tuple[int, ...]
+    pledged_bytes: int = 0
+    """Free memory that the arenas of other models will take."""
+
+
+def divide_cores(wanted: Sequence[int], cores: Sequence[int]) -> list[tuple[int, ...]]:
+    """Divide cores among models. 0: an equal part of those that the other models leave, at least one core.
+
+    Models share cores if there are more models than cores left. Raises ConfigError if too many cores are wanted.
+    """
+    left, sharing = list(cores), wanted.count(0)
+    if sum(wanted) + min(1, sharing) > len(left):
+        rest = ", and another model needs one" if sharing else ""
+        raise ConfigError(
+            f"the models name {sum(wanted)} cores{rest}, but this server has {len(left)}: lower `cores` of a model, or "
+            "leave it out to share"
+        )
+    taken: list[tuple[int, ...]] = []
+    for count in wanted:
+        taken.append(tuple(left[:count]))
+        del left[:count]
+    each = max(1, len(left) // max(1, sharing))
+    parts = (tuple(left[place * each % len(left) :][:each]) for place in range(sharing))
+    return [cores or next(parts) for cores in taken]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBudget:
     """Memory that is available for an arena."""
 
@@ -53,13 +83,16 @@ class MemoryBudget:
     """Limit of the default size."""
 
 
-def host_budget() -> MemoryBudget:
+def host_budget(pledged_bytes: int = 0) -> MemoryBudget:
     """Return the budget of host memory: 2 GiB by default, at most a quarter of all and half of the free memory.
+
+    `pledged_bytes`: free memory that other arenas will take.
 
     A share of the free memory alone would make the arena smaller after each restart, because processes of a killed
     host may still hold memory.
     """
-    return memory_budget(free_bytes=memory_free_bytes(), total_bytes=memory_total_bytes())
+    free_bytes = max(0, memory_free_bytes() - pledged_bytes)
+    return memory_budget(free_bytes=free_bytes, total_bytes=memory_total_bytes())
 
 
 def memory_budget(*, free_bytes: int, total_bytes: int) -> MemoryBudget:
@@ -79,8 +112,9 @@ def blocks_total(config: Config, card: ModelCard, layout: KVLayout, budget: Memo
     if blocks * layout.block_bytes > free_bytes:
         raise ConfigError(
             f"{blocks} KV blocks take {blocks * layout.block_bytes / 2**30:.1f} GiB, but only"
-            f" {free_bytes / 2**30:.1f} GiB of memory are free (the limit of the control group counts); set kv.bytes or"
-            f" --kv-blocks to at most {free_bytes // 2 // layout.block_bytes} blocks"
+            f" {free_bytes / 2**30:.1f} GiB of memory are free (the limit of the control group counts, and so do the KV"
+            " caches of other models); set kv.bytes or --kv-blocks to at most"
+            f" {free_bytes // 2 // layout.block_bytes} blocks"
         )
     if blocks < 2 and not config.kv.blocks:
         raise ConfigError(
@@ -97,31 +131,45 @@ def _default_arena_bytes(card: ModelCard, layout: KVLayout, budget: MemoryBudget
     return min(wanted_bytes, budget.most_bytes)
 
 
-def workers_max(initial: int, *, threads: int, worker_bytes: int, shared_bytes: int, is_on_gpu: bool) -> int:
+def workers_max(
+    initial: int,
+    *,
+    threads: int,
+    worker_bytes: int,
+    shared_bytes: int,
+    is_on_gpu: bool,
+    cores: int | None = None,
+) -> int:
     """Return how many workers the cores, the memory and the devices of this host can run; at least the initial ones.
 
     `threads`: threads of one worker. `worker_bytes`: weights that each worker loads itself. `shared_bytes`: arena and
-    weights that all workers map. A GPU runs the initial workers only: the arena takes the rest of its memory.
+    weights that all workers map. `cores`: number of cores that the workers may use. None: all of this process.
+    A GPU runs the initial workers only: the arena takes the rest of its memory.
     """
     if is_on_gpu:
         return initial
-    by_cores = usable_cores() // threads
+    by_cores = (usable_cores() if cores is None else min(cores, usable_cores())) // threads
     by_memory = (memory_free_bytes() - shared_bytes) // (worker_bytes + _WORKER_BYTES)
     return max(initial, min(by_cores, by_memory))
 
 
-def share_cores(workers: int, threads: int, quota: float = math.inf) -> list[tuple[int, tuple[int, ...]]]:
-    """Divide this process's cores among the workers. Return (threads, cores to pin to) for each worker.
+def share_cores(
+    workers: int, threads: int, quota: float = math.inf, cores: Sequence[int] | None = None
+) -> list[tuple[int, tuple[int, ...]]]:
+    """Divide cores among the workers. Return (threads, cores to pin to) for each worker.
+
+    `cores`: those of one model. None: all of this process. `quota`: CPU quota of this process, in cores.
 
     Workers are pinned to different cores if there are enough, because two workers on one core slow each other down.
     They are not pinned if a CPU quota is below the number of cores: containers that share the cores would all pin
     their workers to the first ones.
     """
-    cores = own_cores()
-    each = threads or max(1, math.ceil(min(quota, len(cores))) // workers)
-    if quota < len(cores) or each * workers > len(cores) or not hasattr(os, "sched_setaffinity"):
+    own = own_cores()
+    mine = own if cores is None else cores
+    each = threads or max(1, math.ceil(min(quota * len(mine) / len(own), len(mine))) // workers)
+    if quota < len(own) or each * workers > len(mine) or not hasattr(os, "sched_setaffinity"):
         return [(each, ())] * workers
-    return [(each, tuple(cores[index * each : (index + 1) * each])) for index in range(workers)]
+    return [(each, tuple(mine[index * each : (index + 1) * each])) for index in range(workers)]
 
 
 def neighbour_cores(shares: Sequence[tuple[int, tuple[int, ...]]]) -> list[tuple[int, ...]]:

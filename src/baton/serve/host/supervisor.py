@@ -73,7 +73,10 @@ class Supervisor:
         arena_fd: int,
         survival: SurvivalConfig,
         notices: Notices,
+        cores: Sequence[int] | None = None,
     ) -> None:
+        """`cores`: those that added workers may be pinned to. None: all of this process."""
+        self._cores = own_cores() if cores is None else cores
         self._listener = listener
         self._slots: dict[WorkerId, _Slot] = {setup.view.id: _Slot(setup) for setup in setups}
         self._like = setups[0]
@@ -125,7 +128,7 @@ class Supervisor:
     def _free_cores(self) -> tuple[int, ...]:
         """Return cores for a new worker to pin to. Empty: too few cores are free, or workers here are not pinned."""
         taken = {core for slot in self._slots.values() for core in slot.setup.cores}
-        free, count = [core for core in own_cores() if core not in taken], len(self._like.cores)
+        free, count = [core for core in self._cores if core not in taken], len(self._like.cores)
         return tuple(free[:count]) if len(free) >= count else ()
 
     def abandon(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from http import HTTPStatus
 
@@ -30,8 +31,8 @@ from baton.serve.http.wire.messages_encoder import anthropic_error
 from baton.serve.live.recorder import Recorder
 
 
-def build_app(services: Services) -> ASGIApp:
-    """Return the ASGI application. It must run in the event loop of the gateway."""
+def build_app(services: Services, further: Sequence[Route] = ()) -> ASGIApp:
+    """Return the ASGI application with `further` routes. It must run in the event loop of the gateways."""
     routes = [Route(kind.PATH, Generate(services, kind), methods=["POST"]) for kind in (CompletionText, ChatText)]
     embed = Route(EMBEDDINGS_PATH, Embed(services), methods=["POST"])
     app = Starlette(
@@ -39,6 +40,7 @@ def build_app(services: Services) -> ASGIApp:
             *routes,
             embed,
             *Messages(services).routes(),
+            *further,
             *Pages(services).routes(),
             *Operations(services).routes(),
             *Site().routes(),

@@ -40,6 +40,8 @@ class ModelServices:
     """Measurements of the last 15 minutes, for the dashboard."""
     block_tokens: int
     """Tokens in a KV block. Prompts are hashed block by block."""
+    is_first: bool = True
+    """The server starts with this model, and is not ready before it."""
     engine: str = ""
     """Name of the engine of all workers, if it is not Baton's own."""
     public_prefixes: PublicPrefixes | None = None

@@ -107,7 +107,7 @@ class Pages:
         return await read_body(request.scope, request.receive, self._services.settings.body_bytes_max)
 
     async def _health(self, request: Request) -> Response:
-        model = self._services.model(None)
+        model = self._services.health()
         if model.gateway.state == "ready":
             return json_response(Health(model.gateway.state))
         body = ErrorBody(ErrorInfo(model.not_ready(), "service_unavailable_error", None, "not_ready"))

@@ -84,6 +84,13 @@ class Services:
             raise RequestError(self._unknown(asked), param="model", status=404, code="model_not_found")
         return found
 
+    def health(self) -> ModelServices:
+        """Return the model whose state is that of the server: one that it waits for, or else a ready one."""
+        models = list(self.models.values())
+        loading = [model for model in models if model.is_first and model.gateway.state == "loading"]
+        ready = [model for model in models if model.gateway.state == "ready"]
+        return (loading or ready or models)[0]
+
     def _unknown(self, asked: str) -> str:
         names = [repr(name) for name in self.models]
         shown = ", ".join(names[:NAMES_SHOWN_MAX]) + (", ..." if len(names) > NAMES_SHOWN_MAX else "")

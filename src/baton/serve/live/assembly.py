@@ -37,6 +37,7 @@ from baton.serve.host.build import (
     limit_context,
     priced,
 )
+from baton.serve.host.sizing import HostShare
 from baton.serve.host.tier_opening import check_tiers, fingerprint_of, open_tiers
 from baton.serve.live.driver import Driver
 from baton.serve.live.gateway import LiveGateway
@@ -74,11 +75,14 @@ class Parts:
     """The tiers below the arena of the server's own host."""
 
 
-def assemble(config: Config, card: ModelCard) -> Parts:
-    """Build all parts and reserve the arena; start no process. Raises ConfigError or ArenaError."""
+def assemble(config: Config, card: ModelCard, share: HostShare | None = None) -> Parts:
+    """Build all parts and reserve the arena; start no process. Raises ConfigError or ArenaError.
+
+    `share`: the part of this host for the model. None: all of it.
+    """
     policy = with_quotas(policy_of(config, tenants=config.http.tenants()), config.http.key_file)
     _check_batching(policy.batching)
-    computing = choose_computing(config, card)
+    computing = choose_computing(config, card, share=share)
     given_cost = inline_files(config.cost, folder=Path())
     config = priced(msgspec.structs.replace(config, cost=given_cost), card, computing)
     layout = computing.layout

@@ -337,6 +337,8 @@ def shared_config(parts: Parts) -> Config:
         context_tokens=parts.card.context_tokens,
         dtype=computing.dtype,
         device="cpu",
+        models=(),
+        cores=0,
         threads=0,
         seed=None,
         log="",

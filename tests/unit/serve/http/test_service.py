@@ -22,7 +22,7 @@ def _children() -> set[str]:
 
 def _serve() -> int:
     config = Config(model="hash", http=HttpConfig(port=0))
-    return asyncio.run(service.serve([assemble(config, resolve_model("hash"))], tell=lambda _line: None))
+    return asyncio.run(service.serve(config, [assemble(config, resolve_model("hash"))], tell=lambda _line: None))
 
 
 def test_a_model_whose_template_cannot_be_read_starts_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:

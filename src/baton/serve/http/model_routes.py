@@ -1,0 +1,81 @@
+"""The routes that list, load and unload the models of a running server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from msgspec import Struct, json
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from baton.core.errors import RequestError
+from baton.core.served_model import ServedModelConfig
+from baton.serve.http.edge import read_body
+from baton.serve.http.wire.parsing import convert, parse_object
+
+MODELS_PATH = "/cluster/models"
+BODY_BYTES_MAX = 1 << 16
+
+
+class ModelStatus(Struct, frozen=True, kw_only=True):
+    """A model of the server."""
+
+    id: str
+    """Its name for clients."""
+    state: str
+    """`loading`, `ready`, `stopping` (its last requests end), `deserted`, or `failed: <reason>`."""
+    workers: int
+    cores: int
+    """Cores that its workers may use."""
+    kv_bytes: int
+    """Size of its KV cache on the server's own host."""
+
+
+class ModelStatuses(Struct, frozen=True):
+    models: list[ModelStatus]
+
+
+class ModelLoader(Protocol):
+    """Loads and unloads models. Implemented by `Models`, in the layer above."""
+
+    def statuses(self) -> Sequence[ModelStatus]: ...
+
+    async def load(self, table: ServedModelConfig) -> ModelStatus: ...
+
+    async def unload(self, name: str) -> None: ...
+
+
+class ModelRoutes:
+    """The endpoints. They need the scope `admin`."""
+
+    def __init__(self, loader: ModelLoader) -> None:
+        self._loader = loader
+
+    def routes(self) -> list[Route]:
+        return [
+            Route(MODELS_PATH, self._list, methods=["GET"]),
+            Route(MODELS_PATH, self._load, methods=["POST"]),
+            Route(MODELS_PATH + "/{model:path}", self._unload, methods=["DELETE"]),
+        ]
+
+    async def _list(self, request: Request) -> Response:
+        return _json(ModelStatuses(list(self._loader.statuses())))
+
+    async def _load(self, request: Request) -> Response:
+        """Begin to load a model. Its state is `ready` once its workers have the weights."""
+        raw = await read_body(request.scope, request.receive, BODY_BYTES_MAX)
+        table = convert(parse_object(raw), ServedModelConfig)
+        if table.tiers:  # a path to write to is the operator's choice, and not that of a key
+            raise RequestError("tiers are set in the configuration only, in [[models]]; leave them out", param="tiers")
+        return _json(await self._loader.load(table), status=202)
+
+    async def _unload(self, request: Request) -> Response:
+        """Unload a model. The response comes when its processes have ended."""
+        await self._loader.unload(request.path_params["model"])
+        return _json(ModelStatuses(list(self._loader.statuses())))
+
+
+def _json(body: Struct, *, status: int = 200) -> Response:
+    return Response(json.encode(body), status_code=status, media_type="application/json")
