@@ -232,8 +232,9 @@ def measure(model: str, dtype: str, threads: int, repeats: int, kind: str) -> di
 
 def compiled_limits(folder: Path) -> Path:
     program = folder / "limits"
-    flags = ("-O3", "-w", "-mavx512f", "-mavx512bw", "-mavx512vl", "-pthread")
-    subprocess.run([find_compiler(), *flags, str(LIMITS), "-o", str(program)], check=True)
+    has_avx512 = "avx512f" in Path("/proc/cpuinfo").read_text()
+    wide = ("-mavx512f", "-mavx512bw", "-mavx512vl") if has_avx512 else ("-mavx2", "-mfma")
+    subprocess.run([find_compiler(), "-O3", "-w", *wide, "-pthread", str(LIMITS), "-o", str(program)], check=True)
     return program
 
 

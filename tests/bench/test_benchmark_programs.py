@@ -119,7 +119,7 @@ def test_a_benchmark_runs_to_its_end(name: str, copy: Path) -> None:
     done = subprocess.run(
         command,
         cwd=copy,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TRITON_INTERPRET": str(int(name.startswith("gpu_")))},
         capture_output=True,
         text=True,
         check=False,
