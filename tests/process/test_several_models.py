@@ -19,6 +19,8 @@ from tests.serving import POLL_S, POLLS_MAX, RunningServer, alive, children, not
 CONFIG = """
 [kv]
 blocks = 256
+[survival]
+restarts_max = 1
 [[models]]
 name = "alpha"
 model = "hash:a"
@@ -174,6 +176,25 @@ def test_a_model_is_loaded_and_unloaded_while_the_others_serve(server: RunningSe
     client.delete("/cluster/models/gamma").raise_for_status()
     assert _text(client, "alpha") == before
     server.wait_until(nothing_used, reason="no blocks are used")
+
+
+def test_a_model_whose_worker_is_given_up_fails_alone(server: RunningServer, client: httpx.Client) -> None:
+    _load(server, client, "gamma", "hash:c")
+    pause, killed = threading.Event(), set[int]()
+    for _ in range(POLLS_MAX):
+        if _states(client)["gamma"].startswith("failed"):
+            break
+        (worker,) = client.get("/cluster?model=gamma").json()["workers"]
+        if worker["state"] == "ready" and worker["pid"] not in killed:
+            killed.add(worker["pid"])
+            os.kill(worker["pid"], signal.SIGKILL)
+        pause.wait(POLL_S)
+    assert len(killed) == 2, "it may restart once"
+    assert client.post("/v1/completions", json={"model": "gamma", "prompt": "x"}).status_code == 503
+    assert client.get("/health").status_code == 200
+    assert _text(client, "alpha") != _text(client, "beta")
+    client.delete("/cluster/models/gamma").raise_for_status()
+    assert _states(client) == {"alpha": "ready", "beta": "ready"}
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from baton.core.errors import BatonError, ConfigError
 from baton.core.model_tables import config_of, model_configs
 from baton.core.served_model import ServedModelConfig
 from baton.move.cores import own_cores
-from baton.serve.host.sizing import HostShare, divide_cores
+from baton.serve.host.sizing import HostShare, divide_cores, neighbour_cores
 from baton.serve.live.assembly import Parts, assemble
+from baton.serve.messages.setup import WorkerSetup
 
 _NAME_CHARS_MAX = 128
 
@@ -34,6 +35,7 @@ def assemble_models(server: Config) -> list[Parts]:
         for parts in made:
             _release(parts)
         raise
+    _lend_cores([parts.own.setups for parts in made if parts.own is not None and parts.config.idle_cores == "lend"])
     return made
 
 
@@ -61,6 +63,19 @@ def _assemble_beside(config: Config, cores: tuple[int, ...], others: Sequence[Pa
     share = HostShare(cores=cores, pledged_bytes=sum(arena.untouched_bytes for arena in arenas))
     named = msgspec.structs.replace(config, log=_of_model(config.log, name), step_log=_of_model(config.step_log, name))
     return assemble(named, card, share)
+
+
+def _lend_cores(models: Sequence[list[WorkerSetup]]) -> None:
+    """Let each worker borrow the cores of the next one, across models, while their owner sleeps."""
+    workers = [setup for setups in models for setup in setups]
+    lent = iter(neighbour_cores([(setup.threads, setup.cores) for setup in workers]))
+    for setups in models:
+        setups[:] = [_with_guests(setup, next(lent)) for setup in setups]
+
+
+def _with_guests(setup: WorkerSetup, cores: tuple[int, ...]) -> WorkerSetup:
+    is_own = not set(cores).isdisjoint(setup.cores)  # more models than cores: some share one
+    return msgspec.structs.replace(setup, guest_cores=() if is_own else cores)
 
 
 def _of_model(path: str, name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -44,6 +45,19 @@ def test_each_model_has_its_name_its_log_and_its_workers(made: list[Parts], tmp_
     assert [parts.card.name for parts in made] == ["hash-a", "hash-b"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.hash-a.log", "run.hash-b.log"]
     assert [len(parts.own.setups) for parts in made if parts.own is not None] == [1, 1]
+
+
+@pytest.mark.skipif(len(own_cores()) < 2, reason="two models cannot own a core each")
+@pytest.mark.parametrize("idle_cores", ["lend", "keep"])
+def test_a_model_borrows_the_cores_of_another_one_that_sleeps(
+    made: list[Parts], idle_cores: Literal["lend", "keep"]
+) -> None:
+    made += assemble_models(Config(models=(A, B), kv=KV, idle_cores=idle_cores))
+    (first,), (second,) = (parts.own.setups for parts in made if parts.own is not None)
+    assert first.cores
+    assert set(first.cores).isdisjoint(second.cores)
+    lent = (second.cores, first.cores) if idle_cores == "lend" else ((), ())
+    assert (first.guest_cores, second.guest_cores) == lent
 
 
 def test_two_models_of_one_name_are_refused() -> None:
