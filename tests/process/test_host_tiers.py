@@ -81,7 +81,7 @@ def test_a_host_finds_what_it_kept_before_it_was_killed_and_so_does_a_mover(tmp_
                 text=True,
                 check=True,
             )
-            assert f"below it file: {tier['kv_blocks_cached']} KV blocks of" in top.stdout
+            assert f"tier file: {tier['kv_blocks_cached']} KV blocks of" in top.stdout
             os.kill(host.mover(), signal.SIGKILL)
             before = tier["kv_blocks_cached"]
             for number in range(ASKS_MAX):  # until the next mover is there: what is asked for before is not kept

@@ -133,7 +133,7 @@ def test_an_eviction_that_raises_ends_the_simulation_in_words(
     assert main([*sim, "--policy", own(tmp_path, "eviction", "Evicts")]) == 2
     said = capsys.readouterr().err
     assert "the policy Evicts failed: RuntimeError: boom of Evicts" in said
-    assert "a simulation ends, as its results would be those of another policy: mend the policy" in said
+    assert "a simulation would show the results of `lru`: correct the policy" in said
 
 
 def test_what_our_own_policies_raise_is_a_bug_and_no_end_of_a_worker() -> None:

@@ -179,7 +179,7 @@ def test_arrivals_that_say_too_little_or_too_much_are_refused(
             "workers = [{role = 'prefill', count = 60_000}, {role = 'decode', count = 60_000}]",
             "over 100,000 workers",
         ),
-        ("workers = [{role = 'mixed'}]\n[topology]\nmixed = 2", "topology and workers both say which workers"),
+        ("workers = [{role = 'mixed'}]\n[topology]\nmixed = 2", "topology and workers are both given"),
         ("[kv]\nblocks = 'many'", "not a valid cluster"),
         ("[kv", "not a TOML file"),
         ("kv = 3", "kv must be a section"),

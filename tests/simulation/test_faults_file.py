@@ -163,8 +163,8 @@ def test_what_names_a_worker_is_of_one_cell_and_what_names_nobody_of_all() -> No
     cells = replace(SPEC, cells=2)
     assert fault_problems((herd, DelaySpike(at_s=1.0, for_s=1.0, delay_s=0.1)), cells) == []
     (problem,) = fault_problems((herd, slow), cells)
-    assert problem.startswith("faults[1]: a Slow names a worker or a host, and each of the 2 cells has one of that")
-    assert problem.endswith("play one cell with its share: cells = 1 and 1/2 of the requests")
+    assert problem.startswith("faults[1]: a Slow names a worker or a host, but each of the 2 cells has one of that")
+    assert problem.endswith("simulate one cell: cells = 1 and 1/2 of the requests")
     assert fault_problems((Herd(at_s=-2.0, for_s=3.0),), cells) == [
         "faults[0].at_s is -2.0: it must be a time of 0 s or more"
     ]

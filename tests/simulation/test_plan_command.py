@@ -105,7 +105,7 @@ def test_a_rate_that_the_hardware_does_not_carry_is_short(tmp_path: Path, capsys
     code = main([*QUICK, *SLO, "--hardware", "h100=2", "--rate", "500", "--finalists", "0", "--json", str(out)])
     assert code == 1
     said = " ".join(capsys.readouterr().out.split())
-    assert "short: the plan asks for 500 req/s, this hardware carries" in said
+    assert "too few GPUs: the plan asks for 500 req/s, this hardware carries" in said
     assert json.loads(out.read_text())["gpus"] <= 2
 
 

@@ -95,7 +95,7 @@ def test_a_fleet_that_is_too_large_to_be_filled_in_seconds_says_so(gpus: int, sh
     played = play_length(fleet, found.demand, requests=400)
     assert played.sequences * played.requests <= PLAYED_MAX + 9
     words = words_of(fleet, played, found.demand)
-    assert ("the workers may get fuller; --requests" in words) is short
+    assert ("so they may get fuller: --requests" in words) is short
     if short:
         asked = int(words.partition("--requests ")[2].split()[0])
         assert "fuller" not in words_of(fleet, play_length(fleet, found.demand, requests=asked), found.demand)

@@ -31,7 +31,7 @@ WORDS: dict[Subject, str] = {
     "admit": "take it?",
     "prefill": "which worker computes the prompt?",
     "decode": "which worker decodes?",
-    "move": "which worker goes on with it?",
+    "move": "which worker continues it?",
 }
 INDENT = 17
 """Width of the column with the times, in characters."""
@@ -43,8 +43,8 @@ workers as the policy saw them, the predicted times, the choice, and the rank of
 Of a worker: requests that it runs, and those bound to decode there; prompt tokens queued; tokens of context, and the
 room for them; leading tokens of this prompt on its host; the age of its report; and predictions, in milliseconds.
 
-The log is replayed, so the tables show exactly what the policies saw. A running server sends its log as far as it is
-written (GET /cluster/log)."""
+The log is replayed, so the tables show exactly what the policies saw. A running server sends the part of its log
+that is written (GET /cluster/log)."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
@@ -147,8 +147,8 @@ def show(explanation: Explanation, console: Console) -> None:
             _say(console, " " * INDENT, f"{question.policy}: {_verdict(question)}")
     if explanation.differences:
         console.print(
-            f"\nnote: a replay decides {explanation.differences} events otherwise than the log: the code or a policy "
-            "has changed since, and what is shown may not be what was seen",
+            f"\nnote: a replay decides {explanation.differences} events differently from the log: the code or a "
+            "policy has changed since, so the values shown may differ from those that the policies saw",
             markup=False,
         )
 
@@ -200,7 +200,7 @@ def _question_table(question: Question) -> Table:
     shown = ranked[:OPTIONS_MAX]
     chosen = question.option(question.chosen)
     if any(not option.is_offered for option in shown):
-        table.caption = "+ not offered: another role, or a host to which its KV has not gone ahead"
+        table.caption = "+ not offered: another role, or a host to which its KV was not sent ahead"
         table.caption_justify = "left"
     for option in shown if chosen is None or chosen in shown else [*shown[:-1], chosen]:
         style = "bold" if option.worker == question.chosen else None
@@ -237,15 +237,15 @@ def _verdict(question: Question) -> str:
         return (
             "taken"
             if best is None
-            else f"taken; the soonest first token is predicted at {best.worker}, {best.predicted_s * 1000:,.2f} ms"
+            else f"taken; the earliest first token is predicted on {best.worker}, {best.predicted_s * 1000:,.2f} ms"
         )
     chosen = question.option(question.chosen)
     if chosen is None or best is None:
         return "no worker was chosen"
     if chosen.predicted_s == best.predicted_s:
-        return f"{chosen.worker}, and no worker is predicted to be sooner"
+        return f"{chosen.worker}, and no worker is predicted to be earlier"
     sooner_ms = (chosen.predicted_s - best.predicted_s) * 1000
     return (
-        f"{chosen.worker}, though {best.worker} is predicted to be {sooner_ms:,.3f} ms sooner: "
-        f"{question.policy} weighs something else"
+        f"{chosen.worker}, though {best.worker} is predicted to be {sooner_ms:,.3f} ms earlier: "
+        f"{question.policy} does not choose by this time alone"
     )

@@ -202,8 +202,8 @@ def _show(found: Recommendation) -> None:
     wanted_rps = found.search.demand.rate_rps
     if wanted_rps is not None and best.rate_rps < wanted_rps * (1 - 1e-3):
         console.print(
-            f"\nshort: the plan asks for {wanted_rps:g} req/s, this hardware carries {best.rate_rps:.2f}; about "
-            f"{wanted_rps / best.rate_rps:.1f} times as many GPUs are needed"
+            f"\ntoo few GPUs: the plan asks for {wanted_rps:g} req/s, this hardware carries {best.rate_rps:.2f}; "
+            f"about {wanted_rps / best.rate_rps:.1f} times as many GPUs are needed"
         )
 
 

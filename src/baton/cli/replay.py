@@ -50,9 +50,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
     add("--simulate", action="store_true", help="play the arrivals, and compare the outcomes")
     add("--policy", metavar="NAME", help=f"with --simulate: other policies: {POLICY_HELP}")
     add("--cluster", type=Path, metavar="FILE", help="with --simulate: a cluster of docs/simulator.md, not the log's")
-    add("--seed", type=int, metavar="S", help="with --simulate: of delays and prompts (default 0)")
+    add("--seed", type=int, metavar="S", help="with --simulate: seed of delays and prompts (default 0)")
     for name in ("ttft", "tpot"):
-        add(f"--{name}-slo-s", type=float, metavar="X", help="with --simulate: target of requests promised nothing")
+        add(f"--{name}-slo-s", type=float, metavar="X", help="with --simulate: target of requests without an SLO")
     add("--json", type=Path, metavar="FILE", help="with --simulate: write all as JSON; - for standard output")
     add("--html", type=Path, metavar="FILE", help="write a page: roles, queues and load of every worker")
     add("--trace-out", type=Path, metavar="FILE", help="write the arrivals as a trace, for baton sim and baton bench")
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     warn(changed_policies(header))
     cut = cut_bytes(args.log)
     if cut:
-        warn([f"{args.log} ends in the middle of an entry, {cut} bytes of which are there: what followed is not in it"])
+        warn([f"{args.log} ends in the middle of an entry, after {cut} bytes of it: later decisions are missing"])
     return 1 if cut else code
 
 
@@ -208,7 +208,7 @@ def show_simulated(found: Simulated, other: str, console: Console) -> None:
         table.add_row(label, *(cells[label] for cells in rows.values()))
     console.print(table)
     for name, means in found.baseline.items():
-        both = f"{means.log_s * 1000:,.4g} ms in the log, {means.simulated_s * 1000:,.4g} ms simulated as it was"
+        both = f"{means.log_s * 1000:,.4g} ms in the log, {means.simulated_s * 1000:,.4g} ms simulated"
         console.print(f"mean {name.upper()}: {both} ({means.off_ratio:+.1%})", markup=False, highlight=False)
     for note in found.notes:
         console.print(f"note: {note}", markup=False, highlight=False)
@@ -220,7 +220,7 @@ def _rows(outcome: Outcomes) -> dict[str, str]:
     rows = {
         "requests": f"{outcome.requests:,}",
         "completed, failed, refused": f"{outcome.completed:,}, {outcome.failed:,}, {outcome.rejected:,}",
-        "given back, as no worker was there": f"{outcome.no_worker:,}",
+        "rejected, as there was no worker": f"{outcome.no_worker:,}",
         "in SLO": "-" if outcome.attainment_ratio is None else f"{outcome.attainment_ratio:.1%}",
         "goodput, requests/s": "-" if outcome.goodput_rps is None else f"{outcome.goodput_rps:.4g}",
     }
@@ -252,9 +252,9 @@ def _warnings(baseline: dict[str, Baseline]) -> tuple[str, ...]:
     if not off:
         return ()
     return (
-        f"the simulation of the log as it was misses the log's {' and '.join(off)} by more than {OFF_RATIO_MAX:.0%}: "
-        "believe it of nothing else either, until the server has a cost model that was fitted to it ([cost] in its "
-        "configuration)",
+        f"a simulation with the log's own policies differs from the log's {' and '.join(off)} by more than "
+        f"{OFF_RATIO_MAX:.0%}: do not trust the other results either; give the server a cost model that was fitted to "
+        "it ([cost] in its configuration), and write a new log",
     )
 
 
@@ -263,23 +263,21 @@ def _notes(run: LoggedRun, log: Outcomes) -> tuple[str, ...]:
     unfinished = run.open + sum(record.outcome != "finished" for record in run.records)
     if unfinished:
         notes.append(
-            f"{unfinished} requests of the log have no known length (refused, cancelled, failed or still open): they "
-            "are simulated as long as the others were on average, or as their clients asked for at most"
+            f"{unfinished} requests of the log have no known length (refused, cancelled, failed or still open): the "
+            "simulation gives them the mean length of the others, at most the limit that their clients set"
         )
     if log.no_worker:
         notes.append(
-            f"{log.no_worker} requests of the log were given back because no worker was there: no policy refused them, "
-            "and the simulated fleet is there from the beginning"
+            f"{log.no_worker} requests of the log were rejected because there was no worker, not by a policy; in the "
+            "simulation, the workers are there from the beginning"
         )
     if run.untimed:
         notes.append(
-            f"of {run.untimed} requests of more than one token the log does not know when the first came: "
-            "its TTFT and TPOT are of the others, and its share in SLO and goodput are not known"
+            f"the log lacks the time of the first token of {run.untimed} requests with more than one token: its TTFT "
+            "and TPOT are those of the other requests, and its SLO attainment and goodput are unknown"
         )
     elif log.attainment_ratio is None and log.completed:
-        notes.append(
-            "no request was promised an SLO: give --ttft-slo-s and --tpot-slo-s for the share in SLO and the goodput"
-        )
+        notes.append("no request has an SLO: give --ttft-slo-s and --tpot-slo-s to see SLO attainment and goodput")
     return tuple(notes)
 
 

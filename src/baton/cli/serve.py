@@ -45,7 +45,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
         help="a folder with safetensors, a .gguf file, a hub name, or smollm2-135m (default) or hash (no weights); "
         "or several",
     )
-    parser.add_argument("--model", dest="model_flag", metavar="MODEL", help="the same as MODEL, as vLLM spells it")
+    parser.add_argument(
+        "--model", dest="model_flag", metavar="MODEL", help="the same as MODEL, for commands written for vLLM"
+    )
     parser.add_argument(
         "--prefill", type=int, metavar="N", help="prefill workers; a role that is not given has none (default: 1)"
     )
@@ -72,10 +74,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
         metavar="NAME",
         help="name of the model for clients (default: its own name)",
     )
-    parser.add_argument("--queue-s", type=float, metavar="S", help="reject requests that wait longer (default: 10)")
+    parser.add_argument(
+        "--queue-s", type=float, metavar="S", help="reject requests that wait longer than S s (default: 10)"
+    )
     parser.add_argument("--log", metavar="FILE", help="write every decision to FILE, for `baton replay`")
     parser.add_argument(
-        "--metrics-names", choices=("baton", "vllm"), help="vllm: /metrics has vLLM's metrics besides (default: baton)"
+        "--metrics-names", choices=("baton", "vllm"), help="vllm: /metrics has vLLM's metrics as well (default: baton)"
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file; see docs/config.md")
     add_access(parser)
@@ -88,7 +92,7 @@ def _add_computing(parser: argparse.ArgumentParser) -> None:
         "--load-format", choices=("auto", "dummy"), help="dummy: random weights for a folder with only config.json"
     )
     parser.add_argument(
-        "--dtype", choices=("auto", "float32", "bfloat16", *DTYPES), help="precision; half, float16: bfloat16 is taken"
+        "--dtype", choices=("auto", "float32", "bfloat16", *DTYPES), help="precision; half and float16 select bfloat16"
     )
     parser.add_argument(
         "--weights", choices=("dense", "stored", "int8"), help="form of the weights in memory (default: dense)"

@@ -85,9 +85,9 @@ def _host_line(host: HostStatus) -> str:
 
 
 def _tier_line(tier: TierStatus) -> str:
-    alone = ", left alone: its store fails" if tier.state != "used" else ""
+    alone = ", not used for now: its store fails" if tier.state != "used" else ""
     return (
-        f"  below it {tier.name}{alone}: {tier.kv_blocks_cached:,} KV blocks of {tier.kv_blocks_total:,}, "
+        f"  tier {tier.name}{alone}: {tier.kv_blocks_cached:,} KV blocks of {tier.kv_blocks_total:,}, "
         f"{tier.loaded_blocks:,} read and {tier.missed_blocks:,} missed; "
         f"a read takes {tier.latency_s * 1e3:.1f} ms and {tier.block_load_s * 1e3:.2f} ms a block"
     )

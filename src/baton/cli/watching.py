@@ -73,5 +73,6 @@ def _close(log: LogWriter) -> None:
     log.close()
     if log.full:
         raise ConfigError(
-            f"the decision log {log.path} is not whole: the disk is full, or it is too long; lower --limit"
+            f"the decision log {log.path} is incomplete: the disk is full, or the log is too long; "
+            "free some space, or lower --limit"
         )

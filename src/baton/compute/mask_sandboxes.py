@@ -123,7 +123,7 @@ class _MaskProcess:
         for masks in step:
             self._take_late(masks)
             if self._deaths.get(masks.grammar, 0) >= DEATHS_MAX:
-                masks.answer = _failed(f"it has ended {DEATHS_MAX} sandboxes; send a simpler one")
+                masks.answer = _failed(f"{DEATHS_MAX} sandbox processes died on it; send a simpler one")
             if is_idle and masks.answer is None:
                 self._send(masks)
 

@@ -329,7 +329,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if topology.decode > 0 and topology.prefill + topology.mixed == 0:
             found.append(f"{topology.decode} decode workers, but no worker can prefill: add --prefill N or --mixed N")
         if (self.slo.ttft_s is None) != (self.slo.tpot_s is None):
-            found.append("slo needs both ttft_s and tpot_s: a request is in its SLO when it meets both")
+            found.append("slo needs both ttft_s and tpot_s: a request meets its SLO if it meets both")
         if any(value is not None and not value > 0 for value in (self.slo.ttft_s, self.slo.tpot_s)):
             found.append(
                 f"slo.ttft_s is {self.slo.ttft_s} and slo.tpot_s {self.slo.tpot_s}, but both must be above 0 s"
@@ -337,8 +337,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         for number, tier in enumerate(self.tiers):
             if not (tier.bytes_per_s > 0 and tier.latency_s >= 0):
                 found.append(
-                    f"tiers[{number}]: bytes_per_s is {tier.bytes_per_s:g} and latency_s {tier.latency_s:g}, but they"
-                    " must be above 0, and at least 0"
+                    f"tiers[{number}]: bytes_per_s is {tier.bytes_per_s:g} (must be above 0), latency_s is "
+                    f"{tier.latency_s:g} (must be at least 0)"
                 )
 
         if not self.hosts.transports:
@@ -351,7 +351,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Return an error for each setting that needs another one. Call it after flags are merged in."""
         own = [self.topology != Topology(), self.hosts.expected > 0, bool(self.tiers)]
         if self.engines.servers and any(own):
-            return ["engines.servers are all the workers: leave out --prefill, --decode, --mixed, --hosts and --tier"]
+            return ["engines.servers lists all workers: leave out --prefill, --decode, --mixed, --hosts and --tier"]
         if self.kv.preemption == "swap" and not self.tiers and not self.hosts.expected:  # joining hosts may bring tiers
             return ["kv.preemption is 'swap', but there are 0 tiers to read from: add --tier URL, or take 'recompute'"]
         return [*self.http.missing_keys(), *late_targets(self.classes, self.slo.ttft_s, self.limits.queue_s)]

@@ -70,8 +70,8 @@ class CustomHardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         found = ["hardware needs a name"] if not self.name else []
         if is_known(self.name):
             found.append(
-                f"{where} the catalogue has {hardware(self.name).name}: give yours a name of its own, and "
-                f'like = "{self.name}" for what is as there'
+                f"{where} the catalogue has {hardware(self.name).name}: give yours another name, and "
+                f'like = "{self.name}" to copy the values that you leave out'
             )
         found += [
             _RANGES[key].problem(f"{where} {key}", value)

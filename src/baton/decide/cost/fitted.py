@@ -280,7 +280,7 @@ def _fit_logs(path: Path, logs: list[Path]) -> FittedCost:
     if len(points) < POINTS_MIN:
         raise ConfigError(
             f"{len(points)} steps in {len(logs)} step logs, and a fit needs {POINTS_MIN}; serve more requests "
-            "with `step_log` set, of all lengths that count"
+            "with `step_log` set, with prompts of all lengths that you expect"
         )
     return fit_cost(StepProfile(engine="step logs", llm="", machine=str(path), points=points))
 

@@ -90,7 +90,7 @@ ITL = Histogram(
 )  # fmt: skip
 TPOT = Histogram(
     "baton_time_per_output_token_seconds", "s",
-    "Of a request: first to last token, over its output tokens less one.", buckets=TOKEN_BUCKETS_S,
+    "First to last token of a request, divided by (output tokens - 1).", buckets=TOKEN_BUCKETS_S,
 )  # fmt: skip
 E2E = Histogram(
     "baton_e2e_request_latency_seconds", "s",
@@ -98,15 +98,16 @@ E2E = Histogram(
 )  # fmt: skip
 QUEUE = Histogram(
     "baton_request_queue_seconds", "s",
-    "Arrival to the first slice of the request in a step of its first worker.", buckets=REQUEST_BUCKETS_S,
+    "Arrival to the first step with a part of the prompt.", buckets=REQUEST_BUCKETS_S,
 )  # fmt: skip
 PREFILL = Histogram(
     "baton_request_prefill_seconds", "s",
-    "First slice in a step to the first token leaving the first worker.", buckets=REQUEST_BUCKETS_S,
+    "First step with a part of the prompt to the first token from that worker.",
+    buckets=REQUEST_BUCKETS_S,
 )  # fmt: skip
 HANDOFF = Histogram(
     "baton_handoff_seconds", "s",
-    "First token leaving the prefill worker to the request standing in a batch of its decode worker.",
+    "First token of the prefill worker until a decode worker has the request in its batch.",
     buckets=HANDOFF_BUCKETS_S,
 )  # fmt: skip
 HANDOFF_BYTES = Counter(
@@ -115,7 +116,7 @@ HANDOFF_BYTES = Counter(
 )  # fmt: skip
 HANDOFF_LAYER_BYTES = Counter(
     "baton_handoff_layer_bytes_total", "bytes",
-    "Of the KV bytes copied by handoffs, those that went over by layer, while later layers were computed.",
+    "KV bytes of handoffs that were copied layer by layer, while later layers were computed.",
 )  # fmt: skip
 REQUESTS = Counter("baton_requests_total", "requests", "Closed requests.", labels=(OUTCOME,))
 REJECTED = Counter("baton_requests_rejected_total", "requests", "Requests that were refused.", labels=(REASON,))
@@ -136,7 +137,10 @@ IN_SLO = Counter(
 )
 RUNNING = Gauge("baton_requests_running", "requests", "Requests in the worker's batch.", labels=(WORKER, ROLE))
 WAITING = Gauge(
-    "baton_requests_waiting", "requests", "Requests that the worker was given and has not begun.", labels=(WORKER, ROLE)
+    "baton_requests_waiting",
+    "requests",
+    "Requests that wait on the worker.",
+    labels=(WORKER, ROLE),
 )
 KV_BLOCKS = Gauge(
     "baton_kv_blocks", "blocks",
@@ -155,7 +159,7 @@ TIER_RESTS = Counter(
 )  # fmt: skip
 READ_BACK_BLOCKS = Counter(
     "baton_read_back_blocks_total", "blocks",
-    "Blocks of preempted requests that were read from a tier, and so not computed again.", labels=(HOST, TIER),
+    "Blocks of preempted requests that were read from a tier instead of being recomputed.", labels=(HOST, TIER),
 )  # fmt: skip
 GENERATED_TOKENS = Counter(
     "baton_generation_tokens_total", "tokens", "Output tokens whose text reached a client's socket."
@@ -163,11 +167,14 @@ GENERATED_TOKENS = Counter(
 PREFIX_QUERY_TOKENS = Counter(
     "baton_prefix_query_tokens_total", "tokens", "Prompt tokens of requests that were started."
 )
-PREFIX_HIT_TOKENS = Counter("baton_prefix_hit_tokens_total", "tokens", "Prompt tokens whose KV was already held.")
+PREFIX_HIT_TOKENS = Counter("baton_prefix_hit_tokens_total", "tokens", "Prompt tokens whose KV was cached.")
 PREEMPTIONS = Counter(
-    "baton_preemptions_total", "requests", "Running requests that gave back their blocks and queued again."
+    "baton_preemptions_total", "requests",
+    "Preemptions: the request gave up its KV blocks and queued again.",
+)  # fmt: skip
+FAILOVERS = Counter(
+    "baton_failovers_total", "requests", "Requests that continued on another worker after theirs was lost."
 )
-FAILOVERS = Counter("baton_failovers_total", "requests", "Requests that went on elsewhere after their worker was lost.")
 RESUMED = Counter(
     "baton_resumed_streams_total", "streams",
     "Streams that were saved at the end of the server, resumed after its restart, or refused.",
@@ -176,10 +183,10 @@ RESUMED = Counter(
 LIVE_MOVES = Counter("baton_live_moves_total", "moves", "Moves of decoding requests to another worker, by a policy.")
 ROLE_FLIPS = Counter("baton_role_flips_total", "flips", "Changes of a worker's role.")
 UNLOGGED_DECISIONS = Counter(
-    "baton_unlogged_decisions_total", "decisions", "Decisions that the log lacks, because it has ended.",
+    "baton_unlogged_decisions_total", "decisions", "Decisions that were not written, because the log had ended.",
 )  # fmt: skip
 FINISH_REASONS = Counter(
-    "baton_finish_reasons_total", "requests", "Finished requests. length: at the limit of their output.",
+    "baton_finish_reasons_total", "requests", "Finished requests. `length`: their output limit was reached.",
     labels=(FINISH_REASON,),
 )  # fmt: skip
 STEP = Histogram("baton_step_seconds", "s", "One forward pass.", labels=(ROLE,), buckets=STEP_BUCKETS_S)

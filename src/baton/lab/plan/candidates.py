@@ -96,7 +96,7 @@ def describe_candidate(best: Candidate, other: Candidate, fleet: PlannedFleet, s
     limits = ", ".join(f"{group.role}: {group.capacity.limit}" for group in fleet.groups)
     if search.demand.rate_rps is None:
         value, ratio = other.rate_rps / other.price, best.rate_rps / best.price * other.price / other.rate_rps
-        behind = f"{ratio:.2f}x behind" if ratio >= 1 else f"{1 / ratio:.2f}x ahead on paper"
+        behind = f"{ratio:.2f}x worse" if ratio >= 1 else f"{1 / ratio:.2f}x better before the simulation"
         head = f"{other.rate_rps:.2f} req/s on {gpus_text(other.gpus)}, {value:.3g} {UNIT[objective]}, {behind}"
     else:
         unit, ratio = PRICE_UNIT[objective], other.price / best.price

@@ -213,8 +213,8 @@ def describe_results(fleet: PlannedFleet, played: FleetResults, demand: Workload
     if lives > 0.99 * WARM:
         return words
     return (
-        f"{words}. The first were {lives:.1f} lifetimes of a request and not {WARM:g}: the workers may get fuller; "
-        f"--requests {ceil(judged.judged * WARM / lives)} plays that long"
+        f"{words}. The workers filled for {lives:.1f} mean request lifetimes instead of {WARM:g}, so they may get "
+        f"fuller: --requests {ceil(judged.judged * WARM / lives)} simulates long enough"
     )
 
 

@@ -255,16 +255,16 @@ def _event_words(event: CoordinatorEvent, *, tells_first: bool) -> str:
             return "cancelled by its client, or by a stop string"
         case PrefillFinished(worker=worker, computed_tokens=computed_tokens):
             what = "first token from" if tells_first else "prompt computed by"
-            return f"{what} {worker}, KV of {computed_tokens:,} tokens is there"
+            return f"{what} {worker}, which holds KV of {computed_tokens:,} tokens"
         case RequestFinished(worker=worker, reason=reason, output_tokens=output_tokens):
             count = f", {output_tokens:,} in all" if output_tokens else ""
             return f"last token from {worker} ({reason}{count})"
         case RequestFailed(worker=worker, reason=reason):
             return f"{worker} cannot compute it: {reason}"
         case RequestDropped(worker=worker):
-            return f"{worker} has let go of it"
+            return f"{worker} has dropped it"
         case DecodeBegun(worker=worker):
-            return f"first token from {worker}, which goes on with it"
+            return f"first token from {worker}, which continues it"
         case _:
             return type(event).__name__
 
@@ -273,7 +273,7 @@ def _cause_words(event: ClusterEvent) -> str:
     """Return a description of an event that concerns more than one request."""
     match event:
         case WaitedTooLong(wait_s=wait_s):
-            return f"no worker has come for {wait_s:g} s"
+            return f"no worker became available for {wait_s:g} s"
         case QueuedTooLong():
             return "the deadline of the queue has passed"
         case Tick():
@@ -297,7 +297,7 @@ def _cause_words(event: ClusterEvent) -> str:
 def _handoff_text(handoff: HandoffView) -> str:
     """Return a description of the predicted times of each path of a handoff."""
     direct, put, get = (_path_text(path) for path in (handoff.direct, handoff.put, handoff.get))
-    pooled = f", {handoff.pooled_tokens:,} of which the pool has," if handoff.pooled_tokens else ""
+    pooled = f", {handoff.pooled_tokens:,} of which the pool holds," if handoff.pooled_tokens else ""
     rest = f" and {handoff.rest_s * 1000:,.4g} ms to compute the rest" if handoff.rest_s else ""
     return (
         f"KV of {handoff.tokens:,} tokens{pooled} changes hosts: predicted {direct}, or {put} into the pool and {get} "
@@ -322,15 +322,15 @@ def _order(command: LoggedCommand) -> str:
             return _prefill_text(command)
         case SendAhead(worker=worker, run_tokens=run_tokens, report=report):
             if report:
-                return f"what there is of its KV goes to {worker} first"
-            return f"its KV goes ahead to {worker} in runs of {run_tokens} tokens"
+                return f"its KV so far is sent to {worker} first"
+            return f"its KV is sent ahead to {worker}, {run_tokens} tokens at a time"
         case StartDecode(worker=worker, attempt=attempt, source=source):
             pull = f", its KV comes from {source}" if source else ""
-            return f"{worker} goes on with it{pull} (attempt {attempt})"
+            return f"{worker} continues it{pull} (attempt {attempt})"
         case StopRequest(worker=worker, only_unstarted=only_unstarted):
-            return f"{worker} is told to let go of it" + (" unless it was in a step" if only_unstarted else "")
+            return f"{worker} is told to drop it" + (" unless it was in a step" if only_unstarted else "")
         case PathChosen(handoff=handoff, path=path):
-            chosen = {"direct": "it goes from host to host", "central": "it goes by the pool"}[path]
+            chosen = {"direct": "it goes from host to host", "central": "it goes through the pool"}[path]
             return f"{_handoff_text(handoff)}; {chosen}"
         case CloseRequest(outcome=outcome, reason=reason):
             return f"closed: {outcome}{f', {reason}' if reason else ''}"

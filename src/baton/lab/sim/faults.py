@@ -216,8 +216,8 @@ def _problems(raw: dict[str, Any], spec: ClusterSpec) -> list[str]:
 
 def _cell_problems(faults: Sequence[TimedFault], cells: int) -> list[str]:
     """Return an error for each fault that names a worker or host: with several cells, the name is ambiguous."""
-    why = f"names a worker or a host, and each of the {cells} cells has one of that name"
-    instead = f"play one cell with its share: cells = 1 and 1/{cells} of the requests"
+    why = f"names a worker or a host, but each of the {cells} cells has one of that name"
+    instead = f"simulate one cell: cells = 1 and 1/{cells} of the requests"
     return [
         f"faults[{place}]: a {type(fault).__name__} {why}; {instead}"
         for place, fault in enumerate(faults)

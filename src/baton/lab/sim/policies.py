@@ -42,8 +42,8 @@ def _refuse(why: str) -> None:
 
     The results would be those of `lru`, so the simulation ends instead.
     """
-    ends = "a simulation ends, as its results would be those of another policy"
-    raise ConfigError(f"{why}. So baton serve goes on, and says it in its log; {ends}: mend the policy")
+    instead = "would use `lru` instead and log this, but a simulation would show the results of `lru`"
+    raise ConfigError(f"{why}. `baton serve` {instead}: correct the policy")
 
 
 def _with_plugin_replaced(config: PolicyConfig, old: Plugin, new: Plugin) -> PolicyConfig:

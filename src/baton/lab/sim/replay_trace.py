@@ -37,7 +37,7 @@ from baton.lab.workload.prompts import PromptMaker
 from baton.lab.workload.request import Trace, TraceRequest
 
 Invariant = Literal["INV-1", "INV-2", "INV-3", "INV-4", "INV-5", "INV-7", "INV-8", "INV-9"]
-TURN_LOST = "the answer that it goes on from never came: that request failed"
+TURN_LOST = "the previous turn of its conversation failed, so its prompt lacks an answer"
 _SAMPLING = Sampling(stop_token_ids=(STOP_TOKEN,))
 
 
@@ -296,9 +296,11 @@ def check_nothing_left(cluster: SimCluster) -> None:
     putting = cluster.server.cluster.transfers.waiting_for_pools
     require(not putting, "INV-2", f"{putting} still wait until their blocks are in a pool")
     routes, workers = cluster.server.routes.keys(), cluster.server.cluster.workers.keys()
-    require(routes == workers, "INV-9", f"the server talks to {sorted(routes)}, and {sorted(workers)} are there")
+    require(
+        routes == workers, "INV-9", f"the server has routes to {sorted(routes)}, but the cluster has {sorted(workers)}"
+    )
     starting = cluster.server.coordinator.starting
-    require(not starting, "INV-9", f"scaling waits for ever for the workers {dict(starting)}")
+    require(not starting, "INV-9", f"at the end, scaling still waits for workers to start: {dict(starting)}")
     live = cluster.server.coordinator.live_requests
     require(live == 0, "INV-1", f"the coordinator still knows {live} requests")
     for worker in cluster.workers:

@@ -322,7 +322,7 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             if kind.kv is not None and kind.kv.block_tokens % self.kv.block_tokens:
                 found.append(
                     f"kinds.{name}.kv.block_tokens is {kind.kv.block_tokens}, kv.block_tokens {self.kv.block_tokens}: "
-                    "a kind's block is as many tokens or a multiple of them"
+                    "a kind's block must have as many tokens, or a multiple"
                 )
             try:
                 load_cost(kind.cost, folder=Path(self.folder), where=f"kinds.{name}.cost")
@@ -341,7 +341,7 @@ def load_spec(text: str, *, form: Form = "toml", folder: str = "") -> ClusterSpe
     """Decode and check the text of a cluster file. Raises ConfigError with every problem, one a line."""
     raw = keys_of(text, form, example="`topology` with `prefill = 1` below")
     if not raw:
-        raise ConfigError("the cluster file is empty: say at least how many workers there are, in `topology`")
+        raise ConfigError("the cluster file is empty: give at least the number of workers, in `topology`")
     wrong = type_problems(raw, ClusterSpec)
     if wrong:
         raise ConfigError("\n".join(f"not a valid cluster: {problem}" for problem in wrong))
@@ -349,8 +349,8 @@ def load_spec(text: str, *, form: Form = "toml", folder: str = "") -> ClusterSpe
     problems = spec.problems()
     if spec.workers and "topology" in raw:
         problems.append(
-            "topology and workers both say which workers there are, and workers alone would count: leave topology out, "
-            "and write what it says as workers with a role and a count"
+            "topology and workers are both given, but only workers would be used: leave topology out, and list its "
+            "workers in workers, with a role and a count"
         )
     if problems:
         raise ConfigError("\n".join(problems))

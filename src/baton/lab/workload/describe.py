@@ -147,7 +147,7 @@ def _source_problems(workload: Workload, given: set[str]) -> list[str]:
     """Return problems with the source of requests and the end of the workload."""
     found: list[str] = []
     if workload.trace is not None and workload.trace.arrivals is not None and workload.trace.spread_s:
-        found.append("trace.spread_s and trace.arrivals cannot be given together: each makes new times")
+        found.append("trace.spread_s and trace.arrivals cannot be given together: both set the arrival times")
     if workload.trace is not None and workload.servegen is not None:
         found.append("[trace] and [servegen] cannot be given together: requests come from one of them")
     source = "trace" if workload.trace is not None else "servegen" if workload.servegen is not None else None
@@ -163,10 +163,10 @@ def _source_problems(workload: Workload, given: set[str]) -> list[str]:
 def _endless(workload: Workload) -> list[str]:
     """Return the reason why `at-once` arrivals would never end, as a list of at most one problem."""
     if workload.requests is None:
-        return ["arrivals at-once never come to duration_s, for all come at 0: give requests"]
+        return ["all at-once arrivals are at 0 s, so duration_s never ends them: give requests"]
     talks = (workload.conversation, *(tenant.conversation for tenant in workload.tenants))
     if any(talk is not None and talk.think_s != 0 for talk in talks):
-        return ["arrivals at-once open conversations without end, before anybody has thought: give sessions"]
+        return ["at-once arrivals with think_s start new conversations without end at 0 s: give sessions"]
     return []
 
 

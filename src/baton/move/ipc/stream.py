@@ -87,7 +87,9 @@ class FramedStream(asyncio.Protocol, Generic[In]):
             return
         transport.write(self._writer.frame(self._encoder.encode(message)))
         if transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
-            self.end(f"it does not read: {transport.get_write_buffer_size()} bytes wait, {UNSENT_BYTES_MAX} may")
+            self.end(
+                f"it does not read: {transport.get_write_buffer_size()} bytes wait, at most {UNSENT_BYTES_MAX} may"
+            )
 
     def end(self, why: str, *farewell: msgspec.Struct) -> None:
         """Close the connection, after a last message if there is one. Unsent bytes are lost."""

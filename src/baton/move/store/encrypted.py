@@ -125,7 +125,7 @@ def read_key(path: Path) -> bytes:
     if stat.S_IMODE(status.st_mode) & 0o077 or status.st_uid not in (0, os.geteuid()):
         raise StoreError(
             f"the key file {path} has mode {stat.S_IMODE(status.st_mode):03o} and belongs to user {status.st_uid}: "
-            f"it must be yours alone (chmod 600 {path})"
+            f"it must be readable by your user only (chmod 600 {path})"
         )
     if len(data) == KEY_BYTES:
         return data

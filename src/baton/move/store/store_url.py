@@ -111,7 +111,7 @@ class _Options:
 def _capacity(options: _Options, capacity_bytes: int | None) -> int:
     given = options.number("bytes", least=1, most=1 << 60) or capacity_bytes
     if given is None:
-        options.wrong("it needs its size: bytes=100e9, say")
+        options.wrong("it needs its size, such as bytes=100e9")
     return given or 0
 
 
@@ -133,7 +133,7 @@ def _file(parts: SplitResult, options: _Options, capacity_bytes: int | None) -> 
 
 def _memory(parts: SplitResult, options: _Options, capacity_bytes: int | None) -> Open:
     if parts.netloc or parts.path:
-        options.wrong("nothing comes between memory:// and the question mark")
+        options.wrong("it takes only options, such as memory://?bytes=1e9")
     capacity = _capacity(options, capacity_bytes)
     return lambda fingerprint, block_bytes: MemoryStore(block_bytes=block_bytes, capacity_bytes=capacity)
 

@@ -11,7 +11,7 @@ from baton.move.transport.extents import Spread
 from baton.move.transport.port import Ticket
 
 CLOSED = "the transport was closed during the pull"
-BUG = "a bug of ours, please report it: the log has its traceback"
+BUG = "a bug in Baton, please report it: the log has its traceback"
 
 
 @dataclass(slots=True, eq=False)

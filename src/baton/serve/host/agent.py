@@ -105,7 +105,7 @@ class Agent:
                 return 0
             gone_s, failures, said = now_s(), 0, ""
             if not self._stopped.is_set():
-                self._tell(f"out of the cluster: {reason}; every worker has ended, joining again")
+                self._tell(f"this host has left the cluster: {reason}; all its workers have ended; joining again")
                 await self._pause(_REJOIN_S)
         return 0
 

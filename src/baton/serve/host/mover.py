@@ -90,7 +90,7 @@ class Mover:
         found = open_usable_tiers(setup.tiers, layout=setup.layout, fingerprint=setup.fingerprint)
         for tier in found:
             if isinstance(tier, UnopenedTier):
-                log.warning("%s; this host goes without it until it can be opened", tier.problem)
+                log.warning("%s; this host continues without the tier until it can be opened", tier.problem)
         self.rules = tuple(tier.rules for tier in found)
         """Rules of the tiers below the arena."""
         block_bytes = setup.layout.block_bytes
@@ -198,7 +198,7 @@ class Mover:
     def _end_if_failed(self, done: Future[None]) -> None:
         error = done.exception()
         if error is not None:
-            self._outbox.put(MoverFailed(f"a bug of ours, please report it: {type(error).__name__}: {error}"))
+            self._outbox.put(MoverFailed(f"a bug in Baton, please report it: {type(error).__name__}: {error}"))
             os._exit(1)
 
     def _finish(self, number: int) -> None:

@@ -89,8 +89,9 @@ class Staging:
         made_bytes = max(_BUFFER_BYTES_MIN, 1 << (size_bytes - 1).bit_length())
         if self._made_bytes + made_bytes > _STAGING_BYTES_MAX:
             raise TransferError(
-                f"converting KV takes a buffer of {made_bytes} bytes, and of {_STAGING_BYTES_MAX} bytes"
-                f" {self._made_bytes} are taken; give both hosts one KV layout, or let fewer requests go between them"
+                f"converting KV takes a buffer of {made_bytes} bytes, but {self._made_bytes} of the"
+                f" {_STAGING_BYTES_MAX} bytes for such buffers are in use; give both hosts one KV layout,"
+                " or hand off fewer requests at once"
             )
         memory = memoryview(mmap.mmap(-1, made_bytes))
         self._made_bytes += made_bytes

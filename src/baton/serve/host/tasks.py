@@ -24,7 +24,9 @@ def spawn(work: Coroutine[None, None, None], tell: Callable[[str], None]) -> asy
         error = None if task.cancelled() else task.exception()
         if error is not None:
             what = f"{work.__name__.strip('_')} ended: {type(error).__name__}: {error}"
-            tell(f"a bug of ours, please report it: {what}; requests go on, restart to get it back")
+            tell(
+                f"a bug in Baton, please report it: {what}; requests go on; restart this process to run the task again"
+            )
 
     task.add_done_callback(report)
     return task
@@ -45,7 +47,7 @@ def run_in_thread(work: Callable[[], Result]) -> asyncio.Future[Result]:
             outcome.set_exception(error)
         finally:
             if not outcome.done():
-                outcome.set_exception(RuntimeError("a bug of ours has ended a thread, with the traceback above"))
+                outcome.set_exception(RuntimeError("a bug in Baton has ended a thread, with the traceback above"))
 
     outcome.set_running_or_notify_cancel()
     threading.Thread(target=run, name="baton-host-work", daemon=True).start()

@@ -146,7 +146,7 @@ class Driver:
         self.tell(Tick(window))
         failure = coordinator.reshaping_failure
         if failure != before:
-            log.error("%s; the shape of the fleet stays as it is", failure)
+            log.error("%s; the fleet keeps its workers and their roles", failure)
 
     # ---- workers and hosts
 

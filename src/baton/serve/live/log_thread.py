@@ -44,7 +44,7 @@ class LogThread:
         with self._changed:
             if self._unwritten_bytes + len(data) > self._unwritten_bytes_max:
                 self._writer.end_here(
-                    f"the disk is too slow: {self._unwritten_bytes} bytes wait for it, {self._unwritten_bytes_max} may"
+                    f"the disk is too slow: {self._unwritten_bytes} bytes wait, at most {self._unwritten_bytes_max} may"
                 )
             if self._writer.full or self._is_closed:
                 self._tell()

@@ -154,14 +154,16 @@ class OwnTiers:
         try:
             await asyncio.wait_for(self._listed.wait(), ANSWER_S)
         except TimeoutError:
-            log.warning("tiers %s have not said what they hold: it is used once they do", ", ".join(self._unlisted))
+            log.warning(
+                "tiers %s have not listed their blocks yet; they are used once listed", ", ".join(self._unlisted)
+            )
 
     async def close(self) -> None:
         """Finish the current writes and close the stores. A store that hangs stays open until the process ends."""
         self._live.close()
         if self._work is not None:
             for name in await asyncio.to_thread(self._work.close):
-                log.warning("tier %s has not ended what it was doing: its store is left open", name)
+                log.warning("tier %s still reads or writes at shutdown: its store is not closed", name)
 
     def _tell(self, loop: asyncio.AbstractEventLoop, event: StoreEvent) -> None:
         if not loop.is_closed():

@@ -91,7 +91,7 @@ def test_kinds_of_a_cluster_may_share_a_described_gpu() -> None:
         ({**OWN, "p2p_latency_s": -1}, "p2p_latency_s is -1, but must be at least 0"),
         ({**OWN, "usd_per_hour": float("inf")}, "usd_per_hour is inf, but must be at least 0 and finite"),
         ({**OWN, "like": "h1000"}, "hardware MI300X: like: unknown hardware 'h1000'"),
-        ({**OWN, "name": "h100"}, 'the catalogue has H100-80G-SXM: give yours a name of its own, and like = "h100"'),
+        ({**OWN, "name": "h100"}, 'the catalogue has H100-80G-SXM: give yours another name, and like = "h100"'),
         ({**OWN, "name": ""}, "hardware needs a name"),
         ({**OWN, "memory_byte": 1e9}, "unknown key cost.hardware.memory_byte (did you mean 'memory_bytes'?)"),
         ({**OWN, "memory_bytes": "192 GB"}, "cost.hardware.memory_bytes is '192 GB', but must be a number"),

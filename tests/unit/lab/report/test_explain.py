@@ -82,7 +82,7 @@ def test_which_way_its_kv_went_is_told_with_what_was_predicted() -> None:
     story = story_of(chosen(PathChosen(wanted, "central")), "asked")
     said = next(moment.what for moment in story.moments if "changes hosts" in moment.what)
     predicted = "predicted 250 ms, or 125 ms into the pool and 62.5 ms out of it, 187.5 ms in all"
-    assert f"{predicted}; it goes by the pool" in said
+    assert f"{predicted}; it goes through the pool" in said
 
 
 def test_what_is_known_of_a_way_is_told_where_it_is_not_measured_or_failed() -> None:
@@ -99,7 +99,7 @@ def test_what_is_known_of_a_way_is_told_where_it_is_not_measured_or_failed() -> 
     )
     story = story_of(chosen(PathChosen(wanted, "central")), "asked")
     said = next(moment.what for moment in story.moments if "changes hosts" in moment.what)
-    assert "KV of 400 tokens, 160 of which the pool has, changes hosts" in said
+    assert "KV of 400 tokens, 160 of which the pool holds, changes hosts" in said
     assert "predicted 100 ms (not measured, failed 2.5 s ago), or" in said
     assert "and 50 ms to compute the rest, 200 ms in all" in said
 
@@ -119,8 +119,8 @@ def test_a_move_is_told_with_who_might_have_had_it() -> None:
     assert story.differences == 0
     moved = story.moments[-1]
     assert moved.what == (
-        "a policy moves it to another worker; what there is of its KV goes to d1 first; "
-        "the KV sent ahead has landed; d0 is told to let go of it"
+        "a policy moves it to another worker; its KV so far is sent to d1 first; "
+        "the KV sent ahead has landed; d0 is told to drop it"
     )
     (question,) = moved.questions
     assert (question.subject, question.policy, question.chosen) == ("move", "AllToD1", D1)
@@ -141,7 +141,7 @@ def test_the_first_token_is_known_whoever_drew_it() -> None:
     end = said(P0, RequestFinished(RequestId("one"), 1, P0, "stop", 5))
     story = story_of(log_of([*mixed, (4.5, end)]), "one")
     assert (story.ttft_s, story.decode_s, story.tpot_s) == (0.5, 2.0, 0.5)
-    assert story.moments[1].what == "first token from p0, which goes on with it"
+    assert story.moments[1].what == "first token from p0, which continues it"
 
     end = said(D0, RequestFinished(ASKED, 1, D0, "stop", 5))
     log = log_of(
@@ -150,7 +150,7 @@ def test_the_first_token_is_known_whoever_drew_it() -> None:
     story = story_of(log, "asked", first_token=FirstTokenByDecode())
     assert (story.differences, story.ttft_s, story.tpot_s) == (0, 1.0, 0.5)
     assert "p0 computes it to the last prompt token" in story.moments[0].what
-    assert story.moments[1].what.startswith("prompt computed by p0, KV of 400 tokens is there; d0 goes on with it")
+    assert story.moments[1].what.startswith("prompt computed by p0, which holds KV of 400 tokens; d0 continues it")
     assert read_timeline(log).requests["asked"].first_token_s == 13.0
 
 
@@ -159,7 +159,7 @@ def test_a_death_is_a_moment_with_a_question() -> None:
     story = story_of(log_of(), "asked")
     assert [moment.at_s for moment in story.moments] == [0, 0.75, 1.75, 3]
     moment = story.moments[2]
-    assert moment.what == "d0 was lost: killed too; p1 goes on with it, its KV comes from near (attempt 2)"
+    assert moment.what == "d0 was lost: killed too; p1 continues it, its KV comes from near (attempt 2)"
     (question,) = moment.questions
     assert (question.subject, question.chosen, [option.worker for option in question.options]) == ("decode", P1, [P1])
 

@@ -35,8 +35,8 @@ def test_explain_shows_who_won_and_why(log: Path, capsys: pytest.CaptureFixture[
     assert main(["explain", "asked", "--log", str(log)]) == 0
     shown = capsys.readouterr().out
     assert "> p0" in shown
-    assert "EarliestFirstToken: p0, and no worker is predicted to be sooner" in shown
-    assert "d0 was lost: killed too; p1 goes on with it, its KV comes from near (attempt 2)" in shown
+    assert "EarliestFirstToken: p0, and no worker is predicted to be earlier" in shown
+    assert "d0 was lost: killed too; p1 continues it, its KV comes from near (attempt 2)" in shown
 
 
 def test_explain_writes_what_it_shows_as_json(log: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -265,7 +265,7 @@ BAD = {
     "no end": ("input_tokens = 5", "nothing ends the workload"),
     "talk without end": (
         'requests = 5\nconversation = {}\narrivals = {kind = "at-once"}',
-        "before anybody has thought: give sessions",
+        "without end at 0 s: give sessions",
     ),
     "sessions of a trace": ('sessions = 5\ntrace = {file = "x"}', "sessions cannot be given with .trace."),
     "no sessions": ("sessions = 0", "sessions is 0"),

@@ -28,7 +28,7 @@ def test_a_copy_that_raises_what_nobody_expects_fails_its_pull_and_no_other(monk
     from_region, to_region = source.register(theirs), target.register(ours)
     ticket = source.offer([Extent(0, SIZE_BYTES, from_region)], lease_s=600.0)
     for _ in range(2):  # a new thread is there for the second one
-        with pytest.raises(TransferError, match="a bug of ours"):
+        with pytest.raises(TransferError, match="a bug in Baton"):
             target.pull(ticket, [Extent(0, SIZE_BYTES, to_region)]).wait(30.0)
     for transport in (target, source):
         transport.close()

@@ -19,7 +19,7 @@ def test_a_bug_in_the_thread_is_told_to_whoever_waits(monkeypatch: pytest.Monkey
         raise ZeroDivisionError
 
     monkeypatch.setattr(agent._agent, "get_agent_metadata", fail)
-    with pytest.raises(TransferError, match="a bug of ours"):
+    with pytest.raises(TransferError, match="a bug in Baton"):
         agent.metadata()
     with pytest.raises(TransferError, match="closed"):
         agent.metadata()

@@ -23,6 +23,6 @@ def test_a_check_that_raises_what_nobody_expects_fails_the_pull() -> None:
     assert pull.begin()
     with pytest.raises(LookupError):
         pull.landed(piece)
-    with pytest.raises(TransferError, match="a bug of ours"):
+    with pytest.raises(TransferError, match="a bug in Baton"):
         pull.wait(0)
     pull.cancel()

@@ -25,10 +25,10 @@ _ERRORS = {
     410: "An operator of the server cancelled the request; do not send it again.",
     413: "The body is too large.",
     415: "The body is not JSON.",
-    429: "This client has used its share; come again after `Retry-After` seconds.",
+    429: "This client has used its share; send the request again after `Retry-After` seconds.",
     500: "The server failed on this request.",
     501: "The engine of this server's workers cannot do this.",
-    503: "The cluster cannot take the request now; come again after `Retry-After` seconds.",
+    503: "The cluster cannot take the request now; send it again after `Retry-After` seconds.",
 }
 _READING = (401, 403, 500)
 _FINDING = (401, 403, 404, 500)
