@@ -38,7 +38,7 @@ SETTINGS = {
     "patterns live": "--live --rounds 1",
     "planner": "",
     "policies": "--case azure-code --policy baton --split 2P2D",
-    "precision": "--tokens 64 --steps 2",
+    "precision": "--tokens 96 --steps 2",
     "preemption": "--requests 8",
     "ranks": "--shapes 1x1 2x1 --threads 1 --layers 2 --repeats 1",
     "roles": "--cluster cpu4 --load chat --turns 1",
