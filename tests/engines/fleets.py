@@ -13,7 +13,7 @@ from baton.core.config import Config
 from baton.core.engine_config import EnginesConfig, engine_of
 from baton.core.types import Request, RequestId, Sampling
 from baton.decide.kv.hashing import block_hashes
-from baton.integrations.vllm.fleet import EngineFleet
+from baton.integrations.engines.fleet import EngineFleet
 from baton.move.clock import now_s
 from baton.serve.live.assembly import Parts, assemble
 from baton.serve.live.live_request import Finish, LiveRequest

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from baton.core.types import Sampling
-from baton.integrations.vllm.wire import Generation, completions_body, error_text, event_data, generate_body, read_load
+from baton.integrations.engines.http import error_text, event_data
+from baton.integrations.engines.port import Generation
+from baton.integrations.vllm.wire import completions_body, generate_body, read_load
 
 SAMPLED = Sampling(temperature=0.7, seed=11, stop_token_ids=(5,), output_tokens_min=6, logit_bias=((3, -100.0),))
 

@@ -61,7 +61,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
     )
     parser.add_argument("--hosts-port", type=int, metavar="P", help="port for joining hosts (default: any)")
     parser.add_argument(
-        "--engine-url", action="append", metavar="[ROLE=]URL", help="a vLLM server as a worker (repeatable)"
+        "--engine-url",
+        action="append",
+        metavar="[ROLE=]URL",
+        help="a vLLM server as a worker; llamacpp=URL: llama.cpp (repeatable)",
     )
     parser.add_argument("--engine-key-file", type=Path, metavar="FILE", help=f"their key (default: {ENGINE_KEY})")
     parser.add_argument("--host", metavar="H", help="address to listen on (default: 127.0.0.1)")
@@ -193,7 +196,7 @@ def run(args: argparse.Namespace) -> int:
     models = assemble_models(config)
     if not config.engines.servers:
         return event_loop()(serve(config, models, tell=tell))
-    from baton.integrations.vllm.fleet import EngineFleet  # an optional part
+    from baton.integrations.engines.fleet import EngineFleet  # an optional part
 
     return event_loop()(serve(config, models, tell=tell, engines=EngineFleet(models[0], tell)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -12,17 +12,19 @@ from baton.core.types import Role
 from baton.core.validation import Range
 
 _SERVERS_MAX = 256
+Engine = Literal["vllm", "llamacpp"]
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A vLLM server."""
+    """A server of another engine."""
 
     url: str
     role: Role = "mixed"
+    engine: Engine = "vllm"
 
 
 class EnginesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """vLLM servers as workers ([integrations/vllm.md](integrations/vllm.md))."""
+    """Servers of [vLLM](integrations/vllm.md) or [llama.cpp](integrations/llamacpp.md) as workers."""
 
     servers: tuple[EngineConfig, ...] = ()
     key: str = ""
@@ -43,6 +45,11 @@ class EnginesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         found += [f"engines.servers has {url} {count} times" for url, count in counts.items() if count > 1]
         if len(self.servers) > _SERVERS_MAX:
             found.append(f"engines.servers has {len(self.servers)} servers, but may have {_SERVERS_MAX}")
+        apart = [server for server in self.servers if server.role != "mixed"]
+        if apart and any(server.engine == "llamacpp" for server in self.servers):
+            found.append(
+                "engines.servers has llama.cpp servers, which cannot hand off KV: give every server the role mixed"
+            )
         roles = [server.role for server in self.servers]
         if "prefill" in roles and not {"decode", "mixed"} & {*roles}:
             found.append("engines.servers has prefill servers, but none that can decode: add --engine-url decode=URL")
@@ -63,8 +70,13 @@ def _is_url(url: str) -> bool:
 
 
 def engine_of(text: str) -> EngineConfig:
-    """Return the server that `--engine-url [ROLE=]URL` names. The URL is checked with the whole configuration."""
+    """Return the server that `--engine-url [ROLE=]URL` or `llamacpp=URL` names.
+
+    The URL is checked with the whole configuration.
+    """
     role, mark, url = text.partition("=")
+    if mark and role == "llamacpp":
+        return EngineConfig(url=url, engine="llamacpp")
     if mark and role == "prefill":
         return EngineConfig(url=url, role="prefill")
     if mark and role == "decode":

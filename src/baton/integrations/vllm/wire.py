@@ -7,14 +7,13 @@ with `return_token_ids`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
-from baton.core.types import Sampling
+from baton.integrations.engines.http import ErrorInfo
+from baton.integrations.engines.port import Choice, EngineLoad, Generation
 
 GENERATE = "/inference/v1/generate"
 COMPLETIONS = "/v1/completions"
@@ -31,49 +30,6 @@ _ASK_FOR_KV: dict[str, Any] = {
 """`kv_transfer_params` of a prompt whose KV another server will load."""
 _SAMPLE = re.compile(r"^(vllm:[a-z_]+|process_start_time_seconds)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
-    """One request to a vLLM server."""
-
-    id: str
-    """Id that is unique for each request that is sent, including repetitions."""
-    tokens: Sequence[int]
-    """Prompt and output so far. vLLM sees all of them as the prompt."""
-    output_tokens: int
-    """Output tokens at the end of `tokens`."""
-    tokens_max: int
-    """Maximum tokens to generate now."""
-    sampling: Sampling
-    cache_salt: str = ""
-    """Requests share vLLM's prefix cache only if their salts are equal."""
-    hands_off: bool = False
-    """Compute the prompt only, and keep its KV for another server."""
-    kv_transfer_params: dict[str, Any] | None = None
-    """Parameters from the server that keeps the prompt's KV. None: no server keeps it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineLoad:
-    """The load of a server, from its metrics."""
-
-    running_requests: int
-    waiting_requests: int
-    kv_used_ratio: float
-    kv_tokens: int
-    """Size of the server's KV cache in tokens. 0: not known."""
-    started_unix_s: float
-    """Start time of the server's process. 0: not known."""
-
-
-class Choice(Struct, frozen=True):
-    token_ids: list[int] | None = None
-    finish_reason: str | None = None
-
-
-class ErrorInfo(Struct, frozen=True):
-    message: str = ""
 
 
 class Answer(Struct, frozen=True):
@@ -156,22 +112,6 @@ def _extras(generation: Generation) -> dict[str, Any]:
     params = _ASK_FOR_KV if generation.hands_off else generation.kv_transfer_params
     extras: dict[str, Any] = {} if params is None else {"kv_transfer_params": params}
     return {**extras, "cache_salt": generation.cache_salt} if generation.cache_salt else extras
-
-
-def event_data(line: bytes) -> bytes | None:
-    """Return the data in a line of server-sent events. None: the line has none, or marks the end of the stream."""
-    data = line[5:].strip() if line.startswith(b"data:") else b""
-    return data if data and data != b"[DONE]" else None
-
-
-def error_text(body: bytes) -> str:
-    """Return the message in an error response, as one line of at most 300 characters."""
-    try:
-        answer = msgspec.json.decode(body, type=Answer)
-        text = answer.error.message if answer.error is not None else ""
-    except msgspec.DecodeError:
-        text = ""
-    return " ".join((text or body.decode(errors="replace")).split())[:300] or "an empty body"
 
 
 def read_load(metrics: str) -> EngineLoad:

@@ -1,4 +1,4 @@
-"""One vLLM server as a worker: each request that the batcher runs is sent to the server over HTTP.
+"""One server of another engine as a worker: each request that the batcher runs is sent to the server over HTTP.
 
 The batcher is the one of Baton's own workers. It asks the host pool for blocks, orders waiting requests, and reports
 events. The server has its own scheduler and KV cache; the pool of its host mirrors that cache. A request is sent to
@@ -35,9 +35,14 @@ from baton.core.step import Slice, SliceResult, Step, StepResult
 from baton.core.types import RequestId, WorkerId, WorkerView
 from baton.decide.control.batcher import Batcher
 from baton.decide.policy.batching import Candidate
-from baton.integrations.vllm.client import EngineBrokenError, EngineRefusedError, VllmServer
-from baton.integrations.vllm.handoffs import ComputedPrompt, Handoffs
-from baton.integrations.vllm.wire import EngineLoad, Generation
+from baton.integrations.engines.handoffs import ComputedPrompt, Handoffs
+from baton.integrations.engines.port import (
+    EngineBrokenError,
+    EngineLoad,
+    EngineRefusedError,
+    EngineServer,
+    Generation,
+)
 from baton.move.clock import now_s
 from baton.serve.host.tasks import spawn
 
@@ -45,7 +50,7 @@ _TRIES_MAX = 3
 """Consecutive attempts without a new token after which a request fails."""
 _RETRY_S = 0.2
 """Pause before a request is sent again. It doubles with every further attempt."""
-_NO_LOAD = EngineLoad(running_requests=0, waiting_requests=0, kv_used_ratio=0.0, kv_tokens=0, started_unix_s=0.0)
+_NO_LOAD = EngineLoad()
 
 log = logging.getLogger("baton.server")
 
@@ -90,10 +95,10 @@ class _Run:
 
 
 class EngineWorker:
-    """Runs the requests of one worker on a vLLM server. Implements `WorkerLink`."""
+    """Runs the requests of one worker on a server of another engine. Implements `WorkerLink`."""
 
     def __init__(
-        self, view: WorkerView, batcher: Batcher, server: VllmServer, handoffs: Handoffs, listener: EngineListener
+        self, view: WorkerView, batcher: Batcher, server: EngineServer, handoffs: Handoffs, listener: EngineListener
     ) -> None:
         self.view = view
         self.state = "ready"
@@ -244,9 +249,8 @@ class EngineWorker:
     async def _prefill(self, run: _Run) -> None:
         """Compute a prompt. The server also returns a token, which is used only if this worker draws the first one."""
         answer = await self._server.prefill(run.generation)
-        tokens = [token for choice in answer.choices for token in choice.token_ids or ()]
         if run.start.until == "first_token":
-            run.arrived.extend(tokens)
+            run.arrived.extend(answer.tokens)
         prompt = ComputedPrompt(self.view.host, len(run.generation.tokens), answer.kv_transfer_params)
         if self._is_current(run):
             self._handoffs.keep(run.start.request.id, prompt)

@@ -1,4 +1,4 @@
-"""The configured vLLM servers: check them periodically, and tell the driver when one joins or is lost.
+"""The configured servers of other engines: check them periodically, and tell the driver when one joins or is lost.
 
 Each server is a host of the cluster with one worker. The pool of that host mirrors the server's KV cache, so that
 routing knows which prefixes the server has.
@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from baton.compute.models.tokenizer import Tokenizer, load_tokenizer
-from baton.core.engine_config import EngineConfig
+from baton.core.config import BatchLimits
+from baton.core.engine_config import Engine, EngineConfig
 from baton.core.messages import StepReport
 from baton.core.plugin import load_plugin
 from baton.core.types import HostId, WorkerId, WorkerView
@@ -23,20 +26,23 @@ from baton.decide.cost.load import load_cost
 from baton.decide.policy.batching import BatcherPolicies
 from baton.decide.policy.fairness import FairnessPolicy
 from baton.decide.policy.policy_sets import policy_of
-from baton.integrations.vllm.client import (
+from baton.integrations.engines.handoffs import EngineMover, Handoffs
+from baton.integrations.engines.port import (
     EngineBrokenError,
     EngineFacts,
     EngineGoneError,
     EngineRefusedError,
-    VllmServer,
+    EngineServer,
 )
-from baton.integrations.vllm.handoffs import EngineMover, Handoffs
-from baton.integrations.vllm.worker import EngineWorker, WholeRequests
+from baton.integrations.engines.worker import EngineWorker, WholeRequests
+from baton.integrations.llamacpp import LlamaCppServer
+from baton.integrations.vllm.client import VllmServer
 from baton.move.clock import now_s
 from baton.serve.host.build import batch_limits
 from baton.serve.host.tasks import spawn
 from baton.serve.live.assembly import Parts
 
+CLIENTS: Mapping[Engine, Callable[..., EngineServer]] = {"vllm": VllmServer, "llamacpp": LlamaCppServer}
 _PROBE = 'Hello, wörld! 12345 == "tokens"\n\tdef f(x): return x ** 2'
 """Text for the comparison of tokenizers: different tokenizers return different tokens for it."""
 
@@ -48,7 +54,7 @@ class _Member:
     config: EngineConfig
     worker: WorkerId
     host: HostId
-    server: VllmServer
+    server: EngineServer
     link: EngineWorker | None = None
     """Worker that sends requests to the server. None: the server has not joined."""
     context_tokens: int = 0
@@ -62,7 +68,7 @@ class _Member:
 
 
 class EngineFleet:
-    """Runs vLLM servers as workers. Implements `EngineHosts` for the service and `EngineListener` for the workers."""
+    """Runs servers of other engines as workers. Implements `EngineHosts` and `EngineListener`."""
 
     def __init__(self, parts: Parts, tell: Callable[[str], None]) -> None:
         self._parts = parts
@@ -87,10 +93,11 @@ class EngineFleet:
         self._changed = changed
         self._tokenizer = await asyncio.to_thread(load_tokenizer, self._parts.card)
         for number, config in enumerate(self._config.servers):
-            worker, host = WorkerId(f"vllm-{number}"), HostId(f"engine-{number}")
-            server = VllmServer(config.url, self._config.key, answer_s=self._config.silent_s / 2)
+            worker, host = WorkerId(f"{config.engine}-{number}"), HostId(f"engine-{number}")
+            client = CLIENTS[config.engine]
+            server = client(config.url, self._config.key, answer_s=self._config.silent_s / 2)
             self._members[worker] = _Member(config, worker, host, server)
-        self._tell(f"waiting for vLLM at {', '.join(config.url for config in self._config.servers)}")
+        self._tell(f"waiting for servers at {', '.join(config.url for config in self._config.servers)}")
         self._tasks = [spawn(self._watch(member), self._tell) for member in self._members.values()]
 
     async def stop(self) -> None:
@@ -131,14 +138,14 @@ class EngineFleet:
     async def _problem(self, member: _Member, facts: EngineFacts) -> str:
         """Return the reason why a server cannot join. Empty: it can."""
         gateway, driver = self._parts.gateway, self._parts.driver
-        if not facts.load.kv_tokens:
-            return "its metrics have no vllm:cache_config_info with num_gpu_blocks and block_size"
+        if facts.problem:
+            return facts.problem
         if driver.copying.concerns(member.host):
             return "a handoff of its last process has not ended yet"
         room_tokens = min(facts.context_tokens or facts.load.kv_tokens, facts.load.kv_tokens)
         if gateway.state != "loading" and room_tokens < gateway.request_tokens_max:
             most = gateway.request_tokens_max
-            return f"it takes {room_tokens} tokens, but requests may have {most}; raise its --max-model-len"
+            return f"it takes {room_tokens} tokens, but requests may have {most}; raise {member.server.context_flag}"
         assert self._tokenizer is not None, "the tokenizer is loaded before the servers are checked"
         ours, theirs = self._tokenizer.encode(_PROBE, add_special=False), await member.server.tokenize(_PROBE)
         if theirs is not None and theirs != ours:
@@ -157,7 +164,7 @@ class EngineFleet:
         driver.copying.add_host(member.host, mover, layout)
         driver.copying.mover_ready(member.host, member.generation, mover.ready(member.config.url))
         gateway.addresses[member.host] = member.config.url
-        limits = batch_limits(parts.config)
+        limits = self._limits(facts)
         view = WorkerView(
             id=member.worker,
             host=member.host,
@@ -166,16 +173,15 @@ class EngineFleet:
             kv_tokens_max=facts.load.kv_tokens,
             requests_max=limits.requests_max,
         )
-        link = EngineWorker(view, self._batcher(view), member.server, self._handoffs, self)
+        link = EngineWorker(view, self._batcher(view, limits), member.server, self._handoffs, self)
         member.link = driver.links[member.worker] = link
         self._limit_requests()
         member.suspected.clear()
         member.said = ""
         driver.join(link)
-        way = "token ids" if facts.has_generate else "token ids by /v1/completions (start it with --enable-scale-out)"
         self._tell(
-            f"{member.worker} has joined: {member.config.url}, vLLM {facts.version}, {member.config.role}, "
-            f"KV cache {facts.load.kv_tokens} tokens, {way}"
+            f"{member.worker} has joined: {member.config.url}, {facts.name}, {member.config.role}, "
+            f"KV cache {facts.load.kv_tokens} tokens, {facts.interface}"
         )
         self._changed()
 
@@ -187,13 +193,19 @@ class EngineFleet:
             known = [member.context_tokens for member in self._members.values() if member.link is not None]
             gateway.request_tokens_max = min([gateway.request_tokens_max, *filter(None, known)])
 
-    def _batcher(self, view: WorkerView) -> Batcher:
+    def _limits(self, facts: EngineFacts) -> BatchLimits:
+        """Return the limits of a server's batcher: no more requests than the server computes at once."""
+        limits = batch_limits(self._parts.config)
+        most = min(limits.requests_max, facts.requests_max or limits.requests_max)
+        return msgspec.structs.replace(limits, requests_max=most)
+
+    def _batcher(self, view: WorkerView, limits: BatchLimits) -> Batcher:
         config = self._parts.config
         fairness = policy_of(config, tenants=config.http.tenants()).fairness
         return Batcher(
             view,
             block_tokens=self._parts.driver.layout.block_tokens,
-            limits=batch_limits(config),
+            limits=limits,
             policies=BatcherPolicies(
                 batching=WholeRequests(),
                 fairness=load_plugin(fairness.use, fairness.options, expects=FairnessPolicy),

@@ -1,0 +1,1 @@
+"""Servers of other inference engines as workers: what does not depend on the engine."""

@@ -1,0 +1,102 @@
+"""HTTP requests to a server of another engine, with their failures as the errors of the port."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+from msgspec import Struct
+
+from baton.integrations.engines.port import EngineBrokenError, EngineGoneError, EngineRefusedError
+
+_CONNECT_S = 5.0
+_SILENT_STREAM_S = 300.0
+"""A stream that sends no byte for this long counts as broken. Even a long prompt in a full queue takes less time."""
+Body = TypeVar("Body")
+
+
+class ErrorInfo(Struct, frozen=True):
+    message: str = ""
+
+
+class ErrorAnswer(Struct, frozen=True):
+    """The body of an error, as in OpenAI's API."""
+
+    error: ErrorInfo | None = None
+
+
+class EngineHttp:
+    """The HTTP connections to one server. Create it in the event loop."""
+
+    def __init__(self, url: str, key: str, *, answer_s: float) -> None:
+        """`key`: bearer key, empty if the server needs none. `answer_s`: deadline in seconds of short requests."""
+        self.url = url.rstrip("/")
+        self.short = aiohttp.ClientTimeout(total=answer_s, sock_connect=_CONNECT_S)
+        """Limits of requests other than generations."""
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            headers={"authorization": f"Bearer {key}"} if key else {},
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENT_STREAM_S),
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def get(self, path: str, kind: type[Body]) -> Body:
+        """Return the decoded answer to a GET request."""
+        async with self.request(path, limits=self.short) as response:
+            return decoded(await response.read(), kind)
+
+    @asynccontextmanager
+    async def request(
+        self, path: str, body: dict[str, Any] | None = None, limits: aiohttp.ClientTimeout | None = None
+    ) -> AsyncGenerator[aiohttp.ClientResponse]:
+        """Send a request. Raises EngineRefusedError for a status from 400 to 499, else EngineBrokenError on failure."""
+        async with self.raw(path, body, limits) as response:
+            if response.status >= 400:
+                text = f"{path} answered {response.status}: {error_text(await response.read())}"
+                raise EngineRefusedError(text) if response.status < 500 else EngineBrokenError(text)
+            yield response
+
+    @asynccontextmanager
+    async def raw(
+        self, path: str, body: dict[str, Any] | None, limits: aiohttp.ClientTimeout | None
+    ) -> AsyncGenerator[aiohttp.ClientResponse]:
+        """Send a request, and return the response with any status. Raises EngineBrokenError without one."""
+        method, allowed = "GET" if body is None else "POST", limits or self._session.timeout
+        try:
+            async with self._session.request(
+                method, self.url + path, json=body, timeout=allowed, allow_redirects=False
+            ) as response:
+                yield response
+        except aiohttp.ClientConnectorError as error:
+            raise EngineGoneError(f"{path}: {error}") from error
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:  # ValueError: a line is too long
+            raise EngineBrokenError(f"{path}: {type(error).__name__}: {error}") from error
+
+
+def decoded(data: bytes, kind: type[Body]) -> Body:
+    """Decode an answer. Raises EngineBrokenError if it is of another form."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError as error:
+        raise EngineBrokenError(f"an answer that is not understood: {error}: {data[:100]!r}") from error
+
+
+def event_data(line: bytes) -> bytes | None:
+    """Return the data in a line of server-sent events. None: the line has none, or marks the end of the stream."""
+    data = line[5:].strip() if line.startswith(b"data:") else b""
+    return data if data and data != b"[DONE]" else None
+
+
+def error_text(body: bytes) -> str:
+    """Return the message in an error response, as one line of at most 300 characters."""
+    try:
+        answer = msgspec.json.decode(body, type=ErrorAnswer)
+        text = answer.error.message if answer.error is not None else ""
+    except msgspec.DecodeError:
+        text = ""
+    return " ".join((text or body.decode(errors="replace")).split())[:300] or "an empty body"

@@ -1,0 +1,104 @@
+"""A real llama.cpp server (a wheel that embeds it, in an environment of its own) behind `baton serve`."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from baton.compute.models.resolve import resolve_model
+from tests.serving import NO_TLS, RunningServer, serving
+
+pytestmark = [pytest.mark.deep, pytest.mark.timeout(900)]
+PACKAGE = "xllamacpp==2026.10.11549"
+ENVIRONMENT = Path.home() / ".cache" / "baton" / "peers" / "xllamacpp-2026.10.11549"
+PROGRAM = """
+import sys, threading, xllamacpp
+params = xllamacpp.CommonParams()
+params.model.path, params.port = sys.argv[1], int(sys.argv[2])
+params.n_ctx, params.n_parallel, params.cpuparams.n_threads = 4096, 2, 1
+server = xllamacpp.Server(params)
+print("listening", flush=True)
+threading.Event().wait()
+"""
+WORDS = "The river ran past the old mill, and the miller counted his sacks before the rain came down again. "
+PROMPTS = [f"{number}. {WORDS * repeats}Then" for number, repeats in enumerate((1, 3, 5, 8))]
+TOKENS = 24
+
+
+class LlamaCpp:
+    """A running server."""
+
+    def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
+        self.process = process
+        self.url = url
+
+    def text(self, prompt: str) -> str:
+        """Return the server's own greedy answer."""
+        body = {"prompt": prompt, "n_predict": TOKENS, "temperature": 0, "ignore_eos": True}
+        answer = httpx.post(f"{self.url}/completion", json=body, timeout=300, verify=NO_TLS)
+        return answer.raise_for_status().json()["content"]
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[list[LlamaCpp]]:
+    """Two servers with the model of `baton serve`."""
+    python = ENVIRONMENT / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(ENVIRONMENT)], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", "--no-deps", PACKAGE], check=True)
+    model = resolve_model("smollm2-135m").path
+    started: list[LlamaCpp] = []
+    try:
+        for _ in range(2):
+            with socket.socket() as taken:
+                taken.bind(("127.0.0.1", 0))
+                port = taken.getsockname()[1]
+            process = subprocess.Popen(
+                [str(python), "-c", PROGRAM, model, str(port)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+            started.append(LlamaCpp(process, f"http://127.0.0.1:{port}"))
+        for each in started:
+            assert each.process.stdout is not None
+            assert b"listening" in each.process.stdout.readline()
+        yield started
+    finally:
+        for each in started:
+            each.process.kill()
+            each.process.communicate()
+
+
+def ask(server: RunningServer, prompt: str) -> str:
+    """Return a greedy answer through Baton."""
+    body = {"model": "smollm2-135m", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    with server.client(timeout_s=300) as client:
+        return client.post("/v1/completions", json=body).raise_for_status().json()["choices"][0]["text"]
+
+
+def running(state: dict) -> list[str]:
+    """Return the workers that have begun an answer."""
+    return [each["id"] for each in state["workers"] if each["running"]]
+
+
+def test_answers_are_those_of_the_server_and_outlive_it(engines: list[LlamaCpp]) -> None:
+    """Greedy texts of two servers; then one of them is killed while it computes half of the answers."""
+    alone = {prompt: engines[0].text(prompt) for prompt in PROMPTS}
+    urls = [word for each in engines for word in ("--engine-url", f"llamacpp={each.url}")]
+    with serving("smollm2-135m", *urls) as server:
+        assert {prompt: ask(server, prompt) for prompt in PROMPTS} == alone
+        with ThreadPoolExecutor(len(PROMPTS)) as pool:
+            asked = {prompt: pool.submit(ask, server, prompt) for prompt in PROMPTS}
+            state = server.wait_until(lambda state: bool(running(state)), reason="a server computes")
+            (killed, *_) = running(state)
+            engines[int(killed.removeprefix("llamacpp-"))].process.kill()
+            assert {prompt: future.result() for prompt, future in asked.items()} == alone
+        server.wait_until(
+            lambda state: killed not in [each["id"] for each in state["workers"] if each["state"] == "ready"],
+            reason="the killed server is lost",
+        )
