@@ -23,6 +23,7 @@ from baton.serve.http.generate import Generate
 from baton.serve.http.messages import MESSAGES_PATH, Messages
 from baton.serve.http.operations import Operations
 from baton.serve.http.pages import Pages
+from baton.serve.http.responses_text import ResponsesText
 from baton.serve.http.services import Services
 from baton.serve.http.site import Site
 from baton.serve.http.text_request import ChatText, CompletionText
@@ -33,7 +34,8 @@ from baton.serve.live.recorder import Recorder
 
 def build_app(services: Services, further: Sequence[Route] = ()) -> ASGIApp:
     """Return the ASGI application with `further` routes. It must run in the event loop of the gateways."""
-    routes = [Route(kind.PATH, Generate(services, kind), methods=["POST"]) for kind in (CompletionText, ChatText)]
+    kinds = (CompletionText, ChatText, ResponsesText)
+    routes = [Route(kind.PATH, Generate(services, kind), methods=["POST"]) for kind in kinds]
     embed = Route(EMBEDDINGS_PATH, Embed(services), methods=["POST"])
     app = Starlette(
         routes=[

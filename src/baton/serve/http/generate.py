@@ -84,7 +84,7 @@ class Generate:
         """Check and submit a request. Return its response, and whether to stream it. Raises RequestError."""
         services, kind = self._services, self._kind
         body = services.hooks.before(parse_object(raw), kind.PATH)
-        request = kind.read(body, services)
+        request = kind.read(body, services, owner_of(context_of(scope).identity))
         model = request.model
         model.check_ready()
         context, constraint = context_of(scope), request.constraint()
@@ -295,7 +295,8 @@ class TextResponse:
                 return
             if self._include_usage:
                 await events.send(self._encoder.usage(self.usage(), self._timings()))
-            await events.send(self._encoder.END)
+            if self._encoder.END:
+                await events.send(self._encoder.END)
         await events.close()
 
     async def _resumable(self, error: RequestError) -> RequestError:

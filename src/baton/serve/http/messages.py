@@ -39,7 +39,7 @@ class MessagesText(ChatText):
     CAN_RESUME = False
 
     @classmethod
-    def read(cls, body: dict[str, Any], services: Services) -> TextRequest:
+    def read(cls, body: dict[str, Any], services: Services, owner: str) -> TextRequest:
         fields = chat_request(convert(body, MessagesRequest))
         model = services.model(fields.model)
         return cls(fields, model, tool_use(fields, model.template.source))

@@ -16,6 +16,7 @@ from baton.move.clock import unix_s
 from baton.serve.http.identity import Keyring
 from baton.serve.http.model_services import ModelServices
 from baton.serve.http.resume import SavedStreams
+from baton.serve.http.stored_responses import StoredResponses
 from baton.serve.live.hooks import Hooks
 from baton.serve.live.recorder import Recorder
 
@@ -61,6 +62,8 @@ class Services:
     render_metrics: Callable[[], bytes]
     streams: SavedStreams = field(init=False)
     """Streams that the end of an earlier server has interrupted."""
+    responses: StoredResponses = field(default_factory=StoredResponses)
+    """Conversations that clients of `/v1/responses` continue by an id."""
     seeds: random.Random = field(init=False)
     """Draws seeds for requests without one."""
     started_unix_s: int = field(default_factory=unix_s)

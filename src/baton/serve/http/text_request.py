@@ -42,8 +42,11 @@ class TextRequest(Protocol):
     def tools(self) -> ToolUse | None: ...
 
     @classmethod
-    def read(cls, body: dict[str, Any], services: Services) -> TextRequest:
-        """Check a body, and find its model. Raises RequestError (400, 404)."""
+    def read(cls, body: dict[str, Any], services: Services, owner: str) -> TextRequest:
+        """Check a body, and find its model. Raises RequestError (400, 404).
+
+        `owner`: name for the tenant of the client's key. Stored responses are found by it.
+        """
         ...
 
     def prompts(self) -> Sequence[Prompt]:
@@ -76,7 +79,7 @@ class CompletionText:
     tools: None = None
 
     @classmethod
-    def read(cls, body: dict[str, Any], services: Services) -> TextRequest:
+    def read(cls, body: dict[str, Any], services: Services, owner: str) -> TextRequest:
         fields = convert(body, CompletionRequest)
         count = fields.n or 1
         if fields.best_of not in (None, count):
@@ -116,7 +119,7 @@ class ChatText:
     tools: ToolUse | None
 
     @classmethod
-    def read(cls, body: dict[str, Any], services: Services) -> TextRequest:
+    def read(cls, body: dict[str, Any], services: Services, owner: str) -> TextRequest:
         fields = convert(body, ChatRequest)
         older, newer = fields.max_tokens, fields.max_completion_tokens
         if older is not None and newer is not None and older != newer:

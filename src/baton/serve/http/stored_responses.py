@@ -1,0 +1,77 @@
+"""Keep the conversations of recent responses, so that a client continues one by its id."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from baton.core.errors import RequestError
+from baton.serve.http.wire.schemas import ChatMessage
+
+RESPONSES_MAX = 1024
+"""Conversations that are kept. The one that was unused for longest is dropped first."""
+BYTES_MAX = 64 * 1024 * 1024
+"""Maximum bytes of all kept conversations, encoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    messages: tuple[ChatMessage, ...]
+    size_bytes: int
+
+
+class StoredResponses:
+    """The conversations up to each response, by the owner of its key and its id. In memory only."""
+
+    def __init__(self, *, responses_max: int = RESPONSES_MAX, bytes_max: int = BYTES_MAX) -> None:
+        self._responses_max = responses_max
+        self._bytes_max = bytes_max
+        self._kept: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
+        self._bytes = 0
+
+    def put(self, owner: str, response_id: str, messages: Sequence[ChatMessage]) -> None:
+        """Keep a conversation, and drop the oldest ones beyond the limits. A too large one is not kept."""
+        self._drop((owner, response_id))
+        size_bytes = len(msgspec.json.encode(messages))
+        if size_bytes > self._bytes_max:
+            return
+        self._kept[owner, response_id] = _Kept(tuple(messages), size_bytes)
+        self._bytes += size_bytes
+        while len(self._kept) > self._responses_max or self._bytes > self._bytes_max:
+            self._drop(next(iter(self._kept)))
+
+    def get(self, owner: str, response_id: str) -> tuple[ChatMessage, ...]:
+        """Return the conversation up to a response. Raises RequestError (404) if it is not kept."""
+        kept = self._kept.get((owner, response_id))
+        if kept is None:
+            message = (
+                f"there is no response {response_id[:160]!r}: this server keeps the latest {self._responses_max} in "
+                "memory, unless `store` is false; send the whole conversation as `input`"
+            )
+            raise RequestError(message, param="previous_response_id", status=404, code="previous_response_not_found")
+        self._kept.move_to_end((owner, response_id))
+        return kept.messages
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        kept = self._kept.pop(key, None)
+        if kept is not None:
+            self._bytes -= kept.size_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """The conversation of one request, which is stored once it has its answer."""
+
+    stored: StoredResponses
+    owner: str
+    messages: tuple[ChatMessage, ...]
+    """Without instructions."""
+    is_stored: bool
+
+    def store(self, response_id: str, answer: ChatMessage) -> None:
+        """Store the conversation with its answer, unless the client does not want it."""
+        if self.is_stored:
+            self.stored.put(self.owner, response_id, [*self.messages, answer])
