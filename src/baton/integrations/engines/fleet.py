@@ -140,7 +140,7 @@ class EngineFleet:
         gateway, driver = self._parts.gateway, self._parts.driver
         if facts.problem:
             return facts.problem
-        if driver.copying.concerns(member.host):
+        if driver.copying.has_copy_of(member.host):
             return "a handoff of its last process has not ended yet"
         room_tokens = min(facts.context_tokens or facts.load.kv_tokens, facts.load.kv_tokens)
         if gateway.state != "loading" and room_tokens < gateway.request_tokens_max:

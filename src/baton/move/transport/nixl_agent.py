@@ -153,7 +153,7 @@ class NixlAgent:
             for call in calls:
                 call()
             before = len(self._moving)
-            self._moving = [look for look in self._moving if look()]
+            self._moving = [poll for poll in self._moving if poll()]
             heard = bool(self._agent.get_new_notifs()) if readers and self._agent is not None else False
             quiet_turns = 0 if calls or heard or len(self._moving) < before else quiet_turns + 1
 
@@ -174,7 +174,7 @@ class NixlAgent:
         transfer = self._agent.make_prepped_xfer("READ", local_list, order, remote_list, order, b"")
         states = [self._agent.transfer(transfer)]
 
-        def look() -> bool:
+        def poll() -> bool:
             failure: str | None = None
             try:
                 if states[-1] == "PROC":
@@ -190,7 +190,7 @@ class NixlAgent:
             done.set_exception(TransferError(failure)) if failure else done.set_result(None)
             return False
 
-        self._moving.append(look)
+        self._moving.append(poll)
 
 
 @dataclass(frozen=True, slots=True)

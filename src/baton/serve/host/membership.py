@@ -156,7 +156,7 @@ class Membership:
         loop, dialer = asyncio.get_running_loop(), Dialer(address.server, address.port)
         dialing = run_in_thread(partial(dialer.connect, _CONNECT_S))
         try:
-            await self._first(dialing, None)
+            await self._wait_for(dialing, None)
             connection, context = dialing.result(), client_context() if address.tls else None
             connection.setblocking(False)
             opening = loop.create_connection(
@@ -185,7 +185,7 @@ class Membership:
         silent_s = self._config.hosts.mover_silent_s
         self._mover = MoverSupervisor(setup, parts.arena.fd, self, silent_s=silent_s, tell=self._tell)
         self._mover.start()
-        if not await self._first(self._mover_up, _MOVER_S):
+        if not await self._wait_for(self._mover_up, _MOVER_S):
             raise JoinFailedError(f"the mover of {address.host} is not ready after {_MOVER_S:.0f} s, see above")
 
     async def _enter(self, parts: HostParts, address: HostAddress) -> None:
@@ -203,7 +203,7 @@ class Membership:
             prices=device_prices(self._config, self._card, self._computing),
         )
         self._stream.put(hello)
-        if not await self._first(self._answer, _WELCOME_S):
+        if not await self._wait_for(self._answer, _WELCOME_S):
             raise JoinFailedError(f"the server has not answered for {_WELCOME_S:.0f} s")
         answer = self._answer.result()
         if isinstance(answer, JoinRefused):
@@ -211,7 +211,7 @@ class Membership:
                 f"the server refuses {address.host}: {answer.reason}"
             )
 
-    async def _first(self, wanted: asyncio.Future[Any], limit_s: float | None) -> bool:
+    async def _wait_for(self, wanted: asyncio.Future[Any], limit_s: float | None) -> bool:
         """Return whether `wanted` is done within `limit_s` (None: no limit).
 
         Raises JoinFailedError if the membership ends first.

@@ -40,7 +40,7 @@ class _Slot:
     deaths_s: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
     heard_s: float = 0.0
     failure: str = ""
-    cannot_load: bool = False
+    has_load_error: bool = False
     """The process reported that it cannot load the model. It is not restarted: a new process would fail too."""
     given_up: bool = False
     is_added: bool = False
@@ -172,7 +172,7 @@ class Supervisor:
         while not self._stopping:
             process = slot.process
             assert process is not None
-            slot.heard_s, slot.failure, slot.cannot_load = now_s(), "", False
+            slot.heard_s, slot.failure, slot.has_load_error = now_s(), "", False
             ended = await self._run(slot, process)
             if self._stopping:
                 return
@@ -217,7 +217,7 @@ class Supervisor:
         moment_s, survival = now_s(), self._survival
         slot.deaths_s.append(moment_s)
         recent = sum(moment_s - death_s < survival.restart_window_s for death_s in slot.deaths_s)
-        if recent > survival.restarts_max or (slot.cannot_load and recent > 1):
+        if recent > survival.restarts_max or (slot.has_load_error and recent > 1):
             self._notices.tell(
                 f"{slot.setup.view.id} died {recent} times within {survival.restart_window_s:.0f} s: given up"
             )
@@ -265,6 +265,6 @@ class Supervisor:
             case WorkerProgress(worker=worker, text=text):
                 self._notices.tell(f"{worker}: {text}")
             case WorkerFailed(reason=reason):
-                slot.failure, slot.cannot_load = reason, True
+                slot.failure, slot.has_load_error = reason, True
             case Pong() | None:
                 pass

@@ -162,18 +162,18 @@ class TierWork:
         self._closed.set()
         self._begun.put(None)
         until_s = now_s() + CLOSE_S
-        for served in self._tiers.values():
-            served.writer.stop()
-            served.readers.stop()
+        for open_tier in self._tiers.values():
+            open_tier.writer.stop()
+            open_tier.readers.stop()
         hung: list[str] = []
 
         def left_s() -> float:
             return max(0.0, until_s - now_s())
 
-        for name, served in self._tiers.items():
-            served.breaker.close()
-            has_ended = served.writer.join(left_s) and served.readers.join(left_s)
-            closing = threading.Thread(target=served.store.close, name=f"{name}-closes", daemon=True)
+        for name, open_tier in self._tiers.items():
+            open_tier.breaker.close()
+            has_ended = open_tier.writer.join(left_s) and open_tier.readers.join(left_s)
+            closing = threading.Thread(target=open_tier.store.close, name=f"{name}-closes", daemon=True)
             closing.start()
             closing.join(left_s())
             if not has_ended or closing.is_alive():
@@ -228,21 +228,21 @@ class TierWork:
         """Return how many damaged blocks each store has found since the last call."""
         found: dict[str, int] = {}
         for name in tiers:
-            served = self._tiers[name]
-            before, served.damaged = served.damaged, served.store.counters.damaged
-            if served.damaged > before:
-                found[name] = served.damaged - before
+            open_tier = self._tiers[name]
+            before, open_tier.damaged = open_tier.damaged, open_tier.store.counters.damaged
+            if open_tier.damaged > before:
+                found[name] = open_tier.damaged - before
         return found
 
     # ---- run by the threads of a tier
 
-    def _pieces(self, places: Sequence[int]) -> Iterator[Sequence[int]]:
-        return (places[first : first + self._piece_blocks] for first in range(0, len(places), self._piece_blocks))
+    def _pieces(self, indices: Sequence[int]) -> Iterator[Sequence[int]]:
+        return (indices[first : first + self._piece_blocks] for first in range(0, len(indices), self._piece_blocks))
 
     def _put(self, work: _Work, command: StoreBlocks) -> None:
         try:
-            for places in self._pieces(range(len(command.hashes))):
-                if not self._put_piece(work, command, places):
+            for indices in self._pieces(range(len(command.hashes))):
+                if not self._put_piece(work, command, indices):
                     return
         except TransferError as error:
             log.warning("tier %s: blocks are not kept: %s", command.tier, error)
@@ -250,32 +250,32 @@ class TierWork:
             self._end(work, command.tier)
         self._report_capacity(command.tier)
 
-    def _put_piece(self, work: _Work, command: StoreBlocks, places: Sequence[int]) -> bool:
-        """Write the blocks at `places` to the store. Return False if the command's deadline has passed."""
+    def _put_piece(self, work: _Work, command: StoreBlocks, indices: Sequence[int]) -> bool:
+        """Write the blocks at `indices` to the store. Return False if the command's deadline has passed."""
         with work.lock:
             if work.closed:
                 return False
-            copies = self._arena.read([command.blocks[place] for place in places])
-        pairs = [(command.hashes[place], memoryview(copies[row])) for row, place in enumerate(places)]
+            copies = self._arena.read([command.blocks[index] for index in indices])
+        pairs = [(command.hashes[index], memoryview(copies[row])) for row, index in enumerate(indices)]
         kept = self._ask(command.tier, partial(self._tiers[command.tier].store.put, pairs), len(pairs))
         with work.lock:
-            for place, is_kept in zip(places, kept, strict=True):
-                work.flags[place] = is_kept
+            for index, is_kept in zip(indices, kept, strict=True):
+                work.flags[index] = is_kept
         return True
 
     def _report_capacity(self, tier: str) -> None:
         """Report the store's capacity to the pool if it has shrunk since the last report."""
-        served = self._tiers[tier]
-        blocks_max = served.store.capacity_blocks
-        if blocks_max is not None and blocks_max < served.blocks_max:
-            served.blocks_max = blocks_max
+        open_tier = self._tiers[tier]
+        blocks_max = open_tier.store.capacity_blocks
+        if blocks_max is not None and blocks_max < open_tier.blocks_max:
+            open_tier.blocks_max = blocks_max
             self._tell(TierShrunk(tier, blocks_max))
 
     def _get(self, work: _Work, command: LoadBlocks, tier: str) -> None:
         """Read those blocks of a load that this tier has, up to the first missing block."""
-        places = [place for place, name in enumerate(command.tiers) if name == tier]
+        indices = [index for index, name in enumerate(command.tiers) if name == tier]
         try:
-            for piece in self._pieces(places):
+            for piece in self._pieces(indices):
                 if work.closed or not self._get_piece(work, command, tier, piece):
                     break
         except TransferError as error:
@@ -283,19 +283,19 @@ class TierWork:
         finally:
             self._end(work, tier)
 
-    def _get_piece(self, work: _Work, command: LoadBlocks, tier: str, places: Sequence[int]) -> bool:
-        """Read the blocks at `places` into the arena. Return whether the store had all of them."""
-        read = np.empty((len(places), self._block_bytes), np.uint8)  # [blocks, bytes]
-        pairs = [(command.hashes[place], memoryview(read[row])) for row, place in enumerate(places)]
+    def _get_piece(self, work: _Work, command: LoadBlocks, tier: str, indices: Sequence[int]) -> bool:
+        """Read the blocks at `indices` into the arena. Return whether the store had all of them."""
+        read = np.empty((len(indices), self._block_bytes), np.uint8)  # [blocks, bytes]
+        pairs = [(command.hashes[index], memoryview(read[row])) for row, index in enumerate(indices)]
         whole = self._ask(tier, partial(self._tiers[tier].store.get, pairs), len(pairs))
         good = [row for row, is_whole in enumerate(whole) if is_whole]
         with work.lock:
             if work.closed:
                 return False
-            self._arena.write([command.write[places[row]] for row in good], read[good])
+            self._arena.write([command.write[indices[row]] for row in good], read[good])
             for row in good:
-                work.flags[places[row]] = True
-        return len(good) == len(places)
+                work.flags[indices[row]] = True
+        return len(good) == len(indices)
 
     def _drop(self, tier: str, hashes: Sequence[BlockHash]) -> None:
         try:
@@ -325,14 +325,14 @@ class TierWork:
 
     def _ask(self, tier: str, ask: Callable[[], list[bool]], blocks: int) -> list[bool]:
         """Call a store, and pass the outcome to its circuit breaker. After an error, return False for every block."""
-        served = self._tiers[tier]
+        open_tier = self._tiers[tier]
         try:
             answered = ask()
         except (StoreError, OSError) as error:
-            served.breaker.fail(str(error))
+            open_tier.breaker.fail(str(error))
             return [False] * blocks
-        if served.store.counters.reachable:
-            served.breaker.succeed()
+        if open_tier.store.counters.reachable:
+            open_tier.breaker.succeed()
         else:
-            served.breaker.fail("it is out of reach")
+            open_tier.breaker.fail("it is out of reach")
         return answered

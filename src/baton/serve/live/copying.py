@@ -68,7 +68,7 @@ class _Mover:
 
 
 @dataclass(slots=True)
-class _Copy:
+class _RunningCopy:
     copy: CopyBlocks
     began_s: float
     spec: CopySpec | None = None
@@ -102,13 +102,13 @@ class Copying:
         self._later = later
         self._ended = ended
         self._movers: dict[HostId, _Mover] = {}
-        self._copies: dict[int, _Copy] = {}
+        self._copies: dict[int, _RunningCopy] = {}
         self._apart: set[tuple[HostId, HostId]] = set()
         """Pairs of hosts on one machine between which a copy through shared memory has failed."""
 
-    def concerns(self, host: HostId) -> bool:
+    def has_copy_of(self, host: HostId) -> bool:
         """Return whether a copy from or to this host is in progress. Until it ends, no new host may use the name."""
-        return any(host in (made.copy.source, made.copy.target) for made in self._copies.values())
+        return any(host in (running.copy.source, running.copy.target) for running in self._copies.values())
 
     # ---- hosts and their movers
 
@@ -151,33 +151,33 @@ class Copying:
 
     def begin(self, copy: CopyBlocks) -> None:
         """Begin a copy. `ended` is called exactly once for it, after `begin` has returned."""
-        made = self._copies[copy.number] = _Copy(copy, self._now_s())
+        running = self._copies[copy.number] = _RunningCopy(copy, self._now_s())
         strange = [host for host in (copy.source, copy.target) if host not in self._movers]
         if strange:
             why = f"host {strange[0]} has no mover"
-            made.timer = self._later(0.0, lambda: self._fail(made, why))
+            running.timer = self._later(0.0, lambda: self._fail(running, why))
             return
         why = f"it took longer than hosts.copy_s, which is {self._copy_s:g} s"
-        made.timer = self._later(self._copy_s, lambda: self._fail(made, why))
-        self._offer(made)
+        running.timer = self._later(self._copy_s, lambda: self._fail(running, why))
+        self._offer(running)
 
-    def _offer(self, made: _Copy) -> None:
+    def _offer(self, running: _RunningCopy) -> None:
         """Order the source to offer the blocks, once both movers are ready."""
-        copy = made.copy
+        copy = running.copy
         source, target = self._movers.get(copy.source), self._movers.get(copy.target)
-        if made.offered or made.error or source is None or target is None:
+        if running.offered or running.error or source is None or target is None:
             return
         if source.ready is None or target.ready is None:
             return
-        made.transport = self._transport(copy, source.ready, target.ready)
-        if not made.transport:
+        running.transport = self._transport(copy, source.ready, target.ready)
+        if not running.transport:
             theirs = (", ".join(source.ready.transports), ", ".join(target.ready.transports))
             why = f"{copy.source} offers {theirs[0]}, {copy.target} pulls {theirs[1]}: no transport is common to both"
-            self._later(0.0, lambda: self._fail(made, why))
+            self._later(0.0, lambda: self._fail(running, why))
             return
-        made.offered = True
-        made.dtypes = (source.layout.dtype, target.layout.dtype)
-        made.spec = CopySpec(
+        running.offered = True
+        running.dtypes = (source.layout.dtype, target.layout.dtype)
+        running.spec = CopySpec(
             read=copy.read,
             write=copy.write,
             first_token=copy.first_token,
@@ -187,7 +187,7 @@ class Copying:
             layers=copy.layers,
         )
         lease_s = self._copy_s + _LEASE_MORE_S
-        order = OfferBlocks(copy.number, made.spec, made.transport, lease_s, copy.request_id)
+        order = OfferBlocks(copy.number, running.spec, running.transport, lease_s, copy.request_id)
         source.orders.send(source.generation, order)
 
     def _transport(self, copy: CopyBlocks, source: MoverReady, target: MoverReady) -> str:
@@ -201,62 +201,62 @@ class Copying:
 
     def mover_reported(self, host: HostId, generation: int, event: CopyEvent) -> None:
         """Handle an answer of a mover. Answers of earlier generations are dropped: their copies have ended."""
-        mover, made = self._movers.get(host), self._copies.get(event.number)
-        if mover is None or mover.generation != generation or made is None:
+        mover, running = self._movers.get(host), self._copies.get(event.number)
+        if mover is None or mover.generation != generation or running is None:
             return
         match event:
             case BlocksOffered():
-                self._pull(made, event)
+                self._pull(running, event)
             case OfferRefused(error=error):
-                made.offered = False
-                self._fail(made, error)
+                running.offered = False
+                self._fail(running, error)
             case PullEnded():
-                self._pulled(made, event)
+                self._pulled(running, event)
             case BlocksWithdrawn():
-                made.offered = False
-                self._settle(made)
+                running.offered = False
+                self._settle(running)
             case _:
                 assert_never(event)
 
-    def _pull(self, made: _Copy, event: BlocksOffered) -> None:
-        target = self._movers.get(made.copy.target)
-        if made.error or target is None or made.spec is None:
+    def _pull(self, running: _RunningCopy, event: BlocksOffered) -> None:
+        target = self._movers.get(running.copy.target)
+        if running.error or target is None or running.spec is None:
             return
-        made.pulling = True
-        target.orders.send(target.generation, PullBlocks(made.copy.number, event.ticket, made.spec))
+        running.pulling = True
+        target.orders.send(target.generation, PullBlocks(running.copy.number, event.ticket, running.spec))
 
-    def _pulled(self, made: _Copy, event: PullEnded) -> None:
-        made.pulling = False
+    def _pulled(self, running: _RunningCopy, event: PullEnded) -> None:
+        running.pulling = False
         if not event.landed:
-            if made.transport == "shm" and not made.error:
-                self._apart.add((made.copy.source, made.copy.target))
-            self._fail(made, event.error)
+            if running.transport == "shm" and not running.error:
+                self._apart.add((running.copy.source, running.copy.target))
+            self._fail(running, event.error)
             return
-        if not made.error:
-            self._order(made.copy.source, WithdrawBlocks(made.copy.number))
-        lost = loss(made.dtypes[0], made.dtypes[1]) if made.dtypes else ""
-        took_s = self._now_s() - made.began_s
-        self._close(made, CopyEnd(landed=True, moved_bytes=event.moved_bytes, took_s=took_s, loss=lost or ""))
+        if not running.error:
+            self._order(running.copy.source, WithdrawBlocks(running.copy.number))
+        lost = loss(running.dtypes[0], running.dtypes[1]) if running.dtypes else ""
+        took_s = self._now_s() - running.began_s
+        self._close(running, CopyEnd(landed=True, moved_bytes=event.moved_bytes, took_s=took_s, loss=lost or ""))
 
-    def _fail(self, made: _Copy, reason: str) -> None:
+    def _fail(self, running: _RunningCopy, reason: str) -> None:
         """Fail a copy: order both movers to release its blocks, and report the failure once both have done so."""
-        if not made.error:
-            made.error = reason
-            if made.pulling:
-                self._order(made.copy.target, CancelPull(made.copy.number))
-            if made.offered:
-                self._order(made.copy.source, WithdrawBlocks(made.copy.number))
-        self._settle(made)
+        if not running.error:
+            running.error = reason
+            if running.pulling:
+                self._order(running.copy.target, CancelPull(running.copy.number))
+            if running.offered:
+                self._order(running.copy.source, WithdrawBlocks(running.copy.number))
+        self._settle(running)
 
-    def _settle(self, made: _Copy) -> None:
-        if made.error and not made.offered and not made.pulling:
-            self._close(made, CopyEnd(landed=False, took_s=self._now_s() - made.began_s, error=made.error))
+    def _settle(self, running: _RunningCopy) -> None:
+        if running.error and not running.offered and not running.pulling:
+            self._close(running, CopyEnd(landed=False, took_s=self._now_s() - running.began_s, error=running.error))
 
-    def _close(self, made: _Copy, end: CopyEnd) -> None:
-        if made.timer is not None:
-            made.timer.cancel()
-        if self._copies.pop(made.copy.number, None) is not None:
-            self._ended(made.copy, end)
+    def _close(self, running: _RunningCopy, end: CopyEnd) -> None:
+        if running.timer is not None:
+            running.timer.cancel()
+        if self._copies.pop(running.copy.number, None) is not None:
+            self._ended(running.copy, end)
 
     def _order(self, host: HostId, order: MoverOrder) -> None:
         mover = self._movers.get(host)

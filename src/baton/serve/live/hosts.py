@@ -179,7 +179,7 @@ class Hosts:
             )
         if hello.host in self.driver.pools:
             return JoinRefused(f"there is a host {hello.host} already; give another --name", again=True)
-        if self.copying.concerns(hello.host):
+        if self.copying.has_copy_of(hello.host):
             return JoinRefused(f"KV of the earlier host {hello.host} is still being released", again=True)
         if gateway.state not in SERVING_STATES:
             return JoinRefused(f"the server is {gateway.state}", again=True)

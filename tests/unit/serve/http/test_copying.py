@@ -279,6 +279,6 @@ def test_every_copy_ends_once_and_when_nobody_touches_its_blocks(steps: list[str
         world.wait(COPY_S)
         world.settle()
     assert sorted(world.ends) == list(range(1, begun + 1))
-    assert not world.copying.concerns(A)
+    assert not world.copying.has_copy_of(A)
     assert not world.movers[A].offering
     assert not world.movers[B].pulling
