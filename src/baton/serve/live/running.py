@@ -14,7 +14,8 @@ from baton.serve.live.live_request import LiveRequest
 
 SHOWN_MAX = 50
 """Requests that one view shows, the oldest first."""
-
+_CHOICE = re.compile(r"-\d+-\d+")
+"""End of the id of a choice, after the id of its HTTP request."""
 Phase = Literal["queued", "prefill", "decode"]
 
 
@@ -50,8 +51,12 @@ def describe_running(live: Mapping[RequestId, LiveRequest], now_s: float) -> Run
 
 def find_live(live: Mapping[RequestId, LiveRequest], asked: str) -> list[LiveRequest]:
     """Return the live requests with this id. The X-Request-Id of a client matches all choices of its request."""
-    choice = re.compile(rf"{re.escape(asked)}-\d+-\d+")
-    return [one for name, one in live.items() if name == asked or choice.fullmatch(name)]
+    # A pattern of an id of 1 MB takes seconds to compile, so the fixed pattern starts behind the id.
+    return [
+        one
+        for name, one in live.items()
+        if name == asked or (name.startswith(asked) and _CHOICE.fullmatch(name, len(asked)))
+    ]
 
 
 def _running(live: LiveRequest, now_s: float) -> RunningRequest:
