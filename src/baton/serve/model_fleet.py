@@ -108,6 +108,7 @@ class ModelFleet:
         parts = self.parts
         if self.services is not None:
             self.services.close()
+        self.services = None  # frees the tokenizer now: the rest of an unloaded model waits for the garbage collector
         await self._hosts.stop()
         if self._engines is not None:
             await self._engines.stop()
