@@ -34,7 +34,7 @@ def test_generated_pages_are_up_to_date(root: Path, generator: str) -> None:
 
 def test_every_invariant_names_a_test_that_exists(root: Path) -> None:
     """An invariant without a test holds nothing."""
-    rows = re.findall(r"^\| INV-(\d+) \|(.*)$", (root / "docs" / "invariants.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\|INV-(\d+)\|(.*)$", (root / "docs" / "invariants.md").read_text(), re.MULTILINE)
     assert [int(number) for number, _ in rows] == list(range(1, INVARIANTS + 1))
     for number, row in rows:
         named = TEST_NAME.findall(row)
