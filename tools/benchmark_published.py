@@ -76,7 +76,12 @@ def _tetriinfer(result: Result) -> str:
     wanted = (2, 1, 24, "all at once")
     keys = ("gpus of an engine", "vllm engines", "vllm batch", "rate_rps")
     rows = [row for row in result["simulated over vllm"] if tuple(row[key] for key in keys) == wanted]
-    return "; ".join(f"{row['mix']} {row['TTFT']:+.0%}, {row['JCT']:+.0%}" for row in rows)
+    return "; ".join(f"{_mix(row['mix'])} {row['TTFT']:+.0%}, {row['JCT']:+.0%}" for row in rows)
+
+
+def _mix(name: str) -> str:
+    """Shorten `light prompts, heavy answers` to `light/heavy`."""
+    return name.replace(" prompts, ", "/").removesuffix(" answers")
 
 
 def _sarathi(result: Result) -> str:

@@ -48,7 +48,7 @@ def origin(name: str, *, short: bool = False) -> str:
     where = result.get("environment", {})
     parts = [f"`{result['command']}`"] if "command" in result else []
     if where.get("commit"):
-        parts.append(f"commit {where['commit']}")
+        parts.append(where["commit"])
     if where and not short:
         parts.append(where["date"].split()[0])
         parts += [machine(where)] if machine(where) != usual_machine() else []
@@ -56,9 +56,10 @@ def origin(name: str, *, short: bool = False) -> str:
     return f"{', '.join(parts)} ([{name}.json](../benchmarks/results/{name}.json))".lstrip()
 
 
-def section(title: str, name: str, heads: list[str], rows: list[list[str]], note: str = "") -> list[str]:
-    """Return a heading, a table, its note and its origin; nothing for a stale result."""
-    return [f"### {title}", "", *([note, ""] if note else []), table(heads, rows), "", origin(name), ""]
+def section(title: str, names: str, heads: list[str], rows: list[list[str]], note: str = "") -> list[str]:
+    """Return a heading, a note, a table and its origins. `names`: the result files, with blanks between them."""
+    origins = "; ".join(origin(name) for name in names.split())
+    return [f"### {title}", "", *([note, ""] if note else []), table(heads, rows), "", origins, ""]
 
 
 def ms(time_s: float) -> str:
@@ -67,13 +68,13 @@ def ms(time_s: float) -> str:
 
 
 def percent(ratio: float, digits: int = 0) -> str:
-    return f"{ratio * 100:.{digits}f} %"
+    return f"{ratio * 100:.{digits}f}%"
 
 
 def signed(ratio: float) -> str:
-    return f"{ratio * 100:+.1f} %"
+    return f"{ratio * 100:+.1f}%"
 
 
-def triple(values: dict[str, float], scale: float = 1.0, form: str = ".2f") -> str:
+def triple(values: dict[str, float], scale: float = 1.0, form: str = ".2f") -> list[str]:
     """Return mean, p90 and p99 of a distribution."""
-    return " / ".join(f"{values[key] * scale:{form}}" for key in ("mean", "p90", "p99"))
+    return [f"{values[key] * scale:{form}}" for key in ("mean", "p90", "p99")]

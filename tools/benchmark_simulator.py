@@ -30,8 +30,8 @@ def validation() -> list[str]:
             found = figures[SPEED]
             cells = [signed(found[f"{key} {q}"]["error"]) for key in ("ttft_s", "tpot_s") for q in ("mean", "p99")]
             plain = [signed(figures["calibrated"][f"{key} mean"]["error"]) for key in ("ttft_s", "tpot_s")]
-            rows.append([f"{topology}, {case}", *plain, *cells])
-    heads = ["Topology, load", "Calibrated: TTFT", "TPOT", "At the run's speed: TTFT", "p99", "TPOT", "p99"]
+            rows.append([f"{topology}, {case.removesuffix(' of capacity')}", *plain, *cells])
+    heads = ["Topology, load of capacity", "Calibrated: TTFT", "TPOT", "At the run's speed: TTFT", "p99", "TPOT", "p99"]
     note = (
         "Error of the simulated mean (and p99). *Calibrated*: with prices fitted before the run. *At the run's speed*: "
         "also told how fast the machine was in every second."
@@ -44,8 +44,8 @@ def validation_vllm() -> list[str]:
     for setup, fits in load("validation-vllm")["setups"].items():
         for fit, figures in fits.items():
             errors = [signed(figures[key][q]) for key in ("ttft_error", "tpot_error") for q in ("mean", "p90", "p99")]
-            rows.append([f"{setup}, {fit}", *errors])
-    heads = ["Set-up", "TTFT mean", "p90", "p99", "TPOT mean", "p90", "p99"]
+            rows.append([f"{setup}, {fit.removeprefix('fitted to ')}", *errors])
+    heads = ["Set-up, fitted to", "TTFT mean", "p90", "p99", "TPOT mean", "p90", "p99"]
     note = "Error on requests that the fit has not seen."
     return section("Against vLLM 0.19", "validation-vllm", heads, rows, note)
 
@@ -76,25 +76,32 @@ def shares(cases: dict[str, Any], name: str) -> list[float]:
 
 
 def tiers() -> list[str]:
-    lines: list[str] = []
-    for trace in ("conversation", "synthetic"):
-        rows = [
-            [f"{row['hosts']}, {row['tiers']}", percent(row["prefix_hit_ratio"], 1), triple(row["ttft_s"])]
-            for row in load(f"tiers-{trace}")["rows"]
-        ]
-        heads = ["Hosts, tiers", "Prefix hits", "TTFT mean / p90 / p99, s"]
-        lines += section(f"Tiers, Mooncake's {trace} trace", f"tiers-{trace}", heads, rows)
+    names = ("tiers-conversation", "tiers-synthetic")
+    pairs = zip(*(load(name)["rows"] for name in names), strict=True)
+    rows = [
+        [f"{pair[0]['hosts']}, {pair[0]['tiers']}", *(cell for row in pair for cell in _tier_cells(row))]
+        for pair in pairs
+    ]
+    figures = ["hits", "TTFT mean, s", "p90", "p99"]
+    heads = ["Hosts, tiers", f"Conversation: {figures[0]}", *figures[1:], f"Synthetic: {figures[0]}", *figures[1:]]
+    note = "Mooncake's conversation and synthetic trace: share of prompt tokens found in the cache, and TTFT."
+    lines = section("Tiers", " ".join(names), heads, rows, note)
     rows = [
         [
-            f"{row['worker']}; {row['below']}; {row['preemption']}",
+            f"{row['worker']}; {row['below']}",
+            row["preemption"],
             f"{row['preemptions']}",
-            triple(row["tpot_s"], 1e3, ".1f"),
+            *triple(row["tpot_s"], 1e3, ".1f"),
             f"{row['e2e_s']['mean']:.1f}",
         ]
         for row in load("preemption")["rows"]
     ]
-    heads = ["Worker; tier; `kv.preemption`", "Preemptions", "TPOT mean / p90 / p99, ms", "E2E mean, s"]
+    heads = ["Worker; tier", "`kv.preemption`", "Preemptions", "TPOT mean, ms", "p90", "p99", "E2E mean, s"]
     return lines + section("Preemption", "preemption", heads, rows)
+
+
+def _tier_cells(row: dict[str, Any]) -> list[str]:
+    return [percent(row["prefix_hit_ratio"], 1), *triple(row["ttft_s"])]
 
 
 def fit() -> list[str]:

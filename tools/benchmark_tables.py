@@ -9,6 +9,8 @@ from benchmark_results import load, ms, percent, section, signed
 
 STEPS = ("decode_1", "decode_8", "decode_32", "prefill_512", "prefill_2048")
 STEP_NAMES = ("decode, batch 1", "batch 8", "batch 32", "prefill 512", "prefill 2,048")
+ENGINE_RESULTS = {"engines": ("bfloat16", "int8"), "engines-int4": ("int4",)}
+"""The formats of weights that a result is shown for."""
 
 
 LOADS = ("concurrency 1", "concurrency 8", "concurrency 32")
@@ -101,11 +103,10 @@ def overhead() -> list[str]:
         ["added to TPOT", percent(figures["added_to_tpot_over_its_own_steps_ratio"]["median"], 1)],
         ["`make serve` (installed) to the first answer", f"{result['start_up_s']['median']:.1f} s"],
     ]
-    rows += [
-        [f"prefill of {tokens} tokens, {kind}", f"{figures['tokens_per_s']:.0f} tokens/s"]
-        for kind in ("1 prefill + 1 decode", "1 mixed")
-        for tokens, figures in result[f"prefill, {kind}"].items()
-    ]
+    for kind in ("1 prefill + 1 decode", "1 mixed"):
+        speeds = result[f"prefill, {kind}"]
+        found = " / ".join(f"{figures['tokens_per_s']:.0f}" for figures in speeds.values())
+        rows.append([f"prefill of {' / '.join(speeds)} tokens, {kind}", f"{found} tokens/s"])
     return section("Overhead of the server", "serving", ["Figure", "Median"], rows, result["what"] + ".")
 
 
@@ -121,26 +122,28 @@ def start() -> list[str]:
     return section("Start", "start", ["Command or topology", "CPU s", "Memory without arena, MB"], rows)
 
 
-def steps(name: str, title: str, note: str = "", *, clock: str = "median_s") -> list[str]:
-    """Return a table of steps. `clock`: `median_s`, or `cpu_min_s` for a run on a busy machine."""
+def steps(names: str, title: str, note: str = "", *, clock: str = "median_s") -> list[str]:
+    """Return a table of the steps of these results. `clock`: `median_s`, or `cpu_min_s` for a run on a busy machine."""
     rows = [
         [what, *(f"{ms(row[clock])} ({percent(row['cpu_share'])})" for row in (figures["steps"][s] for s in STEPS))]
+        for name in names.split()
         for what, figures in load(name)["figures"].items()
     ]
     unit = "ms" if clock == "median_s" else "CPU ms"
-    return section(title, name, [f"{unit} per step (share of the machine's limit)", *STEP_NAMES], rows, note)
+    return section(title, names, [f"{unit} per step (share of the machine's limit)", *STEP_NAMES], rows, note)
 
 
-def engines(name: str, weights: tuple[str, ...]) -> list[str]:
-    """Return the tables that benchmarks/engines.py made itself, for these weights."""
-    lines: list[str] = []
-    for kind in weights:
-        table_lines = load(name)["table"]
-        start = next(number for number, line in enumerate(table_lines) if line.startswith(f"Weights: {kind}."))
-        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in _rows_from(table_lines, start)]
-        heads = ["Decode in ms per step, prefill in tokens/s", *STEP_NAMES]
-        lines += section(f"Beside other engines, {kind}", name, heads, rows[2:])
-    return lines
+def engines() -> list[str]:
+    """Return one table from those that benchmarks/engines.py made itself."""
+    found: list[list[str]] = []
+    for name, weights in ENGINE_RESULTS.items():
+        lines = load(name)["table"]
+        for kind in weights:
+            start = next(number for number, line in enumerate(lines) if line.startswith(f"Weights: {kind}."))
+            rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in _rows_from(lines, start)]
+            found += [[kind, *row] for row in rows[2:]]
+    heads = ["Weights", "Decode in ms per step, prefill in tokens/s", *STEP_NAMES]
+    return section("Beside other engines", " ".join(ENGINE_RESULTS), heads, found)
 
 
 def _rows_from(lines: list[str], start: int) -> list[str]:
@@ -210,10 +213,8 @@ def streaming(name: str, title: str) -> list[str]:
     modes = list(next(iter(found.values())))
     largest = max(tokens for _, tokens in found)
     kept = {key: value for key, value in found.items() if key[1] in (2048, largest)}
-    rows = [
-        [f"{link}, {tokens} tokens", *(ms(exposed[mode]) for mode in modes)] for (link, tokens), exposed in kept.items()
-    ]
-    return section(title, name, ["Exposed part of the handoff, ms", *modes], rows)
+    rows = [[f"{link}, {tokens}", *(ms(exposed[mode]) for mode in modes)] for (link, tokens), exposed in kept.items()]
+    return section(title, name, ["Exposed part of the handoff in ms, by link and prompt tokens", *modes], rows)
 
 
 def patterns() -> list[str]:

@@ -24,12 +24,8 @@ commit, the date, the load average before the run, and the result file with vers
 Table = tuple[str, Callable[[], list[str]]]
 
 
-def _steps(name: str, title: str, note: str = "", *, clock: str = "median_s") -> Table:
-    return name, lambda: tables.steps(name, title, note, clock=clock)
-
-
-def _engines(name: str, *weights: str) -> Table:
-    return name, lambda: tables.engines(name, weights)
+def _steps(names: str, title: str, note: str = "", *, clock: str = "median_s") -> Table:
+    return names.split()[0], lambda: tables.steps(names, title, note, clock=clock)
 
 
 def _streaming(name: str, title: str) -> Table:
@@ -46,11 +42,11 @@ SECTIONS: dict[str, list[Table]] = {
     ],
     "Engine": [
         _steps(
-            "native-steps-bfloat16", "A step of the native engine, bfloat16", "SmolLM2-135M, context of 500 tokens."
+            "native-steps-bfloat16 native-steps-float32",
+            "A step of the native engine",
+            "SmolLM2-135M, context of 500 tokens.",
         ),
-        _steps("native-steps-float32", "A step of the native engine, float32"),
-        _engines("engines", "bfloat16", "int8"),
-        _engines("engines-int4", "int4"),
+        ("engines", tables.engines),
         _steps("native-steps-experts-bfloat16", "Mixture of experts, native and PyTorch", clock="cpu_min_s"),
         _steps("native-steps-latent-bfloat16", "Latent attention, native and PyTorch", clock="cpu_min_s"),
         ("precision", tables.precision),
