@@ -65,13 +65,16 @@ def test_every_argument_has_its_spelling_default_and_meaning() -> None:
     run.add_argument("--rate-rps", type=float, default=2.0, metavar="R", help="how fast (default %(default)s)")
     run.add_argument("--kind", choices=("a", "b"), required=True, help="which")
     run.add_argument("--quiet", action="store_true", help="say nothing")
+    walk = commands.add_parser("walk", help="walk it")
+    walk.add_argument("--quiet", action="store_true", help="say nothing")
     lines = gen_cli_doc.section(parser, "", 2)
     assert lines[:3] == ["## x", "", "Do it."]
     assert "### x run" in lines
     assert "| `[MODEL]` |  | what to run |" in lines
     assert "| `--rate-rps R` | 2.0 | how fast |" in lines
     assert "| `--kind a\\|b` | required | which |" in lines
-    assert "| `--quiet` |  | say nothing |" in lines
+    assert lines.count("| `--quiet` |  | say nothing |") == 1
+    assert lines[lines.index("### x walk") :] == ["### x walk", "", "walk it", "", "As for `x run`: `--quiet`", ""]
 
 
 def test_an_outdated_page_is_told_with_the_difference(capsys: pytest.CaptureFixture[str]) -> None:
