@@ -78,5 +78,6 @@ def test_a_fleet_that_is_behind_is_listed_with_the_result_of_its_simulation(is_p
     other = VerifiedFleet(fleet=behind, derate=1.0, played=played if is_played else None, holds=False)
     listed = list_candidates(found, best, {"mixed": other})
     assert next(each.verdict for each, _ in listed if each.fleet == behind.name) == verdict
-    line = next(line for line in not_recommended(found, listed) if "behind" in line)
+    line = next(line for line in not_recommended(found, listed) if line.startswith(behind.name))
+    assert "x worse" in line
     assert ("it missed the SLO in simulation" in line) == is_played
