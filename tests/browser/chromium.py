@@ -6,11 +6,12 @@ import asyncio
 import base64
 import contextlib
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "headless_shell")
 FLAGS = (
@@ -30,13 +31,31 @@ ANSWER_S = 60.0
 _LISTENING = b"DevTools listening on "
 
 
+CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), None)
+needs_chromium = pytest.mark.skipif(
+    CHROMIUM is None,
+    reason="no chromium on PATH, so no page was tested; on Debian: apt-get install chromium",
+)
+
+
 class PageError(AssertionError):
     """The page's script raised, or Chromium refused a command."""
 
 
-def find_chromium() -> str | None:
-    """Return the path of the first Chromium on PATH. None where there is none."""
-    return next((path for name in NAMES if (path := shutil.which(name))), None)
+def drive(url: str, profile: Path, visit: Callable[[Page], Awaitable[None]]) -> None:
+    """Open a page and let `visit` use it. Fails if the console shows an error. `profile`: folder of the browser."""
+
+    async def go() -> None:
+        assert CHROMIUM is not None
+        async with chromium_page(CHROMIUM, profile) as page:
+            await page.open(url)
+            try:
+                await visit(page)
+            finally:
+                (profile / "page.png").write_bytes(await page.picture())  # shows the state at a failure
+            assert page.problems == []
+
+    asyncio.run(go())
 
 
 class Page:
@@ -90,6 +109,18 @@ class Page:
     async def type(self, text: str) -> None:
         """Type into the element that has the focus."""
         await self._call("Input.insertText", text=text)
+
+    async def grant(self, *permissions: str) -> None:
+        """Allow pages what a user would be asked for."""
+        await self._call("Browser.grantPermissions", permissions=list(permissions))
+
+    async def key(self, name: str) -> None:
+        """Press and release a key that has a name, such as Enter."""
+        code, text = {"Enter": (13, "\r"), "Escape": (27, "")}[name]
+        for kind in ("keyDown", "keyUp"):
+            await self._call(
+                "Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=code, text=text
+            )
 
     async def prefer(self, scheme: str) -> None:
         """Be a user of light or dark colors."""

@@ -1,4 +1,4 @@
-"""The dashboard and the chat page in a real browser, against the real server with the hash model."""
+"""The dashboard in a real browser, against the real server with the hash model."""
 
 from __future__ import annotations
 
@@ -11,73 +11,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.browser.chromium import Page, chromium_page, find_chromium
+from tests.browser.chromium import Page, drive, needs_chromium
 from tests.serving import RunningServer
 
-CHROMIUM = find_chromium()
-
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None,
-    reason="no chromium on PATH, so nobody looked at the page; on Debian: apt-get install chromium",
-)
+pytestmark = needs_chromium
 
 WORKERS = "[...document.querySelectorAll('#workers tr')].map(row => [...row.cells].map(cell => cell.textContent))"
-ANSWER = "(document.querySelector('.turn:not(.user)')?.textContent ?? '')"
-ANSWERED = "document.querySelector('.timings') && !document.querySelector('#send').disabled"
-
-
-def drive(server: RunningServer, profile: Path, visit, path: str = "/") -> None:
-    """Open a page and let `visit` use it. Nothing may show up as an error in the console."""
-
-    async def go() -> None:
-        assert CHROMIUM is not None
-        async with chromium_page(CHROMIUM, profile) as page:
-            await page.open(server.url + path)
-            try:
-                await visit(page)
-            finally:
-                (profile / "page.png").write_bytes(await page.picture())  # for whoever reads a failure
-            assert page.problems == []
-
-    asyncio.run(go())
-
-
-def test_a_conversation(hash_server: RunningServer, tmp_path: Path) -> None:
-    """Typed, sent with the button: the answer streams in, says where its time went, and turn two knows turn one.
-
-    The decode worker is stopped until the page shows the first token: an answer that came in one piece would not show.
-    """
-    decode = next(worker["pid"] for worker in hash_server.cluster()["workers"] if worker["role"] == "decode")
-
-    async def visit(page: Page) -> None:
-        await page.until("document.querySelector('#model').textContent === 'hash'")
-        await page.run("document.querySelector('#temperature').value = '0'")
-        await page.press("#text")
-        await page.type("Count to a hundred")
-        os.kill(decode, signal.SIGSTOP)
-        try:
-            await page.press("#send")
-            await page.until(f"{ANSWER}.length > 0")
-            first = await page.run(ANSWER)
-            assert await page.run("document.querySelector('#send').disabled"), "the answer came in one piece"
-        finally:
-            os.kill(decode, signal.SIGCONT)
-        await page.until(ANSWERED)
-        assert await page.run("document.querySelector('.turn.user').textContent") == "Count to a hundred"
-        assert await page.run("document.querySelector('.error')") is None
-        whole = await page.run(ANSWER)
-        assert whole.startswith(first)
-        assert len(whole) > len(first) + 3
-        assert "prefill-0 → decode-0" in await page.run("document.querySelector('.timings').textContent")
-        await page.press("#text")
-        await page.type("and again")
-        await page.press("#send")
-        await page.until("document.querySelectorAll('.timings').length === 2")
-        assert "cached 0 tokens" not in await page.run("document.querySelectorAll('.timings')[1].textContent")
-
-    drive(hash_server, tmp_path, visit, "/chat")
-
-
 SET_ROLE = """(() => {{ const select = document.querySelectorAll('#workers select')[{row}];
     select.value = '{role}'; select.dispatchEvent(new Event('change')); }})()"""
 LAST_SAMPLE = "import('/static/dashboard.js').then(page => page.store.times.at(-1))"
@@ -153,7 +92,7 @@ def test_the_dashboard_agrees_with_the_metrics_and_shows_faults(hash_server: Run
             await page.resize(width, 2400)
             (tmp_path / f"dashboard-{width}.png").write_bytes(await page.picture())
 
-    drive(hash_server, tmp_path, visit)
+    drive(hash_server.url, tmp_path, visit)
 
 
 @pytest.mark.parametrize(("scheme", "color"), [("light", "rgb(0, 0, 0)"), ("dark", "rgb(255, 255, 255)")])
@@ -170,4 +109,4 @@ def test_it_fits_every_width_in_light_and_dark(
             await page.resize(width)
             assert await page.run("document.documentElement.scrollWidth") <= width
 
-    drive(hash_server, tmp_path, visit)
+    drive(hash_server.url, tmp_path, visit)

@@ -10,16 +10,11 @@ import pytest
 from baton.lab.report.run_page import render_log
 from baton.lab.report.summary import SloTargets
 from baton.lab.report.timeline import read_timeline
-from tests.browser.chromium import Page, chromium_page, find_chromium
+from tests.browser.chromium import CHROMIUM, Page, chromium_page, needs_chromium
 from tests.unit.lab.report.logs import log_of
 from tests.unit.lab.report.test_pages import records, run_page
 
-CHROMIUM = find_chromium()
-
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None,
-    reason="no chromium on PATH, so nobody looked at the page; on Debian: apt-get install chromium",
-)
+pytestmark = needs_chromium
 
 OUTSIDE = """[...document.querySelectorAll('svg')].flatMap(svg => {
     const box = svg.viewBox.baseVal;
