@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 from tests.hosting import joining
 from tests.serving import RunningServer, listening
@@ -13,16 +15,19 @@ def wait_for_hosts(server: RunningServer, count: int) -> None:
     server.wait_until(lambda state: len(state["hosts"]) == count, reason=f"{count} hosts have joined")
 
 
-def test_hosts_that_cannot_join_are_refused_with_the_reason() -> None:
+def test_hosts_that_cannot_join_are_refused_with_the_reason(tmp_path: Path) -> None:
     """A second host of a name, a foreign model, a small arena, an address of no machine (RFC 5737), a wrong path."""
-    with listening("hash", "--hosts", "1") as server, joining(server.url, "a", "--mixed", "1"):
+    config = tmp_path / "baton.toml"
+    config.write_text("[hosts]\nsilent_s = 2.0\n")  # the second host tries for 3 s
+    with (
+        listening("hash", "--hosts", "1", "--config", str(config)) as server,
+        joining(server.url, "a", "--mixed", "1"),
+    ):
         server.wait_ready()
         command = [sys.executable, "-m", "baton.cli.main", "host", "--join", server.url]
-        twin = subprocess.run(
-            [*command, "--name", "a", "--mixed", "1", "--join-wait-s", "0"], capture_output=True, text=True, timeout=60
-        )
+        twin = subprocess.run([*command, "--name", "a", "--mixed", "1"], capture_output=True, text=True, timeout=60)
         assert twin.returncode == 1
-        assert "there is a host a already" in twin.stdout
+        assert re.search("given up after .* there is a host a already; give another --name", twin.stdout)
         other = subprocess.run(
             [*command, "smollm2-135m", "--name", "b", "--mixed", "1"], capture_output=True, text=True, timeout=60
         )

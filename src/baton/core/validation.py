@@ -146,10 +146,17 @@ def _struct_problems(value: object, kind: type[Struct], path: str, check: Check 
         if key in fields:
             found += type_problems(part, fields[key].type, _below(path, key), check)
         else:
-            hint = did_you_mean(key, fields) or f"; known keys: {', '.join(fields)}"
+            hint = _in_section(key, kind, path) or did_you_mean(key, fields) or f"; known keys: {', '.join(fields)}"
             found.append(f"unknown key {_below(path, key)}{hint}")
     missing = [name for name, field in fields.items() if field.required and name not in given]
     return found + [f"{_below(path, name)} is missing" for name in missing]
+
+
+def _in_section(key: str, kind: type[Struct], path: str) -> str:
+    """Return a hint if sections of a struct have this key: `port` is `http.port`. Empty: none has."""
+    sections = {field.name: struct for field in structs.fields(kind) if (struct := _struct(field.type)) is not None}
+    having = [_below(path, name) for name, struct in sections.items() if key in struct.__struct_fields__]
+    return f": write {' or '.join(f'{section}.{key}' for section in having)}" if having else ""
 
 
 def _tagged_problems(value: object, kinds: list[type[Struct]], path: str, check: Check | None) -> list[str]:

@@ -77,6 +77,11 @@ def test_an_unknown_key_of_a_policy_is_told_with_the_nearest() -> None:
     assert problems_of(text) == ["unknown key policy.routing.option (did you mean 'options'?)"]
 
 
+def test_a_key_outside_of_its_section_is_told_where_it_belongs() -> None:
+    assert problems_of("port = 8001") == ["unknown key port: write http.port or hosts.port"]
+    assert problems_of("queue_s = 5") == ["unknown key queue_s: write limits.queue_s"]
+
+
 def test_what_does_not_fit_inside_a_list_is_told_with_the_rest() -> None:
     problems = problems_of("""
         http = { api_keys = ["a", 7], port = "x" }

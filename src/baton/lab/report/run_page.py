@@ -140,8 +140,8 @@ def _seconds(value: float | None) -> str:
 def render_log(timeline: Timeline, name: str) -> str:
     """Return the HTML page of a decision log. It lacks ITL and TPOT: the log has only the first token's time."""
     lines = list(timeline.requests.values())
-    records = [_record(line, timeline.end_s) for line in lines]
-    known = [_record(line, timeline.end_s) for line in lines if line.first_token_s is not None]
+    records = [log_record(line, timeline.end_s) for line in lines]
+    known = [log_record(line, timeline.end_s) for line in lines if line.first_token_s is not None]
     return page(
         f"decision log: {name}",
         "times as the coordinator saw them",
@@ -167,18 +167,21 @@ def _facts(timeline: Timeline) -> list[tuple[str, str]]:
     ]
 
 
-def _record(line: RequestLine, end_s: float) -> RequestRecord:
+def log_record(line: RequestLine, end_s: float) -> RequestRecord:
     """Return a record of a request for the plots.
 
-    Without a logged first token, the time of its first start on a worker stands in for it.
+    Without a logged first token of a finished request, the time of its first start on a worker stands in for it.
     """
     closed_s = end_s if line.closed_s is None else line.closed_s
-    first_s = line.first_token_s if line.first_token_s is not None else line.hops[0].at_s if line.hops else closed_s
+    begun_s = line.hops[0].at_s if line.hops else closed_s
+    times_s = [begun_s if line.first_token_s is None else line.first_token_s, closed_s]
+    if line.outcome != "finished":
+        times_s = [] if line.first_token_s is None else [line.first_token_s]
     return RequestRecord(
         arrival_s=line.arrived_s,
         end_s=closed_s,
         outcome=line.outcome or "cancelled",
         input_tokens=line.request.prompt_tokens,
-        token_times_s=[first_s, closed_s] if line.outcome == "finished" else [],
+        token_times_s=times_s,
         slo=line.request.slo,
     )

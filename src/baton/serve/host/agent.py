@@ -77,7 +77,7 @@ class Agent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
-        gone_s, failures, said = now_s(), 0, ""
+        gone_s, failures, said, said_s = now_s(), 0, "", now_s()
         while not self._stopped.is_set():
             self._staying = asyncio.create_task(self._stay())
             try:
@@ -90,14 +90,15 @@ class Agent:
                 if self._stopped.is_set():
                     break
                 failures += 1
-                left_s = gone_s + self._options.join_wait_s - now_s()
+                is_new, said = str(error) != said, str(error)
+                said_s = now_s() if is_new else said_s
+                left_s = min(gone_s + self._options.join_wait_s, said_s + error.again_s) - now_s()
                 if left_s < 0:
-                    self._tell(f"given up after {self._options.join_wait_s:.0f} s: {error}")
+                    self._tell(f"given up after {now_s() - gone_s:.0f} s: {error}")
                     return 1
-                if str(error) != said:
-                    said = str(error)
+                if is_new:
                     self._tell(f"{error}; trying again for {left_s:.0f} s")
-                await self._pause(_BACKOFF.pause_s(failures))
+                await self._pause(min(_BACKOFF.pause_s(failures), left_s))
                 continue
             if self._membership is not None and self._membership.failure:
                 return 1

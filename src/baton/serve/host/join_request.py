@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import ssl
 import urllib.error
 import urllib.request
@@ -21,6 +22,11 @@ _HINTS = {401: _KEY, 403: _KEY, 404: _ADDRESS, 405: _ADDRESS, 501: _ADDRESS}
 
 class JoinFailedError(BatonError):
     """The server is unreachable or accepts no host at the moment. The agent tries again."""
+
+    def __init__(self, message: str, again_s: float = math.inf) -> None:
+        """`again_s`: seconds after which the same reason is final."""
+        super().__init__(message)
+        self.again_s = again_s
 
 
 def request_terms(url: str, api_key: str | None) -> HostTerms:

@@ -207,9 +207,8 @@ class Membership:
             raise JoinFailedError(f"the server has not answered for {_WELCOME_S:.0f} s")
         answer = self._answer.result()
         if isinstance(answer, JoinRefused):
-            raise (JoinFailedError if answer.again else ConfigError)(
-                f"the server refuses {address.host}: {answer.reason}"
-            )
+            why = f"the server refuses {address.host}: {answer.reason}"
+            raise JoinFailedError(why, answer.again_s) if answer.again else ConfigError(why)
 
     async def _wait_for(self, wanted: asyncio.Future[Any], limit_s: float | None) -> bool:
         """Return whether `wanted` is done within `limit_s` (None: no limit).

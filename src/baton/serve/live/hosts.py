@@ -37,6 +37,8 @@ from baton.serve.live.waiting import TOKEN_S
 from baton.serve.messages.hosting import HostHello, HostTerms, JoinRefused, Welcome
 from baton.serve.messages.moving import MoverEvent, MoverReady, MoverSetup, TierOrder
 
+_NAME_FREE_RATIO = 1.5
+"""A new host retries a taken name for this multiple of `hosts.silent_s`: its earlier process may have just died."""
 _HOST_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TOKENS_MAX = 256
 _BLOCKS_MAX = 1 << 24
@@ -178,7 +180,9 @@ class Hosts:
                 f"{hello.host!r} is no name: give 1 to 64 letters, digits, - and _ with --name", again=False
             )
         if hello.host in self.driver.pools:
-            return JoinRefused(f"there is a host {hello.host} already; give another --name", again=True)
+            lost_s = _NAME_FREE_RATIO * self._parts.config.hosts.silent_s  # a dead host is noticed within silent_s
+            why = f"there is a host {hello.host} already; give another --name"
+            return JoinRefused(why, again=True, again_s=lost_s)
         if self.copying.has_copy_of(hello.host):
             return JoinRefused(f"KV of the earlier host {hello.host} is still being released", again=True)
         if gateway.state not in SERVING_STATES:

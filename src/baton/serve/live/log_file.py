@@ -91,6 +91,9 @@ class LogWriter:
         self._file.close()
 
 
+_NO_HEADER = "it does not begin with the header of one"
+
+
 class _AnyHeader(Struct):
     """The fields that a log's header has in every version."""
 
@@ -119,9 +122,9 @@ def _check_version(first: bytes, name: str) -> None:
     try:
         header = msgspec.msgpack.decode(first, type=_AnyHeader)
     except msgspec.MsgspecError as error:
-        raise _no_log(name, error) from error
+        raise _no_log(name, _NO_HEADER) from error
     if header.type not in (LogHeader.__name__, SimHeader.__name__):
-        raise _no_log(name, "it does not begin with the header of one")
+        raise _no_log(name, _NO_HEADER)
     if header.version != LOG_VERSION:
         by = "an older Baton" if header.version < LOG_VERSION else "a newer Baton"
         raise ConfigError(
@@ -147,15 +150,17 @@ def cut_bytes(path: Path) -> int:
 
 
 def _payloads(path: Path, name: str) -> Iterator[bytes]:
-    reader = FrameReader()
+    reader, count = FrameReader(), 0
     try:
         with path.open("rb") as file:
             while data := file.read(_READ_BYTES):
-                yield from reader.feed(data)
+                for payload in reader.feed(data):
+                    yield payload
+                    count += 1
     except OSError as error:
         raise ConfigError(f"{name}: cannot read the log: {error.strerror}") from error
     except ValueError as error:
-        raise _no_log(name, error) from error
+        raise _no_log(name, f"it is damaged after entry {count}: {error}" if count else _NO_HEADER) from error
 
 
 def _decoded(payloads: Iterable[bytes], name: str) -> Iterator[LogEntry]:

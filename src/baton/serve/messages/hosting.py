@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from msgspec import Struct
 
 from baton.core.config import Config
@@ -111,6 +113,8 @@ class JoinRefused(Struct, frozen=True, tag=True):
     reason: str
     again: bool
     """Whether the host may try again."""
+    again_s: float = math.inf
+    """Seconds after which the same reason is final. Infinite: it never is."""
 
 
 class ForWorker(Struct, frozen=True, tag=True):

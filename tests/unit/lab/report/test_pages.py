@@ -15,10 +15,10 @@ from msgspec.structs import replace
 
 from baton.core.types import Slo
 from baton.lab.report import bins, svg
-from baton.lab.report.run_page import RunPage, render_log, render_run
+from baton.lab.report.run_page import RunPage, log_record, render_log, render_run
 from baton.lab.report.summary import RequestRecord, SloTargets, summarize
-from baton.lab.report.timeline import Timeline, read_timeline
-from tests.unit.lab.report.logs import log_of
+from baton.lab.report.timeline import RequestLine, Timeline, read_timeline
+from tests.unit.lab.report.logs import log_of, request
 
 SVG = re.compile(r"<svg.*?</svg>", re.DOTALL)
 
@@ -188,3 +188,11 @@ def test_numbers_on_axes_are_short() -> None:
     assert [svg.short(value) for value in (0, 0.25, 1500, 120_000, 3.2e6, 5e9)] == [
         "0", "0.25", "1500", "120k", "3.2M", "5G",
     ]  # fmt: skip
+
+
+def test_a_request_that_was_cancelled_while_decoding_has_its_first_token() -> None:
+    """Otherwise a page shows it in prefill until its end."""
+    line = RequestLine(request("left"), 10.0, first_token_s=11.0, closed_s=15.0, outcome="cancelled")
+    assert log_record(line, 20.0).token_times_s == [11.0]
+    before = RequestLine(request("early"), 10.0, closed_s=15.0, outcome="cancelled")
+    assert log_record(before, 20.0).token_times_s == []

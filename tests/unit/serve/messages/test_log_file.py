@@ -97,7 +97,7 @@ def test_damage_is_a_clear_error_wherever_it_is(tmp_path: Path, position: int) -
 def test_a_foreign_file_is_no_log(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "foreign"
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match="is no decision log"):
+    with pytest.raises(ConfigError, match="is no decision log: it does not begin with the header of one"):
         read_log(path)
 
 
