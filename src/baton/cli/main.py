@@ -26,7 +26,8 @@ COMMANDS = {
     "plan": "find the hardware, the roles and the parallelism that meet an SLO",
     "explain": "explain the decisions about one request",
     "replay": "replay a decision log and compare",
-    "top": "show a server's workers and KV blocks, live",
+    "top": "show a server's load, latencies and KV blocks, live",
+    "doctor": "say what is slow or missing on this machine, and what to do",
 }
 """Purpose of each command. The module of the same name has `add_parser` and `run`. Only the module of the given command
 is imported, because importing the libraries of all commands is slow."""
