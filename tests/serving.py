@@ -42,9 +42,9 @@ class RunningServer:
         assert self._listening.wait(START_S), f"not listening in {START_S} s:\n{self.output()}"
         assert self.url, f"the server ended:\n{self.output()}"
 
-    def wait_ready(self) -> None:
+    def wait_ready(self, start_s: float = START_S) -> None:
         """Wait for the ready line. Fails with the output if the process ends before."""
-        assert self._ready.wait(START_S), f"not ready in {START_S} s:\n{self.output()}"
+        assert self._ready.wait(start_s), f"not ready in {start_s} s:\n{self.output()}"
         assert b"ready: " in self.log.read_bytes(), f"the server ended:\n{self.output()}"
 
     def _follow(self) -> None:

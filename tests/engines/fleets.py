@@ -10,10 +10,11 @@ from itertools import count
 
 from baton.compute.hash_engine import hash_card
 from baton.core.config import Config
-from baton.core.engine_config import EnginesConfig, engine_of
+from baton.core.engine_config import EngineConfig, EnginesConfig, engine_of
 from baton.core.types import Request, RequestId, Sampling
 from baton.decide.kv.hashing import block_hashes
 from baton.integrations.engines.fleet import EngineFleet
+from baton.integrations.engines.process import EngineProcess
 from baton.move.clock import now_s
 from baton.serve.live.assembly import Parts, assemble
 from baton.serve.live.live_request import Finish, LiveRequest
@@ -87,11 +88,18 @@ async def tokens_of(live: LiveRequest, number: int) -> None:
 
 @asynccontextmanager
 async def baton_over(
-    *urls: str, silent_s: float = 30.0, key: str = "", log: str = "", joins: int | None = None
+    *servers: str | EngineConfig,
+    silent_s: float = 30.0,
+    key: str = "",
+    log: str = "",
+    joins: int | None = None,
+    processes: Sequence[EngineProcess] = (),
 ) -> AsyncIterator[Baton]:
     """Run Baton over servers, named as by `--engine-url`, once `joins` of them (default: all) have joined."""
-    engines = EnginesConfig(servers=tuple(map(engine_of, urls)), check_s=0.02, silent_s=silent_s, key=key)
-    config = Config(model="hash", engines=engines, log=log)
+    given = tuple(engine_of(server) if isinstance(server, str) else server for server in servers)
+    config = Config(
+        model="hash", engines=EnginesConfig(servers=given, check_s=0.02, silent_s=silent_s, key=key), log=log
+    )
     assert not config.problems() + config.lacks()
     parts = assemble(config, hash_card())
     told: list[str] = []
@@ -101,10 +109,10 @@ async def baton_over(
         told.append(line)
         changed.set()
 
-    baton = Baton(parts, EngineFleet(parts, tell), told, changed)
+    baton = Baton(parts, EngineFleet(parts, tell, processes), told, changed)
     await baton.fleet.start(changed.set)
     try:
-        await asyncio.wait_for(baton.joined(len(urls) if joins is None else joins), 30)
+        await asyncio.wait_for(baton.joined(len(servers) if joins is None else joins), 30)
         if joins != 0:
             parts.gateway.state = "ready"
         yield baton

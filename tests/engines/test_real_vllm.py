@@ -29,6 +29,12 @@ WORDS = "The river ran past the old mill, and the miller counted his sacks befor
 PROMPTS = [f"{number}. {WORDS * repeats}Then" for number, repeats in enumerate((1, 3, 7, 8, 11, 14))]
 """About 25 to 330 tokens: vLLM's blocks have 128 on a CPU."""
 TOKENS = 24
+SETTINGS = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
 
 
 @dataclass(slots=True)
@@ -66,8 +72,7 @@ class Vllm:
         self.process.wait()
 
 
-@pytest.fixture(scope="module")
-def model() -> Path:
+def installed_model() -> Path:
     """Install vLLM once, and write the model as a folder that both can read."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
@@ -76,6 +81,11 @@ def model() -> Path:
         patch.setattr(install, "PEERS", tuple(kind for kind in install.PEERS if kind.name == "vllm"))
         install.install(PEERS)
         return models.write_folder(PEERS / "models" / "bfloat16")
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    return installed_model()
 
 
 @pytest.fixture(scope="module")
@@ -103,14 +113,13 @@ def _start(model: Path, folder: Path, name: str) -> Vllm:
     }
     flags = ["--port", str(port), "--dtype", "float32", "--max-model-len", "2048", "--enforce-eager"]
     flags += ["--enable-scale-out", "--served-model-name", "m", "--kv-transfer-config", json.dumps(connector)]
-    settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
     log = folder / f"{name}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
             [PEERS / "vllm" / "bin" / "python", "-m", "vllm.entrypoints.cli.main", "serve", str(model), *flags],
             stdout=output,
             stderr=output,
-            env={**os.environ, **settings, "HF_HUB_OFFLINE": "1"},
+            env={**os.environ, **SETTINGS},
             start_new_session=True,
         )
     return Vllm(f"http://127.0.0.1:{port}", process, log)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
 
-from baton.core.messages import BlocksGranted, PoolEvent, StartPrefill
-from baton.core.types import HostId
+from baton.core.messages import BlocksGranted, PoolEvent, PreemptRequest, StartPrefill
+from baton.core.prefixes import CachedRun, EngineCacheChanged
+from baton.core.types import HostId, WorkerId
 from baton.decide.kv.host_pool import HostPool
 from baton.decide.kv.window import PromptRules
 from baton.decide.policy.eviction import LeastRecentlyUsed
-from tests.property.pool_machine import BLOCK_TOKENS, TOTAL, Part, PoolUnderAnyOrder
+from tests.property.pool_machine import BLOCK_TOKENS, TOTAL, Part, PoolUnderAnyOrder, chain
 
 TestHostPool = PoolUnderAnyOrder.TestCase
 TestHostPool.settings = settings(max_examples=settings().max_examples * 3 // 2, stateful_step_count=60)
@@ -40,3 +43,28 @@ class PoolThatGivesAtTheStart(PoolUnderAnyOrder):
 
 TestPoolThatGivesAtTheStart = PoolThatGivesAtTheStart.TestCase
 TestPoolThatGivesAtTheStart.settings = settings(max_examples=settings().max_examples, stateful_step_count=60)
+
+
+class PoolThatMirrors(PoolUnderAnyOrder):
+    """An engine server caches and forgets blocks of the same prompts at any time."""
+
+    @rule(stream=st.integers(0, 2), first=st.integers(0, 3), blocks=st.integers(0, TOTAL), is_cleared=st.booleans())
+    def store(self, stream: int, first: int, blocks: int, is_cleared: bool) -> None:
+        hashes = chain(stream, first + blocks)
+        run = CachedRun(hashes[first - 1] if first else None, first, hashes[first:])
+        self.tell(EngineCacheChanged(HostId("h"), stored=(run,), is_cleared=is_cleared))
+
+    @rule(stream=st.integers(0, 2), first=st.integers(0, 3), blocks=st.integers(0, 4))
+    def remove(self, stream: int, first: int, blocks: int) -> None:
+        removed = chain(stream, first + blocks)[first:]
+        self.tell(EngineCacheChanged(HostId("h"), removed=removed))
+        assert not self.findable & {*removed}
+
+    def deliver(self, worker: WorkerId, command: BlocksGranted | PreemptRequest) -> None:
+        found = (self.pool.grants.arena.blocks.find(name) for name in self.findable)
+        self.sealed |= {block for block in found if block is not None}
+        super().deliver(worker, command)
+
+
+TestPoolThatMirrors = PoolThatMirrors.TestCase
+TestPoolThatMirrors.settings = settings(max_examples=settings().max_examples, stateful_step_count=60)

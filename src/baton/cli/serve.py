@@ -8,6 +8,7 @@ import contextlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import msgspec
@@ -66,6 +67,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
         metavar="[ROLE=]URL",
         help="a vLLM server as a worker; llamacpp=URL: llama.cpp (repeatable)",
     )
+    parser.add_argument("--engine", choices=("baton", "vllm"), help="vllm: start a vLLM server for each worker")
+    parser.add_argument("--engine-command", metavar="CMD", help="program that starts a vLLM server (default: vllm)")
+    parser.add_argument("--engine-flags", metavar="FLAGS", help="further flags of each started server, as one text")
     parser.add_argument("--engine-key-file", type=Path, metavar="FILE", help=f"their key (default: {ENGINE_KEY})")
     parser.add_argument("--host", metavar="H", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, metavar="P", help="port to listen on; 0 takes a free one (default: 8000)")
@@ -193,12 +197,17 @@ def run(args: argparse.Namespace) -> int:
     from baton.serve.live.several_models import assemble_models  # late, so that a wrong flag is reported at once
     from baton.serve.service import serve
 
-    models = assemble_models(config)
-    if not config.engines.servers:
-        return event_loop()(serve(config, models, tell=tell))
+    if not config.engines.servers and config.engines.start == "baton":
+        return event_loop()(serve(config, assemble_models(config), tell=tell))
     from baton.integrations.engines.fleet import EngineFleet  # an optional part
+    from baton.integrations.vllm.launch import engine_processes, with_servers
 
-    return event_loop()(serve(config, models, tell=tell, engines=EngineFleet(models[0], tell)))
+    with TemporaryDirectory(prefix="baton-engines-") as folder:
+        is_starting = not config.engines.servers
+        config = with_servers(config, Path(folder)) if is_starting else config
+        models = assemble_models(config)
+        processes = engine_processes(config, models[0].card) if is_starting else ()
+        return event_loop()(serve(config, models, tell=tell, engines=EngineFleet(models[0], tell, processes)))
 
 
 def configuration(args: argparse.Namespace) -> Config:
@@ -306,7 +315,12 @@ def _engines(args: argparse.Namespace) -> dict[str, Any]:
     """Return the engine settings from flags, the key file and the environment. A setting that is not given is None."""
     key = key_lines(args.engine_key_file)[0] if args.engine_key_file is not None else take_variable(ENGINE_KEY)
     servers = tuple(engine_of(text) for text in args.engine_url) if args.engine_url else None
-    return {"servers": servers, "key": key or None}
+    started = {
+        "start": args.engine,
+        "command": args.engine_command,
+        "flags": args.engine_flags,
+    }
+    return {"servers": servers, "key": key or None, **started}
 
 
 def _with(struct: Section, given: Mapping[str, Any]) -> Section:

@@ -352,6 +352,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         own = [self.topology != Topology(), self.hosts.expected > 0, bool(self.tiers)]
         if self.engines.servers and any(own):
             return ["engines.servers lists all workers: leave out --prefill, --decode, --mixed, --hosts and --tier"]
+        if self.engines.start != "baton" and (self.engines.servers or self.hosts.expected or self.tiers):
+            return [f"--engine {self.engines.start} starts all workers: leave out --engine-url, --hosts and --tier"]
         if self.kv.preemption == "swap" and not self.tiers and not self.hosts.expected:  # joining hosts may bring tiers
             return ["kv.preemption is 'swap', but there are 0 tiers to read from: add --tier URL, or take 'recompute'"]
         return [*self.http.missing_keys(), *late_targets(self.classes, self.slo.ttft_s, self.limits.queue_s)]

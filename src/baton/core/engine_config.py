@@ -21,14 +21,24 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     url: str
     role: Role = "mixed"
     engine: Engine = "vllm"
+    kv_events: str = ""
+    """ZMQ address of the server's KV events, such as tcp://10.0.0.1:5557. Empty: its cache is predicted."""
+    kv_events_replay: str = ""
+    """ZMQ address that repeats past events. Empty: a gap in the events empties the server's part of the index."""
 
 
 class EnginesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Servers of [vLLM](integrations/vllm.md) or [llama.cpp](integrations/llamacpp.md) as workers."""
 
     servers: tuple[EngineConfig, ...] = ()
+    start: Literal["baton", "vllm"] = "baton"
+    """Engine of the workers in `topology`. `vllm`: Baton starts a vLLM server for each."""
+    command: str = "vllm"
+    """Program that starts a vLLM server, with leading arguments."""
+    flags: str = ""
+    """Further flags of each started server."""
     key: str = ""
-    """Bearer key that Baton sends to these servers. Prefer BATON_ENGINE_KEY."""
+    """Bearer key that Baton sends to these servers. Prefer BATON_ENGINE_KEY. Started servers get a random one."""
     silent_s: Annotated[float, Range(least=0.1, most=3600)] = 10.0
     """A server without an answer for this long is lost."""
     check_s: Annotated[float, Range(least=0.01, most=60)] = 1.0
@@ -41,6 +51,14 @@ class EnginesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             for server in self.servers
             if not _is_url(server.url)
         ]
+        found += [
+            f"engines.servers: {address!r} is no ZMQ address: write tcp://HOST:PORT or ipc://PATH"
+            for server in self.servers
+            for address in (server.kv_events, server.kv_events_replay)
+            if address and not address.startswith(("tcp://", "ipc://"))
+        ]
+        if any(server.kv_events and server.engine != "vllm" for server in self.servers):
+            found.append("engines.servers has kv_events for a server that is not vLLM: leave them out")
         counts = Counter(server.url.rstrip("/") for server in self.servers)
         found += [f"engines.servers has {url} {count} times" for url, count in counts.items() if count > 1]
         if len(self.servers) > _SERVERS_MAX:

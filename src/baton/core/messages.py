@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from baton.core.copies import LandingEnded, LandingGranted, LandingRefused, LandingWanted, LeaseEnded, LeaseWanted
 from baton.core.leaving import RestartWorker
-from baton.core.prefixes import BlocksRemoved, BlocksStored
+from baton.core.prefixes import BlocksRemoved, BlocksStored, EngineCacheChanged
 from baton.core.ticking import DriverEvent
 from baton.core.tier_messages import ReadBack, ReadBackWanted, TierCommand, TierEvent
 from baton.core.types import (
@@ -317,6 +317,7 @@ PoolEvent = (
     | LandingEnded
     | LeaseWanted
     | LeaseEnded
+    | EngineCacheChanged
     | TierEvent
     | ReadBack
     | WorkerLost

@@ -59,6 +59,6 @@ def table_problems(server: Config) -> list[str]:
         found.append("models names every model: move `model` and `served_name` into a table [[models]]")
     if server.tiers:
         found.append("tiers hold the KV of one model: move them into the tables [[models]], each with its own URL")
-    if server.hosts.expected or server.engines.servers:
-        found.append("several models have only workers of this server: leave out hosts.expected and engines.servers")
+    if server.hosts.expected or server.engines.servers or server.engines.start != "baton":
+        found.append("several models have only Baton's own workers: leave out hosts.expected and engines")
     return found

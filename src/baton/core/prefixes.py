@@ -1,4 +1,4 @@
-"""Prefix-cache events of a host's arena, used for routing."""
+"""Prefix-cache events of a host's arena, and of an engine server's own cache, used for routing."""
 
 from __future__ import annotations
 
@@ -21,3 +21,24 @@ class BlocksRemoved(Struct, frozen=True, tag=True, gc=False):
 
     host: HostId
     hashes: tuple[BlockHash, ...]
+
+
+class CachedRun(Struct, frozen=True, gc=False):
+    """Consecutive full blocks of one prompt that an engine server has cached."""
+
+    parent: BlockHash | None
+    """Hash of the block before them. None: they begin the prompt."""
+    first: int
+    """Index of the first one in the prompt."""
+    hashes: tuple[BlockHash, ...]
+
+
+class EngineCacheChanged(Struct, frozen=True, tag=True, gc=False):
+    """A server of another engine has cached and evicted blocks, which the pool of its host mirrors."""
+
+    host: HostId
+    stored: tuple[CachedRun, ...] = ()
+    removed: tuple[BlockHash, ...] = ()
+    """Applied before `stored`."""
+    is_cleared: bool = False
+    """All blocks are removed before: the server has emptied its cache, or events were lost."""

@@ -204,6 +204,9 @@ class ModelFleet:
         hint = f": baton host --join {self._server.url}"
         if engines is not None:
             joined, can_serve, hint = engines.joined, engines.can_serve, ""
+            if engines.failure:
+                self._on_failed(engines.failure)
+                return
         if gateway.state == "ready" and self._own is None and not joined:
             gateway.state = "deserted"
             waiting, wait_s = len(self.parts.driver.live), self.parts.config.survival.wait_s

@@ -42,7 +42,7 @@ from baton.core.messages import (
     WorkerLost,
     WorkerReported,
 )
-from baton.core.prefixes import BlocksRemoved, BlocksStored
+from baton.core.prefixes import BlocksRemoved, BlocksStored, EngineCacheChanged
 from baton.core.ticking import QueuedTooLong, Tick, TokensServed, WaitedTooLong
 from baton.core.tier_messages import DropBlocks, FromTier, LoadBlocks, LoadEnded, PutEnded, ReadBackWanted, StoreBlocks
 from baton.core.types import HostId, WorkerId, WorkerView
@@ -116,6 +116,9 @@ class Cluster:
             case HostAdded(host=host, workers_max=workers_max):
                 self.transfers.hosts.add(event)
                 self.coordinator.open_host(host, workers_max)
+            case EngineCacheChanged(host=host):
+                if host in self.pools:
+                    self._carry_out(self.transfers.tell_pool(host, event), now_s)
             case HostLeaving(host=host):
                 self._carry_out(self.coordinator.leave_host(host), now_s)
                 leaving = self.coordinator.moves.fleet.leaving

@@ -32,6 +32,7 @@ from baton.core.messages import (
     WorkerJoined,
     WorkerLost,
 )
+from baton.core.prefixes import EngineCacheChanged
 from baton.core.ticking import QueuedTooLong, Tick, TokensServed, WaitedTooLong
 from baton.core.tier_messages import DropBlocks, FromTier, LoadBlocks, StoreBlocks
 from baton.core.types import BlockId, HostId, Request, RequestId, Until, WorkerId, WorkerView
@@ -121,6 +122,7 @@ ClusterEvent = (
     | LayersDone
     | CopyEnded
     | FromTier
+    | EngineCacheChanged
     | RoleSet
     | RestartWanted
     | TokensServed

@@ -26,6 +26,7 @@ from baton.core.messages import (
     StartPrefill,
     WorkerReported,
 )
+from baton.core.prefixes import EngineCacheChanged
 from baton.core.tier_messages import FromTier
 from baton.core.types import BlockHash, Request
 from baton.decide.control.cluster import Cluster
@@ -33,7 +34,7 @@ from baton.decide.control.cluster_messages import ClusterEvent, HostAdded, Logge
 from baton.decide.control.retries import RetryRules
 from baton.decide.kv.window import PromptRules
 
-LOG_VERSION = 12
+LOG_VERSION = 13
 """Version of the log's format; a test fails if the format changes without it. Since version 4 there is one entry per
 event from outside, with all commands. Earlier versions held the coordinator's decisions only. Version 5 adds the
 deadline of the queue. Version 6 names a chosen path `PathChosen.path` (`WayChosen.way` before) and a store's event
@@ -42,7 +43,7 @@ learned prices of steps in the view of a worker, and `StopRequest.only_unstarted
 queue, `TokensServed`, service classes, predicted latencies in `StartPrefill`, and hosts that leave. Version 9 adds
 `Request.deferred_s`. Version 10 adds `Request.resumed_tokens`, rolling restarts, and the bounds of retries and of
 prefixes that are handed over. Version 11 adds `Request.client`. Version 12 adds
-`ServiceClass.urgent_ttft_s`."""
+`ServiceClass.urgent_ttft_s`. Version 13 adds `EngineCacheChanged`."""
 
 
 class LogHeader(Struct, frozen=True, kw_only=True, tag=True):
@@ -126,7 +127,7 @@ def coordinator_events(event: ClusterEvent) -> Iterator[CoordinatorEvent]:
                     yield each
             if event.view is not None:
                 yield WorkerReported(event.view)
-        case HostAdded() | HostLeaving() | LayersDone() | CopyEnded() | FromTier():
+        case HostAdded() | HostLeaving() | LayersDone() | CopyEnded() | FromTier() | EngineCacheChanged():
             return
         case _:
             yield event

@@ -6,7 +6,7 @@ Every block is in exactly one state: *free* (its content is undefined), *used* (
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, KeysView, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, cast, runtime_checkable
 
@@ -120,6 +120,11 @@ class Blocks:
     def hashed(self) -> int:
         """Number of sealed blocks, pinned or not."""
         return len(self._by_hash)
+
+    @property
+    def hashes(self) -> KeysView[BlockHash]:
+        """Hashes of all sealed blocks."""
+        return self._by_hash.keys()
 
     def unpinned(self, blocks: Iterable[BlockId]) -> int:
         """Count the blocks without a pin. Using them as a prefix hit reduces `available` by this number."""

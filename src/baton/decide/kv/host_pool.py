@@ -26,7 +26,7 @@ from baton.core.messages import (
     StartPrefill,
     WorkerLost,
 )
-from baton.core.prefixes import BlocksRemoved
+from baton.core.prefixes import BlocksRemoved, EngineCacheChanged
 from baton.core.tier_messages import (
     BlocksKept,
     LoadEnded,
@@ -40,6 +40,7 @@ from baton.core.tier_messages import (
 from baton.core.types import BlockHash, BlockId, HostId, HostView, RequestId, WorkerId
 from baton.decide.kv.arena_blocks import empty_arena
 from baton.decide.kv.blocks import EvictionOrder
+from baton.decide.kv.engine_cache import mirror_cache
 from baton.decide.kv.grants import Grants
 from baton.decide.kv.hashing import hashes_per_block, prefix_of, runs_per_block
 from baton.decide.kv.holding import KEPT_FREE_RATIO, Holding, granted
@@ -109,6 +110,8 @@ class HostPool:
                 self._want(event)
             case RequestDropped():
                 self._drop(event)
+            case EngineCacheChanged():
+                return [*mirror_cache(self._arena, event), *self.grants.serve()]
             case LandingWanted() | LandingEnded() | LeaseWanted() | LeaseEnded():
                 return [*self._handle_wire(event), *self.grants.serve()]
             case ReadBack() | LoadEnded():

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from baton.decide.cost.load import load_cost
 from baton.decide.policy.batching import BatcherPolicies
 from baton.decide.policy.fairness import FairnessPolicy
 from baton.decide.policy.policy_sets import policy_of
+from baton.integrations.engines.cache_mirror import CacheMirror
 from baton.integrations.engines.handoffs import EngineMover, Handoffs
 from baton.integrations.engines.port import (
     EngineBrokenError,
@@ -34,9 +36,11 @@ from baton.integrations.engines.port import (
     EngineRefusedError,
     EngineServer,
 )
+from baton.integrations.engines.process import EngineProcess
 from baton.integrations.engines.worker import EngineWorker, WholeRequests
 from baton.integrations.llamacpp import LlamaCppServer
 from baton.integrations.vllm.client import VllmServer
+from baton.integrations.vllm.kv_events import KvEvents
 from baton.move.clock import now_s
 from baton.serve.host.build import batch_limits
 from baton.serve.host.tasks import spawn
@@ -55,8 +59,12 @@ class _Member:
     worker: WorkerId
     host: HostId
     server: EngineServer
+    process: EngineProcess | None = None
+    """The server's process, if Baton has started it."""
     link: EngineWorker | None = None
     """Worker that sends requests to the server. None: the server has not joined."""
+    following: asyncio.Task[None] | None = None
+    """Receives the server's KV events while it has joined, if it publishes them."""
     context_tokens: int = 0
     """Maximum tokens of a request, read when the server joined. 0: not known."""
     generation: int = 0
@@ -70,13 +78,17 @@ class _Member:
 class EngineFleet:
     """Runs servers of other engines as workers. Implements `EngineHosts` and `EngineListener`."""
 
-    def __init__(self, parts: Parts, tell: Callable[[str], None]) -> None:
+    def __init__(self, parts: Parts, tell: Callable[[str], None], processes: Sequence[EngineProcess] = ()) -> None:
+        """`processes`: of all servers in their order, if Baton starts them. Empty: the servers run already."""
         self._parts = parts
+        self._processes = processes
         self._config = parts.config.engines
         self._tell = tell
         self._handoffs = Handoffs()
         self._members: dict[WorkerId, _Member] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._keeping: list[asyncio.Task[None]] = []
+        """Run the processes that Baton has started, and read their output until they have ended."""
         self._tokenizer: Tokenizer | None = None
         self._changed: Callable[[], None] = lambda: None
 
@@ -86,25 +98,43 @@ class EngineFleet:
 
     @property
     def can_serve(self) -> bool:
-        roles = {member.link.view.role for member in self._members.values() if member.link is not None}
-        return "mixed" in roles or {"prefill", "decode"} <= roles
+        return _can_serve(member for member in self._members.values() if member.link is not None)
+
+    @property
+    def failure(self) -> str:
+        failed = [each.failure for each in self._processes if each.failure]
+        kept = [each for each in self._members.values() if each.process is None or not each.process.failure]
+        return failed[-1] if failed and not _can_serve(kept) else ""
 
     async def start(self, changed: Callable[[], None]) -> None:
         self._changed = changed
         self._tokenizer = await asyncio.to_thread(load_tokenizer, self._parts.card)
+        for config in self._config.servers:
+            if config.kv_events:
+                self._events(config).close()  # reports a wrong address now
         for number, config in enumerate(self._config.servers):
             worker, host = WorkerId(f"{config.engine}-{number}"), HostId(f"engine-{number}")
             client = CLIENTS[config.engine]
             server = client(config.url, self._config.key, answer_s=self._config.silent_s / 2)
-            self._members[worker] = _Member(config, worker, host, server)
-        self._tell(f"waiting for servers at {', '.join(config.url for config in self._config.servers)}")
-        self._tasks = [spawn(self._watch(member), self._tell) for member in self._members.values()]
+            process = self._processes[number] if self._processes else None
+            self._members[worker] = _Member(config, worker, host, server, process)
+        urls = ", ".join(config.url for config in self._config.servers)
+        self._tell(f"{'starting' if self._processes else 'waiting for'} servers at {urls}")
+        members = self._members.values()
+        self._tasks = [spawn(self._watch(member), self._tell) for member in members]
+        kept = [(member.process, member) for member in members if member.process is not None]
+        self._keeping = [spawn(self._keep(process, member), self._tell) for process, member in kept]
 
     async def stop(self) -> None:
-        """End all requests to the servers. The servers themselves keep running."""
+        """End all requests to the servers, and the servers that Baton has started. Others keep running."""
         for task in self._tasks:
             task.cancel()
+        await asyncio.gather(*(process.stop() for process in self._processes))
+        for task in self._keeping:
+            task.cancel()
         for member in self._members.values():
+            if member.following is not None:
+                member.following.cancel()
             if member.link is not None:
                 member.link.stop()
             await member.server.close()
@@ -119,6 +149,10 @@ class EngineFleet:
 
     # ---- one server
 
+    async def _keep(self, process: EngineProcess, member: _Member) -> None:
+        await process.keep(self._tell, member.suspected)
+        self._changed()
+
     async def _watch(self, member: _Member) -> None:
         """Add a server whenever it can be reached, and remove it whenever it is lost, until Baton ends."""
         while True:
@@ -130,7 +164,7 @@ class EngineFleet:
             if facts is not None and not problem:
                 self._join(member, facts)
                 self._lose(member, await self._lost(member, facts.load.started_unix_s))
-            elif problem != member.said:
+            elif problem != member.said and not (member.process is not None and facts is None):
                 self._tell(f"{member.config.url} takes no requests: {problem}")
                 member.said = problem
             await asyncio.sleep(self._config.check_s)
@@ -175,15 +209,39 @@ class EngineFleet:
         )
         link = EngineWorker(view, self._batcher(view, limits), member.server, self._handoffs, self)
         member.link = driver.links[member.worker] = link
+        if member.process is not None:
+            member.process.is_ready = True
         self._limit_requests()
         member.suspected.clear()
         member.said = ""
         driver.join(link)
+        if member.config.kv_events:
+            member.following = spawn(self._follow(member, blocks), self._tell)
         self._tell(
             f"{member.worker} has joined: {member.config.url}, {facts.name}, {member.config.role}, "
             f"KV cache {facts.load.kv_tokens} tokens, {facts.interface}"
         )
         self._changed()
+
+    async def _follow(self, member: _Member, blocks: int) -> None:
+        """Pass the server's KV events to the cluster, until the server is lost."""
+        mirror = CacheMirror(member.host, self._parts.driver.layout.block_tokens, blocks_max=2 * blocks)
+        events = self._events(member.config)
+        try:
+            async with aclosing(events.batches()) as batches:
+                async for batch in batches:
+                    changed = mirror.apply(batch)
+                    if changed is not None:
+                        self._parts.driver.tell(changed)
+                    if mirror.problem:
+                        self._tell(f"{member.worker}: KV events are not used: {mirror.problem}")
+                        return
+        finally:
+            events.close()
+
+    def _events(self, config: EngineConfig) -> KvEvents:
+        """Return the subscription to a server's KV events. Raises ConfigError if there can be none."""
+        return KvEvents(config.kv_events, config.kv_events_replay, replay_s=self._config.silent_s)
 
     def _limit_requests(self) -> None:
         """Limit requests to the shortest context of the joined servers, unless clients have seen the limit."""
@@ -241,6 +299,10 @@ class EngineFleet:
             return
         member.link.stop()
         lost, member.link = member.link, None
+        if member.following is not None:
+            member.following.cancel()
+        if member.process is not None and member.process.is_ready:
+            member.process.end()
         why = f"{member.worker} at {member.config.url} is lost: {reason}"
         self._tell(why)
         self._handoffs.lose_host(member.host)
@@ -251,3 +313,9 @@ class EngineFleet:
         driver.copying.lose_host(member.host, why)
         parts.metrics.forget_host(member.host)
         self._changed()
+
+
+def _can_serve(members: Iterable[_Member]) -> bool:
+    """Return whether these servers have every role that a request needs."""
+    roles = {member.config.role for member in members}
+    return "mixed" in roles or {"prefill", "decode"} <= roles

@@ -65,8 +65,13 @@ class EngineHosts(Protocol):
         """Return whether the servers that take requests have every role that a request needs."""
         ...
 
+    @property
+    def failure(self) -> str:
+        """Return the reason why no server can be kept running. Empty: enough of them can."""
+        ...
+
     async def start(self, changed: Callable[[], None]) -> None:
-        """Begin to check the servers. `changed` is called after each server that was found or lost."""
+        """Begin to check the servers. `changed` is called after each server that was found, lost or given up."""
         ...
 
     async def stop(self) -> None:

@@ -27,6 +27,7 @@ from baton.core.messages import (
     WorkerJoined,
     WorkerLost,
 )
+from baton.core.prefixes import CachedRun, EngineCacheChanged
 from baton.core.tier_messages import FromTier, TierOpened
 from baton.core.types import BlockHash, HostId, Request, RequestId, Sampling, Slo, WorkerId, WorkerView
 from baton.decide.control.build import build_coordinator
@@ -49,7 +50,7 @@ ROAD = LinkView(expected_s=0.1, is_measured=True)
 """On which nothing has ever failed."""
 
 
-FORMAT = (12, "1114a05e58016356")
+FORMAT = (13, "77fee1672d03633a")
 """The version of the log, and the digest of what may stand in one of that version."""
 
 
@@ -108,6 +109,7 @@ EVENTS: list[ClusterEvent] = [
     RequestArrived(request("second")),
     WorkerSaid(D, events=(RequestFinished(EARLY, 1, D, "stop"),)),
     RoleSet(D, "mixed"),
+    EngineCacheChanged(HOST, (CachedRun(None, 0, (BlockHash(b"three"),)),), (HASHES[1],)),
     WorkerLost(P, "killed"),
     RequestCancelled(SECOND),
 ]

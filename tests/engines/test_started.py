@@ -1,0 +1,182 @@
+"""Engine servers that Baton starts itself: their commands, their ends, and what is left of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+import pytest
+
+from baton.cli.main import main
+from baton.compute.models.resolve import resolve_model
+from baton.core.config import BatchLimits, Config, ParallelConfig, Topology
+from baton.core.engine_config import EnginesConfig, engine_of
+from baton.core.errors import ConfigError
+from baton.integrations.engines.process import EngineProcess
+from baton.integrations.vllm.launch import engine_processes, free_ports, with_servers
+from tests.engines.fake_vllm import answer_to
+from tests.engines.fleets import Baton, baton_over, finished, tokens_of
+from tests.serving import serving
+
+PROMPT = [100 + token % 90 for token in range(40)]
+SHAPE = "examples/shapes/llama-3.1-8b"
+FAKE = (sys.executable, "-m", "tests.engines.fake_vllm")
+
+
+def process(*argv: str, start_s: float = 120.0) -> EngineProcess:
+    return EngineProcess("vllm-0", argv, {}, start_s=start_s)
+
+
+def children(pid: int) -> list[int]:
+    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+async def failed(baton: Baton) -> str:
+    """Wait until the fleet has given up. Return the reason."""
+    while not baton.fleet.failure:
+        baton.changed.clear()
+        await baton.changed.wait()
+    return baton.fleet.failure
+
+
+def test_a_killed_server_is_started_again_and_loses_no_request() -> None:
+    """The server sends 5 tokens of an answer and stops. Its successor continues after them."""
+
+    port = free_ports(1)[0]
+
+    async def run() -> None:
+        started = process(*FAKE, "serve", "MODEL", "--port", str(port))
+        async with baton_over(f"http://127.0.0.1:{port}", processes=(started,)) as baton:
+            live = baton.submit(PROMPT, 8)
+            await tokens_of(live, 5)
+            (server,) = children(started.pid)
+            os.kill(server, signal.SIGKILL)
+            assert (await finished(live)).outcome == "finished"
+            assert live.tokens[len(PROMPT) :] == answer_to(PROMPT, 8)
+            await baton.said("its server ended with code 137")
+            baton.check()
+
+    asyncio.run(run())
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"http://127.0.0.1:{port}/version")
+
+
+def test_a_server_that_never_becomes_ready_is_given_up_with_its_last_lines() -> None:
+    async def run() -> None:
+        started = process(sys.executable, "-c", "raise SystemExit('there is no memory')")
+        async with baton_over("http://127.0.0.1:9", processes=(started,), joins=0) as baton:
+            assert await failed(baton) == "the server of vllm-0 ended with code 1, 3 times before it was ready"
+            assert sum("there is no memory" in line for line in baton.told) == 3
+
+    asyncio.run(run())
+
+
+def test_a_program_that_cannot_be_started_is_named() -> None:
+    async def run() -> None:
+        started = process("/dev/null/vllm")
+        async with baton_over("http://127.0.0.1:9", processes=(started,), joins=0) as baton:
+            await baton.said("/dev/null/vllm cannot be started")
+
+    asyncio.run(run())
+
+
+def test_a_server_that_is_not_ready_in_time_is_ended() -> None:
+    async def run() -> None:
+        started = process(sys.executable, "-c", "import signal; signal.pause()", start_s=0.05)
+        async with baton_over("http://127.0.0.1:9", processes=(started,), joins=0) as baton:
+            await baton.said("was not ready within 0.05 s (survival.start_s)")
+
+    asyncio.run(run())
+
+
+PARENT = "import subprocess, signal; subprocess.Popen(['sleep', '1000']); print('up', flush=True); signal.pause()"
+
+
+@pytest.mark.parametrize("way", ["Baton ends", "the server is killed", "the keeper gets SIGTERM"])
+def test_no_process_of_a_server_is_left(way: str) -> None:
+    """Its output ends once the last process that writes to it has ended."""
+    argv = [sys.executable, "-m", "baton.integrations.engines.keeper", sys.executable, "-c", PARENT]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as keeper:
+        assert keeper.stdout is not None
+        assert keeper.stdin is not None
+        assert keeper.stdout.readline() == b"up\n"
+        if way == "Baton ends":
+            keeper.stdin.close()
+        elif way == "the server is killed":
+            os.kill(children(keeper.pid)[0], signal.SIGKILL)
+        else:
+            keeper.terminate()
+        assert keeper.stdout.read() == b""
+        assert keeper.wait() == (137 if way == "the server is killed" else 143)
+
+
+# ---- commands
+
+
+def planned(tmp_path: Path, **fields: object) -> tuple[Config, list[Sequence[str]]]:
+    """Return the configuration with servers, and their commands. The program is one that exists."""
+    engines = EnginesConfig(start="vllm", command=f"{sys.executable} -m vllm", flags="--dtype half --seed=3")
+    config = with_servers(Config(model=SHAPE, load_format="dummy", engines=engines, **fields), tmp_path)
+    assert not config.problems() + config.lacks()
+    return config, [each.argv for each in engine_processes(config, resolve_model(SHAPE, "dummy"))]
+
+
+def test_each_role_gets_a_server_on_loopback_with_a_key(tmp_path: Path) -> None:
+    config, commands = planned(tmp_path, dtype="bfloat16", context_tokens=4096, batch=BatchLimits(requests_max=8))
+    servers = config.engines.servers
+    assert [server.role for server in servers] == ["prefill", "decode"]
+    assert len({server.url for server in servers}) == 2
+    assert len(config.engines.key) >= 32
+    assert config.topology == Topology()
+    for server, command in zip(servers, commands, strict=True):
+        assert command[:4] == (sys.executable, "-m", "vllm", "serve")
+        flags = " ".join(command[5:])
+        assert f"--host 127.0.0.1 --port {server.url.rpartition(':')[2]} --max-num-seqs 8 --max-model-len 4096" in flags
+        assert '"kv_connector": "NixlConnector"' in flags
+        assert f'"endpoint": "ipc://{tmp_path}/' in flags
+        assert flags.endswith(" --dtype half --seed=3"), "the given --dtype replaces Baton's"
+        assert flags.count("--dtype") == 1
+        assert config.engines.key not in flags
+
+
+def test_mixed_servers_need_no_connector(tmp_path: Path) -> None:
+    _config, commands = planned(tmp_path, topology=Topology(mixed=1), parallel=ParallelConfig(tensor=2))
+    assert "--kv-transfer-config" not in commands[0]
+    assert tuple(commands[0][commands[0].index("--tensor-parallel-size") :][:2]) == ("--tensor-parallel-size", "2")
+
+
+def test_a_model_or_program_that_vllm_lacks_is_refused(tmp_path: Path) -> None:
+    config = with_servers(Config(model="hash", engines=EnginesConfig(start="vllm", command="no-such-vllm")), tmp_path)
+    with pytest.raises(ConfigError, match="needs a folder with safetensors or a hub name, but hash is hash"):
+        engine_processes(config, resolve_model("hash"))
+    with pytest.raises(ConfigError, match="'no-such-vllm', which starts vLLM: install vLLM, or name it"):
+        engine_processes(config, resolve_model(SHAPE, "dummy"))
+
+
+def test_started_servers_are_all_workers() -> None:
+    joined = EnginesConfig(start="vllm", servers=(engine_of("http://a:1"),))
+    assert "leave out --engine-url" in Config(engines=joined).lacks()[0]
+    assert Config(engines=EnginesConfig(start="vllm"), topology=Topology(prefill=1, decode=1)).lacks() == []
+
+
+def test_the_command_starts_serves_and_ends_its_servers() -> None:
+    flags = ("--load-format", "dummy", "--mixed", "1", "--engine", "vllm", "--engine-command", " ".join(FAKE))
+    with serving(SHAPE, *flags) as server, server.client() as client:
+        body = {"prompt": PROMPT, "max_tokens": 5, "temperature": 0, "ignore_eos": True}
+        answer = client.post("/v1/completions", json=body).raise_for_status().json()
+        assert (answer["usage"]["completion_tokens"], answer["timings"]["decode_worker"]) == (5, "vllm-0")
+        (host,) = server.cluster()["hosts"]
+        assert httpx.get(f"{host['address']}/v1/models").status_code == 401, "the server needs a key"
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{host['address']}/version")
+
+
+def test_a_missing_program_ends_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", SHAPE, "--load-format", "dummy", "--engine", "vllm", "--engine-command", "no-vllm"]) == 2
+    assert "name it with --engine-command" in capsys.readouterr().err
