@@ -92,6 +92,13 @@ def test_a_key_opens_the_routes_of_its_scopes_only(
     assert _statuses(build(keys=sources).app, key) == expected
 
 
+@pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/cluster/models"])
+def test_a_client_key_loads_no_model(build: Callable[..., House], path: str) -> None:
+    app = build(keys=KeySources(api_keys=("a", "b"))).app
+    client = TestClient(app, base_url="http://localhost", headers={"authorization": "Bearer a"})
+    assert client.post(path, json={}).json()["error"]["code"] == "missing_scope"
+
+
 def test_a_refusal_names_the_missing_scope_and_the_remedy(build: Callable[..., House]) -> None:
     app = build(keys=KeySources(api_keys=("a", "b"))).app
     client = TestClient(app, base_url="http://localhost", headers={"authorization": "Bearer a"})

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -80,6 +80,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
         "--served-model-name",
         metavar="NAME",
         help="name of the model for clients (default: its own name)",
+    )
+    parser.add_argument(
+        "--lora-modules",
+        nargs="+",
+        metavar="NAME=FOLDER",
+        help="serve LoRA adapters of MODEL beside it, each as a model of its own",
     )
     parser.add_argument(
         "--queue-s", type=float, metavar="S", help="reject requests that wait longer than S s (default: 10)"
@@ -238,7 +244,7 @@ def configuration(args: argparse.Namespace) -> Config:
         config,
         {
             **top,
-            **_models(args),
+            **_models(args, config),
             "dtype": _dtype(args.dtype),
             "topology": topology,
             "hosts": hosts,
@@ -263,16 +269,31 @@ def configuration(args: argparse.Namespace) -> Config:
     return config
 
 
-def _models(args: argparse.Namespace) -> dict[str, Any]:
+def _models(args: argparse.Namespace, config: Config) -> dict[str, Any]:
     """Return the settings of the models of MODEL or --model, which replace those of the file. Empty: not given."""
     names: list[str] = args.models or ([args.model_flag] if args.model_flag else [])
     if args.model_flag and names != [args.model_flag]:
         raise ConfigError(f"MODEL is {' '.join(names)} and --model is {args.model_flag}: give one of them")
+    if args.lora_modules:
+        return _with_adapters(args, names or [table.model for table in config.models] or [config.model])
     if not names:
         return {}
     if len(names) == 1:
         return {"model": names[0], "models": ()}
     return {"model": Config().model, "models": tuple(ServedModelConfig(model=name) for name in names)}
+
+
+def _with_adapters(args: argparse.Namespace, bases: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of a base model and of its adapters, as models beside each other."""
+    if len(bases) > 1:
+        raise ConfigError(f"--lora-modules adapts one model, and there are {len(bases)}; use `adapter` in [[models]]")
+    tables = [ServedModelConfig(model=bases[0], name=args.served_name or "")]
+    for given in args.lora_modules:
+        name, equals, folder = given.partition("=")
+        if not (name and equals and folder):
+            raise ConfigError(f"--lora-modules {given}: give NAME=FOLDER, the folder of an adapter that PEFT has saved")
+        tables.append(ServedModelConfig(model=bases[0], name=name, adapter=folder))
+    return {"model": Config().model, "served_name": "", "models": tuple(tables)}
 
 
 def _dtype(asked: str | None) -> str | None:

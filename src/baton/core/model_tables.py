@@ -55,8 +55,8 @@ def table_problems(server: Config) -> list[str]:
     if len(server.models) > MODELS_MAX:
         found.append(f"there are {len(server.models)} models, but at most {MODELS_MAX} may be: each adds metrics")
     plain = Config()
-    if server.model != plain.model or server.served_name:
-        found.append("models names every model: move `model` and `served_name` into a table [[models]]")
+    if server.model != plain.model or server.served_name or server.adapter:
+        found.append("models names every model: move `model`, `served_name` and `adapter` into a table [[models]]")
     if server.tiers:
         found.append("tiers hold the KV of one model: move them into the tables [[models]], each with its own URL")
     if server.hosts.expected or server.engines.servers or server.engines.start != "baton":

@@ -24,6 +24,8 @@ class ServedModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     mixed: Annotated[int, Range(least=0)] = 0
     cores: Annotated[int, Range(least=0)] = 0
     """Cores of this model alone. 0: an equal part of the others."""
+    adapter: str = ""
+    """Folder of a LoRA adapter to add to the weights. Not taken from the top."""
     load_format: str | None = None
     dtype: str | None = None
     weights: str | None = None

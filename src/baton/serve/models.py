@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import msgspec
+
 from baton.core.config import Config
 from baton.core.errors import BatonError, RequestError
 from baton.core.served_model import MODELS_MAX, ServedModelConfig
@@ -101,6 +103,25 @@ class Models:
                 raise RequestError(str(error), param="model", code="model_not_loaded") from error
             self._facts.tell(f"model {fleet.name} is loading")
             return fleet.status()
+
+    def adapted(self, name: str, folder: str, base: str = "") -> ServedModelConfig:
+        """Return the table of a served model with a LoRA adapter. `base` empty: the first one. Raises RequestError."""
+        bases = {fleet.name: fleet.parts.config for fleet in self.fleets if not fleet.parts.config.adapter}
+        if (base and base not in bases) or not bases:
+            known = ", ".join(map(repr, bases)) or "none"
+            message = f"there is no base model {base[:200]!r} to adapt; this server has {known}"
+            raise RequestError(message, param="base_model", status=404, code="model_not_found")
+        config = bases[base or next(iter(bases))]
+        return ServedModelConfig(
+            model=config.model,
+            name=name,
+            adapter=folder,
+            load_format=config.load_format,
+            dtype=config.dtype,
+            weights=config.weights,
+            context_tokens=config.context_tokens,
+            **msgspec.structs.asdict(config.topology),
+        )
 
     async def _start(self, fleet: ModelFleet) -> None:
         try:

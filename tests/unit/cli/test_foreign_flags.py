@@ -11,6 +11,7 @@ from baton.cli.foreign_flags import _NEAREST, nearest_setting, tokens
 from baton.cli.main import build_parser
 from baton.cli.serve import configuration
 from baton.core.config import Config
+from baton.core.errors import ConfigError
 
 
 def configured(*arguments: str) -> Config:
@@ -59,3 +60,24 @@ def test_every_flag_that_is_named_instead_exists() -> None:
     assert named - known <= {"--join"}  # of `baton host`
     assert not known & set(_NEAREST)
     assert nearest_setting("--unheard-of") == ""
+
+
+def test_adapters_are_models_beside_their_base_model() -> None:
+    config = configured("hash", "--served-model-name", "base", "--mixed=1", "--lora-modules", "a=/one", "b=/two=2")
+    assert [(table.model, table.name, table.adapter) for table in config.models] == [
+        ("hash", "base", ""),
+        ("hash", "a", "/one"),
+        ("hash", "b", "/two=2"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("hash", "--lora-modules", "poet"), "--lora-modules poet: give NAME=FOLDER"),
+        (("hash", "hash:b", "--lora-modules", "a=/one"), "adapts one model, and there are 2"),
+    ],
+)
+def test_adapters_without_a_name_or_a_single_base_are_refused(arguments: tuple[str, ...], words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        configured(*arguments)

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from baton.compute.models.bfloat16 import BFLOAT16, PIECE_ITEMS, to_bfloat16, to_float32
-from baton.compute.models.safetensors_file import SafetensorsWeights
+from baton.compute.models.safetensors_file import SafetensorsWeights, read_checkpoint
 from baton.compute.models.weights import TensorSlice
 
 
@@ -38,7 +38,7 @@ def test_a_checkpoint_holds_what_was_saved_in_every_type(tmp_path: Path) -> None
     types = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
     saved = {str(dtype): torch.randn(6, 8, generator=generator).to(dtype) for dtype in types}
     save_file(saved, tmp_path / "model.safetensors")
-    weights = SafetensorsWeights(tmp_path)
+    weights = SafetensorsWeights(read_checkpoint(tmp_path))
     for name, tensor in saved.items():
         np.testing.assert_array_equal(to_float32(weights.read(name)), tensor.float().numpy(), err_msg=name)
         columns = to_float32(weights.read(name, TensorSlice(1, range(2, 5))))
@@ -52,6 +52,6 @@ def test_data_may_begin_at_any_byte(padding: int, tmp_path: Path) -> None:
     header = json.dumps({"a": {"dtype": "F32", "shape": [3, 4], "data_offsets": [0, 48]}}).encode() + b" " * padding
     path = tmp_path / "model.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header + numbers.tobytes())
-    found = SafetensorsWeights(tmp_path).read("a")
+    found = SafetensorsWeights(read_checkpoint(tmp_path)).read("a")
     assert found.ctypes.data % found.itemsize == 0
     np.testing.assert_array_equal(found, numbers)

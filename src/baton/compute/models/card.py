@@ -35,6 +35,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     """The widest attention window of all layers, a token's own position included. None: a layer has no window."""
     embedding_dim: int = 0
     """The dimension of a prompt's embedding. 0: the model has no embeddings."""
+    adapter: str = ""
+    """The folder of a LoRA adapter that is added to the weights. Empty: none."""
     weight_bytes: int = 0
     """The size of the weight files."""
 

@@ -14,6 +14,7 @@ import msgspec
 
 from baton.compute.models.card import ModelCard
 from baton.compute.models.gguf_file import open_gguf
+from baton.compute.models.lora import adapter_digest
 from baton.compute.models.model_config import ModelConfig, RopeScaling
 from baton.compute.models.open_model import read_config
 from baton.compute.models.safetensors_file import read_checkpoint
@@ -45,7 +46,7 @@ def kv_identity(card: ModelCard) -> KVIdentity:
         rope=_rope_text(config),
         config=_digest(msgspec.json.encode(_without_rope_and_limits(config))),
         tokenizer=_digest(*_vocabulary(card)),
-        weights=_digest(*_samples(card)),
+        weights=_digest(*_samples(card), *_adapter(card)),
     )
 
 
@@ -102,6 +103,11 @@ def _samples(card: ModelCard) -> Iterator[bytes]:
     for name, stored in sorted(read_checkpoint(path).items()):
         yield f"{name} {stored.dtype} {stored.shape}".encode()
         yield _sample_of(stored.file, stored.offset_bytes, stored.size_bytes)
+
+
+def _adapter(card: ModelCard) -> Iterator[bytes]:
+    if card.adapter:
+        yield adapter_digest(Path(card.adapter))
 
 
 def _sample_of(file: Path, offset_bytes: int, size_bytes: int) -> bytes:

@@ -8,13 +8,17 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import msgspec
+
 from baton.compute.hash_engine import hash_card, windowed_hash_card
 from baton.compute.models.card import ModelCard, ModelFormat
 from baton.compute.models.config_gguf import gguf_shapes, read_config_gguf
 from baton.compute.models.config_json import read_config_json
 from baton.compute.models.dummy_weights import dummy_weight_bytes
 from baton.compute.models.gguf_file import open_gguf
+from baton.compute.models.lora import read_adapter
 from baton.compute.models.model_config import ModelConfig
+from baton.compute.models.open_model import read_config
 from baton.compute.models.safetensors_file import read_checkpoint
 from baton.compute.models.tensor_names import expected_shapes
 from baton.core.config import LoadFormat
@@ -33,13 +37,25 @@ HOW_TO_CONVERT = (
 )
 
 
-def resolve_model(model: str, load_format: LoadFormat = "auto") -> ModelCard:
+def resolve_model(model: str, load_format: LoadFormat = "auto", adapter: str = "") -> ModelCard:
     """Find and check a model: a folder, a .gguf file, a hub name, `smollm2-135m`, `hash`, `hash:SEED` or `hash-window`.
 
-    load_format: `dummy` gives a folder with config.json random weights, and ignores its weight files. Reads headers
-    only, so it takes a fraction of a second, except for a download from the hub. Raises ModelError with a message that
-    names the remedy.
+    load_format: `dummy` gives a folder with config.json random weights, and ignores its weight files. adapter: the
+    folder of a LoRA adapter to add to the weights; empty for none. Reads headers only, so it takes a fraction of a
+    second, except for a download from the hub. Raises ModelError with a message that names the remedy.
     """
+    card = _base_card(model, load_format)
+    return _adapted(card, Path(adapter).expanduser()) if adapter else card
+
+
+def _adapted(card: ModelCard, folder: Path) -> ModelCard:
+    if card.format == "hash":
+        raise ModelError(f"{card.name} has no weights that the adapter {folder} could be added to")
+    read_adapter(folder, read_config(card))
+    return msgspec.structs.replace(card, name=folder.resolve().name, adapter=str(folder.resolve()))
+
+
+def _base_card(model: str, load_format: LoadFormat) -> ModelCard:
     aliases: dict[str, Callable[[], ModelCard]] = {
         "hash": hash_card,
         SMOLLM2_ALIAS: _smollm2,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def read_checkpoint(folder: Path) -> dict[str, SafeTensor]:
     """
     index_path = folder / INDEX_NAME
     if not index_path.exists():
-        return _merge([_read_header(file) for file in _files(folder)])
+        return _merge([read_tensors(file) for file in _files(folder)])
     index = read_json(index_path, _ShardIndex)
     shards = sorted(set(index.weight_map.values()))
     outside = [shard for shard in shards if Path(shard).name != shard]
@@ -78,7 +79,7 @@ def read_checkpoint(folder: Path) -> dict[str, SafeTensor]:
             f"{index_path} names {len(shards)} shards, {len(missing)} of them missing: {', '.join(missing[:5])}; "
             "download the model again"
         )
-    tensors = _merge([_read_header(folder / shard) for shard in shards])
+    tensors = _merge([read_tensors(folder / shard) for shard in shards])
     absent = [
         name for name, shard in index.weight_map.items() if name not in tensors or tensors[name].file.name != shard
     ]
@@ -104,7 +105,8 @@ def _merge(parts: list[dict[str, SafeTensor]]) -> dict[str, SafeTensor]:
     return {name: tensor for part in parts for name, tensor in part.items()}
 
 
-def _read_header(path: Path) -> dict[str, SafeTensor]:
+def read_tensors(path: Path) -> dict[str, SafeTensor]:
+    """Return every tensor of one file, by name. Raises ModelError for a damaged or unreadable file."""
     try:
         file_bytes = path.stat().st_size
         with path.open("rb") as file:
@@ -151,10 +153,10 @@ def _damaged(path: Path, why: str) -> ModelError:
 
 
 class SafetensorsWeights:
-    """The weights of a checkpoint. Every shard is mapped once, and stays mapped while this object exists."""
+    """Tensors of a checkpoint or of one file. Every file is mapped once, and stays mapped while this object exists."""
 
-    def __init__(self, folder: Path) -> None:
-        self._tensors = read_checkpoint(folder)
+    def __init__(self, tensors: Mapping[str, SafeTensor]) -> None:
+        self._tensors = tensors
         self._bytes = {file: _map_file(file) for file in {tensor.file for tensor in self._tensors.values()}}
 
     def read(self, name: str, part: TensorSlice | None = None) -> np.ndarray:

@@ -115,7 +115,8 @@ class Agent:
         server = server_address(options.url)
         terms = await run_in_thread(partial(request_terms, options.url, options.api_key))
         config = _config(terms, options)
-        card = limit_context(config, await run_in_thread(partial(resolve_model, config.model, config.load_format)))
+        resolved = partial(resolve_model, config.model, config.load_format, config.adapter)
+        card = limit_context(config, await run_in_thread(resolved))
         address = HostAddress(
             host=HostId(options.name),
             server=server,

@@ -160,6 +160,10 @@ def _anonymous_identity(sources: KeySources) -> Identity | None:
 # ---- scopes
 
 
+LOAD_ADAPTER_PATH = "/v1/load_lora_adapter"
+UNLOAD_ADAPTER_PATH = "/v1/unload_lora_adapter"
+
+
 def needed_scope(method: str, path: str) -> Scope | None:
     """Return the scope that a route needs. None: any key may use it.
 
@@ -167,7 +171,7 @@ def needed_scope(method: str, path: str) -> Scope | None:
     """
     if path == "/cluster/hosts":
         return "join"
-    if path.startswith("/cluster/"):
+    if path.startswith(("/cluster/", LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH)):
         return "admin"
     return None if method in ("GET", "HEAD", "OPTIONS") else "generate"
 

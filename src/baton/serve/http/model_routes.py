@@ -13,6 +13,7 @@ from starlette.routing import Route
 from baton.core.errors import RequestError
 from baton.core.served_model import ServedModelConfig
 from baton.serve.http.edge import read_body
+from baton.serve.http.identity import LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH
 from baton.serve.http.wire.parsing import convert, parse_object
 
 MODELS_PATH = "/cluster/models"
@@ -37,6 +38,22 @@ class ModelStatuses(Struct, frozen=True):
     models: list[ModelStatus]
 
 
+class AdapterBody(Struct, frozen=True, kw_only=True):
+    """The body of `POST /v1/load_lora_adapter`, as vLLM takes it. Fields that Baton does not have are ignored."""
+
+    lora_name: str
+    lora_path: str
+    """A folder on the server."""
+    base_model: str = ""
+    """The served model to adapt. Empty: the first one."""
+
+
+class AdapterName(Struct, frozen=True, kw_only=True):
+    """The body of `POST /v1/unload_lora_adapter`."""
+
+    lora_name: str
+
+
 class ModelLoader(Protocol):
     """Loads and unloads models. Implemented by `Models`, in the layer above."""
 
@@ -45,6 +62,10 @@ class ModelLoader(Protocol):
     async def load(self, table: ServedModelConfig) -> ModelStatus: ...
 
     async def unload(self, name: str) -> None: ...
+
+    def adapted(self, name: str, folder: str, base: str = "") -> ServedModelConfig:
+        """Return the table of a served model with a LoRA adapter. Raises RequestError."""
+        ...
 
 
 class ModelRoutes:
@@ -58,6 +79,8 @@ class ModelRoutes:
             Route(MODELS_PATH, self._list, methods=["GET"]),
             Route(MODELS_PATH, self._load, methods=["POST"]),
             Route(MODELS_PATH + "/{model:path}", self._unload, methods=["DELETE"]),
+            Route(LOAD_ADAPTER_PATH, self._load_adapter, methods=["POST"]),
+            Route(UNLOAD_ADAPTER_PATH, self._unload_adapter, methods=["POST"]),
         ]
 
     async def _list(self, request: Request) -> Response:
@@ -74,6 +97,18 @@ class ModelRoutes:
     async def _unload(self, request: Request) -> Response:
         """Unload a model. The response comes when its processes have ended."""
         await self._loader.unload(request.path_params["model"])
+        return _json(ModelStatuses(list(self._loader.statuses())))
+
+    async def _load_adapter(self, request: Request) -> Response:
+        """Begin to load a LoRA adapter as a model beside its base model."""
+        raw = await read_body(request.scope, request.receive, BODY_BYTES_MAX)
+        asked = convert(parse_object(raw), AdapterBody)
+        table = self._loader.adapted(asked.lora_name, asked.lora_path, asked.base_model)
+        return _json(await self._loader.load(table), status=202)
+
+    async def _unload_adapter(self, request: Request) -> Response:
+        raw = await read_body(request.scope, request.receive, BODY_BYTES_MAX)
+        await self._loader.unload(convert(parse_object(raw), AdapterName).lora_name)
         return _json(ModelStatuses(list(self._loader.statuses())))
 
 

@@ -24,7 +24,7 @@ _NAME_CHARS_MAX = 128
 def assemble_models(server: Config) -> list[Parts]:
     """Build the parts of every model of a configuration; start no process. Raises BatonError."""
     if not server.models:
-        return [assemble(server, resolve_model(server.model, server.load_format))]
+        return [assemble(server, resolve_model(server.model, server.load_format, server.adapter))]
     configs = model_configs(server)
     cores = divide_cores([config.cores for config in configs], own_cores())
     made: list[Parts] = []
@@ -53,7 +53,7 @@ def assemble_table(server: Config, table: ServedModelConfig, others: Sequence[Pa
 
 
 def _assemble_beside(config: Config, cores: tuple[int, ...], others: Sequence[Parts]) -> Parts:
-    card = resolve_model(config.model, config.load_format)
+    card = resolve_model(config.model, config.load_format, config.adapter)
     name = config.served_name or card.name
     if name in {parts.card.name for parts in others}:
         raise ConfigError(f"two models are named {name!r}: give each a `name` of its own")

@@ -1,0 +1,82 @@
+"""LoRA adapters of a running server: served beside their base model, loaded and unloaded by vLLM's routes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.serving import RunningServer, serving
+from tests.unit.compute.lora_models import merge_adapter, write_adapter
+
+
+@pytest.fixture(scope="module")
+def adapters(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two adapters of the small model, and the weights of the first one merged."""
+    folder = tmp_path_factory.mktemp("adapters")
+    for seed, name in enumerate(("poet", "lawyer")):
+        write_adapter(folder / name, Path(tiny_model), seed=seed)
+    merge_adapter(folder / "merged", Path(tiny_model), folder / "poet")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model: str, adapters: Path) -> Iterator[RunningServer]:
+    flags = ("--dtype", "float32", "--mixed", "1", "--served-name", "base", "--kv-blocks", "64")
+    with serving(tiny_model, *flags, "--lora-modules", f"poet={adapters / 'poet'}") as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: RunningServer) -> Iterator[httpx.Client]:
+    with server.client() as client:
+        yield client
+
+
+def _text(client: httpx.Client, model: str) -> str:
+    body = {"model": model, "prompt": "the sea", "max_tokens": 16, "temperature": 0, "ignore_eos": True}
+    return client.post("/v1/completions", json=body).raise_for_status().json()["choices"][0]["text"]
+
+
+def _load(client: httpx.Client, body: dict[str, Any], path: str = "/v1/load_lora_adapter") -> httpx.Response:
+    return client.post(path, json=body)
+
+
+def test_an_adapter_answers_beside_its_base_model(client: httpx.Client, server: RunningServer, adapters: Path) -> None:
+    assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["base", "poet"]
+    poet = _text(client, "poet")
+    assert poet != _text(client, "base")
+    table = {"name": "merged", "model": str(adapters / "merged"), "mixed": 1, "kv": {"blocks": 64}}
+    assert _load(client, table, "/cluster/models").status_code == 202
+    assert _text(client, "merged") == poet, "the weights that torch has merged give the same text"
+    client.delete("/cluster/models/merged").raise_for_status()
+
+
+def test_an_adapter_is_loaded_and_unloaded_while_the_base_serves(client: httpx.Client, adapters: Path) -> None:
+    loaded = _load(client, {"lora_name": "lawyer", "lora_path": str(adapters / "lawyer"), "load_inplace": False})
+    assert loaded.status_code == 202, loaded.text
+    assert loaded.json()["id"] == "lawyer"
+    assert len({_text(client, name) for name in ("base", "poet", "lawyer")}) == 3
+    client.post("/v1/unload_lora_adapter", json={"lora_name": "lawyer"}).raise_for_status()
+    assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["base", "poet"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "words"),
+    [
+        ({"lora_path": "/nowhere"}, 400, "holds no adapter_config.json"),
+        ({"lora_name": "poet"}, 400, "two models are named 'poet'"),
+        ({"base_model": "poet"}, 404, "no base model 'poet'"),
+        ({"lora_name": 7}, 400, "lora_name"),
+    ],
+)
+def test_an_adapter_that_cannot_be_loaded_is_refused(
+    client: httpx.Client, adapters: Path, fields: dict[str, Any], status: int, words: str
+) -> None:
+    response = _load(client, {"lora_name": "new", "lora_path": str(adapters / "lawyer")} | fields)
+    assert response.status_code == status
+    assert words in response.json()["error"]["message"]
+    assert client.post("/v1/unload_lora_adapter", json={"lora_name": "new"}).status_code == 404
