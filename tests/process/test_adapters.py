@@ -10,16 +10,15 @@ import httpx
 import pytest
 
 from tests.serving import RunningServer, serving
-from tests.unit.compute.lora_models import merge_adapter, write_adapter
+from tests.unit.compute.lora_models import write_adapter
 
 
 @pytest.fixture(scope="module")
 def adapters(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two adapters of the small model, and the weights of the first one merged."""
+    """Two adapters of the small model."""
     folder = tmp_path_factory.mktemp("adapters")
     for seed, name in enumerate(("poet", "lawyer")):
         write_adapter(folder / name, Path(tiny_model), seed=seed)
-    merge_adapter(folder / "merged", Path(tiny_model), folder / "poet")
     return folder
 
 
@@ -41,24 +40,15 @@ def _text(client: httpx.Client, model: str) -> str:
     return client.post("/v1/completions", json=body).raise_for_status().json()["choices"][0]["text"]
 
 
-def _load(client: httpx.Client, body: dict[str, Any], path: str = "/v1/load_lora_adapter") -> httpx.Response:
-    return client.post(path, json=body)
-
-
-def test_an_adapter_answers_beside_its_base_model(client: httpx.Client, server: RunningServer, adapters: Path) -> None:
+def test_an_adapter_answers_beside_its_base_model(client: httpx.Client) -> None:
     assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["base", "poet"]
-    poet = _text(client, "poet")
-    assert poet != _text(client, "base")
-    table = {"name": "merged", "model": str(adapters / "merged"), "mixed": 1, "kv": {"blocks": 64}}
-    assert _load(client, table, "/cluster/models").status_code == 202
-    assert _text(client, "merged") == poet, "the weights that torch has merged give the same text"
-    client.delete("/cluster/models/merged").raise_for_status()
+    assert _text(client, "poet") != _text(client, "base")
 
 
 def test_an_adapter_is_loaded_and_unloaded_while_the_base_serves(client: httpx.Client, adapters: Path) -> None:
-    loaded = _load(client, {"lora_name": "lawyer", "lora_path": str(adapters / "lawyer"), "load_inplace": False})
-    assert loaded.status_code == 202, loaded.text
-    assert loaded.json()["id"] == "lawyer"
+    body = {"lora_name": "lawyer", "lora_path": str(adapters / "lawyer"), "load_inplace": False}
+    loaded = client.post("/v1/load_lora_adapter", json=body).raise_for_status().json()
+    assert (loaded["id"], loaded["state"]) == ("lawyer", "ready")
     assert len({_text(client, name) for name in ("base", "poet", "lawyer")}) == 3
     client.post("/v1/unload_lora_adapter", json={"lora_name": "lawyer"}).raise_for_status()
     assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["base", "poet"]
@@ -76,7 +66,8 @@ def test_an_adapter_is_loaded_and_unloaded_while_the_base_serves(client: httpx.C
 def test_an_adapter_that_cannot_be_loaded_is_refused(
     client: httpx.Client, adapters: Path, fields: dict[str, Any], status: int, words: str
 ) -> None:
-    response = _load(client, {"lora_name": "new", "lora_path": str(adapters / "lawyer")} | fields)
+    body = {"lora_name": "new", "lora_path": str(adapters / "lawyer")} | fields
+    response = client.post("/v1/load_lora_adapter", json=body)
     assert response.status_code == status
     assert words in response.json()["error"]["message"]
     assert client.post("/v1/unload_lora_adapter", json={"lora_name": "new"}).status_code == 404

@@ -65,6 +65,8 @@ class ModelFleet:
         """What the routes need. None: the tokenizer is not loaded yet."""
         self.failure = ""
         """Why no worker can be kept alive. Empty: one can."""
+        self._settled = asyncio.Event()
+        """Set once the model is ready or has failed."""
         self._server = server
         self._tell = server.tell
         self._changed = changed
@@ -93,6 +95,10 @@ class ModelFleet:
         self.services = await asyncio.to_thread(self._load_services)
         self._on_ready()
         return self.services
+
+    async def wait_settled(self) -> None:
+        """Wait until the model is ready for requests, or has failed."""
+        await self._settled.wait()
 
     async def drain(self) -> None:
         """Wait up to `drain_s` seconds for the running requests, then cancel them. End dashboard streams at once."""
@@ -231,6 +237,7 @@ class ModelFleet:
         self._run(self._tick())
         self._run(parts.history.run())
         self._run(self._resize_fleet())
+        self._settled.set()
         self._changed()
 
     def _on_failed(self, reason: str) -> None:
@@ -238,6 +245,7 @@ class ModelFleet:
         self.parts.gateway.state = f"failed: {reason}"
         self._tell(f"no worker can be kept alive: {reason}")
         self.parts.gateway.cancel_all()
+        self._settled.set()
         self._changed()
 
     # ---- in the background

@@ -104,8 +104,19 @@ class Models:
             self._facts.tell(f"model {fleet.name} is loading")
             return fleet.status()
 
-    def adapted(self, name: str, folder: str, base: str = "") -> ServedModelConfig:
-        """Return the table of a served model with a LoRA adapter. `base` empty: the first one. Raises RequestError."""
+    async def load_adapter(self, name: str, folder: str, base: str = "") -> ModelStatus:
+        """Load a LoRA adapter of a served model, and wait until it serves requests. `base` empty: the first model.
+
+        Raises RequestError.
+        """
+        await self.load(self._adapted(name, folder, base))
+        fleet = self._fleets[name]
+        await fleet.wait_settled()
+        if fleet.failure:
+            raise RequestError(f"the adapter {name!r} cannot be served: {fleet.failure}", status=500)
+        return fleet.status()
+
+    def _adapted(self, name: str, folder: str, base: str) -> ServedModelConfig:
         bases = {fleet.name: fleet.parts.config for fleet in self.fleets if not fleet.parts.config.adapter}
         if (base and base not in bases) or not bases:
             known = ", ".join(map(repr, bases)) or "none"

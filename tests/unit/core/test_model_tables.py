@@ -66,7 +66,7 @@ def test_a_wrong_table_is_refused_with_the_file(text: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("model = 'x'\n[[models]]\nmodel = 'hash'", "move `model` and `served_name`"),
+        ("model = 'x'\n[[models]]\nmodel = 'hash'", "move `model`, `served_name` and `adapter`"),
         ("[[tiers]]\nurl = 'memory:'\n[[models]]\nmodel = 'hash'", "move them into the tables"),
         ("[hosts]\nexpected = 1\n[[models]]\nmodel = 'hash'", "leave out hosts.expected"),
         ("[[models]]\nmodel = 'hash'\nkv = { blocs = 3 }", "unknown key kv.blocs"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from msgspec import Struct, json
 from starlette.requests import Request
@@ -39,19 +39,22 @@ class ModelStatuses(Struct, frozen=True):
 
 
 class AdapterBody(Struct, frozen=True, kw_only=True):
-    """The body of `POST /v1/load_lora_adapter`, as vLLM takes it. Fields that Baton does not have are ignored."""
+    """The body of `POST /v1/load_lora_adapter`, as vLLM takes it."""
 
     lora_name: str
     lora_path: str
     """A folder on the server."""
     base_model: str = ""
     """The served model to adapt. Empty: the first one."""
+    load_inplace: Literal[False] = False
 
 
 class AdapterName(Struct, frozen=True, kw_only=True):
     """The body of `POST /v1/unload_lora_adapter`."""
 
     lora_name: str
+    lora_int_id: int | None = None
+    """Not used: names are unique."""
 
 
 class ModelLoader(Protocol):
@@ -63,9 +66,7 @@ class ModelLoader(Protocol):
 
     async def unload(self, name: str) -> None: ...
 
-    def adapted(self, name: str, folder: str, base: str = "") -> ServedModelConfig:
-        """Return the table of a served model with a LoRA adapter. Raises RequestError."""
-        ...
+    async def load_adapter(self, name: str, folder: str, base: str = "") -> ModelStatus: ...
 
 
 class ModelRoutes:
@@ -100,11 +101,10 @@ class ModelRoutes:
         return _json(ModelStatuses(list(self._loader.statuses())))
 
     async def _load_adapter(self, request: Request) -> Response:
-        """Begin to load a LoRA adapter as a model beside its base model."""
+        """Load a LoRA adapter as a model beside its base model. The response comes when it serves requests."""
         raw = await read_body(request.scope, request.receive, BODY_BYTES_MAX)
         asked = convert(parse_object(raw), AdapterBody)
-        table = self._loader.adapted(asked.lora_name, asked.lora_path, asked.base_model)
-        return _json(await self._loader.load(table), status=202)
+        return _json(await self._loader.load_adapter(asked.lora_name, asked.lora_path, asked.base_model))
 
     async def _unload_adapter(self, request: Request) -> Response:
         raw = await read_body(request.scope, request.receive, BODY_BYTES_MAX)
