@@ -30,13 +30,13 @@ def open_model(card: ModelCard) -> tuple[ModelConfig, WeightReader]:
     A GGUF file is opened once for both, because its header takes long to read.
     Raises ModelError for a file that cannot be read.
     """
-    config, weights = _open_base(card)
+    config, weights = _open_unadapted(card)
     if card.adapter:
         weights = AdaptedWeights(weights, read_adapter(Path(card.adapter), config))
     return config, weights
 
 
-def _open_base(card: ModelCard) -> tuple[ModelConfig, WeightReader]:
+def _open_unadapted(card: ModelCard) -> tuple[ModelConfig, WeightReader]:
     path = Path(card.path)
     if card.format == "gguf":
         from baton.compute.models.weights_gguf import GGUFWeights  # loads `gguf`, which takes 0.1 s

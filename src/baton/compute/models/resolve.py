@@ -44,7 +44,7 @@ def resolve_model(model: str, load_format: LoadFormat = "auto", adapter: str = "
     folder of a LoRA adapter to add to the weights; empty for none. Reads headers only, so it takes a fraction of a
     second, except for a download from the hub. Raises ModelError with a message that names the remedy.
     """
-    card = _base_card(model, load_format)
+    card = _plain_card(model, load_format)
     return _adapted(card, Path(adapter).expanduser()) if adapter else card
 
 
@@ -55,7 +55,7 @@ def _adapted(card: ModelCard, folder: Path) -> ModelCard:
     return msgspec.structs.replace(card, name=folder.resolve().name, adapter=str(folder.resolve()))
 
 
-def _base_card(model: str, load_format: LoadFormat) -> ModelCard:
+def _plain_card(model: str, load_format: LoadFormat) -> ModelCard:
     aliases: dict[str, Callable[[], ModelCard]] = {
         "hash": hash_card,
         SMOLLM2_ALIAS: _smollm2,
