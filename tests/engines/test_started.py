@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -119,9 +121,11 @@ def test_no_process_of_a_server_is_left(way: str) -> None:
 # ---- commands
 
 
-def planned(tmp_path: Path, **fields: object) -> tuple[Config, list[Sequence[str]]]:
+def planned(tmp_path: Path, store: str = "", **fields: object) -> tuple[Config, list[Sequence[str]]]:
     """Return the configuration with servers, and their commands. The program is one that exists."""
-    engines = EnginesConfig(start="vllm", command=f"{sys.executable} -m vllm", flags="--dtype half --seed=3")
+    engines = EnginesConfig(
+        start="vllm", command=f"{sys.executable} -m vllm", flags="--dtype half --seed=3", store=store
+    )
     config = with_servers(Config(model=SHAPE, load_format="dummy", engines=engines, **fields), tmp_path)
     assert not config.problems() + config.lacks()
     return config, [each.argv for each in engine_processes(config, resolve_model(SHAPE, "dummy"))]
@@ -149,6 +153,15 @@ def test_mixed_servers_need_no_connector(tmp_path: Path) -> None:
     _config, commands = planned(tmp_path, topology=Topology(mixed=1), parallel=ParallelConfig(tensor=2))
     assert "--kv-transfer-config" not in commands[0]
     assert tuple(commands[0][commands[0].index("--tensor-parallel-size") :][:2]) == ("--tensor-parallel-size", "2")
+
+
+def test_a_store_gives_every_server_the_connector_of_baton(tmp_path: Path) -> None:
+    _config, commands = planned(tmp_path, store="pool://127.0.0.1:8700", topology=Topology(mixed=2))
+    for command in commands:
+        given = json.loads(command[command.index("--kv-transfer-config") + 1])
+        assert (given["kv_connector"], given["kv_load_failure_policy"]) == ("BatonConnector", "recompute")
+        assert find_spec(given["kv_connector_module_path"]) is not None
+        assert given["kv_connector_extra_config"] == {"store": "pool://127.0.0.1:8700"}
 
 
 def test_a_model_or_program_that_vllm_lacks_is_refused(tmp_path: Path) -> None:

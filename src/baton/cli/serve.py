@@ -70,6 +70,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
     parser.add_argument("--engine", choices=("baton", "vllm"), help="vllm: start a vLLM server for each worker")
     parser.add_argument("--engine-command", metavar="CMD", help="program that starts a vLLM server (default: vllm)")
     parser.add_argument("--engine-flags", metavar="FLAGS", help="further flags of each started server, as one text")
+    parser.add_argument("--engine-store", metavar="URL", help="store for the KV of started servers, as of a tier")
     parser.add_argument("--engine-key-file", type=Path, metavar="FILE", help=f"their key (default: {ENGINE_KEY})")
     parser.add_argument("--host", metavar="H", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, metavar="P", help="port to listen on; 0 takes a free one (default: 8000)")
@@ -340,6 +341,7 @@ def _engines(args: argparse.Namespace) -> dict[str, Any]:
         "start": args.engine,
         "command": args.engine_command,
         "flags": args.engine_flags,
+        "store": args.engine_store,
     }
     return {"servers": servers, "key": key or None, **started}
 

@@ -37,6 +37,8 @@ class EnginesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Program that starts a vLLM server, with leading arguments."""
     flags: str = ""
     """Further flags of each started server."""
+    store: str = ""
+    """URL of a store for the KV of started servers, as of a tier. Empty: they hand KV off by NIXL, and keep none."""
     key: str = ""
     """Bearer key that Baton sends to these servers. Prefer BATON_ENGINE_KEY. Started servers get a random one."""
     silent_s: Annotated[float, Range(least=0.1, most=3600)] = 10.0

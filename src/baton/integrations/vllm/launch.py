@@ -113,13 +113,25 @@ def _flags(config: Config, card: ModelCard, server: EngineConfig) -> list[str]:
         "--load-format": "dummy" if card.format == "dummy" else None,
         "--tensor-parallel-size": parallel.tensor if parallel.tensor > 1 else None,
         "--pipeline-parallel-size": parallel.pipeline if parallel.pipeline > 1 else None,
-        "--kv-transfer-config": json.dumps(_NIXL) if is_apart else None,
+        "--kv-transfer-config": json.dumps(_connector(config)) if config.engines.store or is_apart else None,
         "--kv-events-config": json.dumps(_events(server)) if server.kv_events else None,
     }
     made = [
         text for flag, value in flags.items() if value is not None and flag not in given for text in (flag, str(value))
     ]
     return ["--enable-scale-out", "--disable-uvicorn-access-log", *made, *own]
+
+
+def _connector(config: Config) -> dict[str, object]:
+    if not config.engines.store:
+        return _NIXL
+    return {
+        "kv_connector": "BatonConnector",
+        "kv_connector_module_path": "baton.integrations.vllm.connector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"store": config.engines.store},
+    }
 
 
 def _events(server: EngineConfig) -> dict[str, object]:

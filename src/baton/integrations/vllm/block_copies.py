@@ -1,0 +1,120 @@
+"""The bytes of a vLLM worker: copy KV blocks between its cache and Baton's store.
+
+Reads run in a thread while vLLM computes other requests. Writes copy the blocks out of the cache at once, so vLLM may
+use those blocks again, and reach the store in a thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from hashlib import blake2b
+
+import torch
+
+from baton.core.types import BlockHash
+from baton.decide.kv.hashing import HASH_BYTES
+from baton.integrations.vllm.block_plan import BlockCopy, StepCopies
+from baton.move.store.port import Store
+
+_WRITES_MAX = 8
+"""Steps whose writes have not ended. The next one waits, which bounds the memory of the copies."""
+
+
+class BlockCopies:
+    """Moves blocks between the cache of one worker and a store. Blocks are the first axis of every layer's tensor."""
+
+    def __init__(self, store: Store, layers: Mapping[str, torch.Tensor], *, rank: int) -> None:
+        """`rank`: of the worker in its group. Ranks hold different parts of each block, under different hashes."""
+        self._store = store
+        self._layers = [layers[name] for name in sorted(layers)]
+        self._rank = rank
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="baton-kv-read")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="baton-kv-write")
+        self._writes = threading.BoundedSemaphore(_WRITES_MAX)
+        self._reads: dict[str, Future[set[int]]] = {}
+        """By request: the blocks that could not be read."""
+        self._failed: set[int] = set()
+
+    @property
+    def block_bytes(self) -> int:
+        return block_bytes(self._layers)
+
+    def begin_reads(self, copies: StepCopies) -> None:
+        """Begin the reads of a step."""
+        for request_id, reads in copies.reads.items():
+            self._reads[request_id] = self._reader.submit(self._read, reads)
+
+    def write(self, copies: StepCopies) -> None:
+        """Copy the blocks of a step out of the cache. Wait until those that another server awaits are stored."""
+        awaited = self._begin_write(copies.awaited)
+        self._begin_write(copies.writes)
+        if awaited is not None:
+            awaited.result()
+
+    def ended_reads(self) -> set[str]:
+        """Return requests whose reads have ended since the last call."""
+        ended = {request_id for request_id, read in self._reads.items() if read.done()}
+        for request_id in ended:
+            self._failed |= self._reads.pop(request_id).result()
+        return ended
+
+    def take_failed(self) -> set[int]:
+        """Return the blocks of ended reads that could not be read. vLLM computes them."""
+        failed, self._failed = self._failed, set()
+        return failed
+
+    def close(self) -> None:
+        """End all copies, and close the store."""
+        self._reader.shutdown(cancel_futures=True)
+        self._writer.shutdown()
+        self._store.close()
+
+    def _read(self, reads: Sequence[BlockCopy]) -> set[int]:
+        """Read blocks into the cache. Return those that the store lacks."""
+        memory = torch.empty((len(reads), self.block_bytes), dtype=torch.uint8)
+        keys = [rank_hash(copy.block_hash, self._rank) for copy in reads]
+        found = self._store.get([(key, row.data) for key, row in zip(keys, memory.numpy(), strict=True)])
+        here = [index for index, is_found in enumerate(found) if is_found]
+        if here:
+            self._fill([reads[index].block for index in here], memory[here])
+        return {copy.block for copy, is_found in zip(reads, found, strict=True) if not is_found}
+
+    def _fill(self, blocks: Sequence[int], memory: torch.Tensor) -> None:
+        start = 0
+        for layer in self._layers:
+            size = layer[0].numel() * layer.element_size()
+            part = memory[:, start : start + size].contiguous()
+            layer[list(blocks)] = part.view(layer.dtype).view(len(blocks), *layer.shape[1:]).to(layer.device)
+            start += size
+        if self._layers[0].is_cuda:
+            torch.cuda.current_stream().synchronize()
+
+    def _begin_write(self, writes: Sequence[BlockCopy]) -> Future[None] | None:
+        if not writes:
+            return None
+        blocks = [copy.block for copy in writes]
+        parts = [layer[blocks].contiguous().view(len(blocks), -1).view(torch.uint8).cpu() for layer in self._layers]
+        memory = torch.cat(parts, dim=1)
+        keys = [rank_hash(copy.block_hash, self._rank) for copy in writes]
+        self._writes.acquire()
+        return self._writer.submit(self._put, keys, memory)
+
+    def _put(self, keys: Sequence[BlockHash], memory: torch.Tensor) -> None:
+        try:
+            self._store.put([(key, row.data) for key, row in zip(keys, memory.numpy(), strict=True)])
+        finally:
+            self._writes.release()
+
+
+def block_bytes(layers: Sequence[torch.Tensor]) -> int:
+    """Return the bytes of one block over all layers."""
+    return sum(layer[0].numel() * layer.element_size() for layer in layers)
+
+
+def rank_hash(block: BlockHash, rank: int) -> BlockHash:
+    """Return the name of a rank's part of a block. Rank 0 has the block's own hash."""
+    if rank == 0:
+        return block
+    return BlockHash(blake2b(block + rank.to_bytes(4, "little"), digest_size=HASH_BYTES, person=b"baton-rank").digest())

@@ -1,0 +1,117 @@
+"""`baton serve --engine vllm`: Baton starts real vLLM servers, which hand KV off through a pool of Baton."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from baton.move.store.node import StoreNode
+from tests.engines.test_real_vllm import PEERS, PROMPTS, SETTINGS, START_S, WORDS, installed_model, text_through
+from tests.serving import NO_TLS, RunningServer, listening
+
+pytestmark = [pytest.mark.deep, pytest.mark.timeout(1800)]
+KEY = "k" * 40
+COMMAND = f"{PEERS}/vllm/bin/python -m vllm.entrypoints.cli.main"
+FLAGS = "--max-model-len 2048 --enforce-eager --served-model-name m"
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[StoreNode]:
+    node = StoreNode(host="127.0.0.1", port=0, capacity_bytes=1 << 29)
+    yield node
+    node.close()
+
+
+@pytest.fixture(scope="module")
+def server(pool: StoreNode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """One prefill and two decode servers, as one command starts them."""
+    log = tmp_path_factory.mktemp("vllm") / "log"
+    given = {"engine": "vllm", "engine-command": COMMAND, "engine-flags": FLAGS, "dtype": "float32", "log": str(log)}
+    given |= {"engine-store": f"pool://{pool.address}", "prefill": "1", "decode": "2"}
+    flags = [f"--{name}={value}" for name, value in given.items()]
+    environment = {**SETTINGS, "BATON_ENGINE_KEY": KEY, "PYTHONPATH": f"{SOURCE}:{os.environ.get('PYTHONPATH', '')}"}
+    with listening(str(installed_model()), *flags, environment=environment) as running:
+        running.wait_ready(START_S)
+        running.wait_until(lambda state: len(state["workers"]) == 3, reason="all servers have joined")
+        yield running
+
+
+def direct(server: RunningServer, worker: int, prompt: str, tokens: int = 24) -> str:
+    """Return the greedy text of one vLLM server, asked as by another client."""
+    body = {"model": "m", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    url, key = server.cluster()["hosts"][worker]["address"], {"authorization": f"Bearer {KEY}"}
+    answer = httpx.post(f"{url}/v1/completions", json=body, headers=key, timeout=300, verify=NO_TLS)
+    return answer.raise_for_status().json()["choices"][0]["text"]
+
+
+def external_hits(server: RunningServer, worker: int) -> float:
+    url = server.cluster()["hosts"][worker]["address"]
+    lines = httpx.get(f"{url}/metrics", verify=NO_TLS).text.splitlines()
+    return sum(
+        float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:external_prefix_cache_hits_total{")
+    )
+
+
+def test_texts_are_those_of_plain_vllm_and_the_kv_comes_from_the_pool(server: RunningServer) -> None:
+    before = external_hits(server, 1) + external_hits(server, 2)
+    texts = [text_through(server, prompt) for prompt in PROMPTS]
+    assert external_hits(server, 1) + external_hits(server, 2) > before
+    assert texts == [direct(server, 0, prompt) for prompt in PROMPTS]
+
+
+def test_blocks_that_another_client_has_cached_are_known(server: RunningServer) -> None:
+    prompt = f"Followed. {WORDS * 14}"
+
+    def cached(state: dict) -> int:
+        return state["hosts"][1]["kv_blocks_cached"]
+
+    before = cached(server.cluster())
+    direct(server, 1, prompt, tokens=1)
+    server.wait_until(lambda state: cached(state) > before, reason="KV events of vLLM have arrived")
+
+
+def test_a_killed_server_loses_no_request_and_is_started_again(server: RunningServer) -> None:
+    prompts = [f"Killed. {number} {WORDS}" for number in range(4)]
+    expected = [direct(server, 0, prompt, 60) for prompt in prompts]
+    streaming = [threading.Event() for _ in prompts]
+
+    def stream(number: int) -> str:
+        body = {"prompt": prompts[number], "max_tokens": 60, "temperature": 0, "ignore_eos": True, "stream": True}
+        parts: list[str] = []
+        with server.client(timeout_s=300) as client, client.stream("POST", "/v1/completions", json=body) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):
+                    parts.append(json.loads(line[6:])["choices"][0]["text"])
+                    if len(parts) == 3:
+                        streaming[number].set()
+        return "".join(parts)
+
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        texts = [threads.submit(stream, number) for number in range(len(prompts))]
+        assert all(event.wait(300) for event in streaming)
+        kill_server(server, 1)
+        assert [text.result() for text in texts] == expected
+    assert server.metric("baton_failovers_total") > 0, "the killed server had no request"
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(server.wait_until, lambda state: len(state["workers"]) == 3, reason="it is back").result(600)
+
+
+def kill_server(server: RunningServer, worker: int) -> None:
+    """Kill the process that listens at a worker's address."""
+    port = server.cluster()["hosts"][worker]["address"].rpartition(":")[2].encode()
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        words = file.read_bytes().split(b"\0") if file.exists() else []
+        is_server = b"serve" in words and b"baton.integrations.engines.keeper" not in words
+        if is_server and b"--port" in words and words[words.index(b"--port") + 1] == port:
+            os.kill(int(file.parent.name), signal.SIGKILL)
+            return
+    raise AssertionError(f"no vLLM server has the port {port}")
