@@ -14,8 +14,8 @@ from baton.serve.live.history import KEPT_SAMPLES
 
 
 @contextlib.contextmanager
-def events(client: httpx.Client) -> Iterator[Iterator[dict[str, Any]]]:
-    with client.stream("GET", "/cluster/events") as response:
+def events(client: httpx.Client, query: str = "") -> Iterator[Iterator[dict[str, Any]]]:
+    with client.stream("GET", f"/cluster/events{query}") as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         yield (json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: "))
 
@@ -58,6 +58,21 @@ def test_old_samples_are_dropped(build, serve) -> None:
             next(stream)
         house.on_loop(house.history.close)
         assert list(stream) == []
+
+
+def test_a_reader_may_ask_for_fewer_past_samples(build, serve) -> None:
+    house = build()
+    client = serve(house)
+    client.get("/health")
+    for _ in range(3):
+        house.on_loop(house.history.take)
+    for asked, sent in (("2", 2), ("0", 0), ("900", 3)):
+        with events(client, f"?samples={asked}") as stream:
+            assert next(stream)["past_samples"] == sent
+    for wrong in ("901", "-1", "x", "", "9" * 5000):
+        refused = client.get("/cluster/events", params={"samples": wrong})
+        assert refused.status_code == 400
+        assert "samples must be an integer from 0 to 900" in refused.json()["error"]["message"]
 
 
 def test_readers_are_bounded(build, serve) -> None:

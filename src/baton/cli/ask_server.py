@@ -20,6 +20,7 @@ from baton.serve.http.wire.errors import ErrorBody
 
 URL = "http://127.0.0.1:8000"
 """Default address of `baton serve`."""
+_DATA = b"data: "
 TIMEOUT_S = 5.0
 """Maximum time without a byte from the server. The total time of a response is not limited."""
 
@@ -62,6 +63,14 @@ def fetch(url: str, path: str, api_key: str | None, into: Path) -> http.client.H
         if announced is not None and received_bytes < int(announced):
             raise BatonError(f"{url} sent only {received_bytes} of {announced} bytes of {path}; try again")
         return answer.headers
+
+
+def events(url: str, path: str, api_key: str | None) -> Iterator[bytes]:
+    """Yield the data of each server-sent event of a path, as it arrives. Raises BatonError if the stream breaks."""
+    with _answer(url, path, api_key) as answer:
+        for line in answer:
+            if line.startswith(_DATA):
+                yield line.removeprefix(_DATA)
 
 
 @contextlib.contextmanager

@@ -63,6 +63,11 @@ class TierSpeed:
         """Predict the time until the last of this many blocks is read."""
         return self.latency_s + blocks * self.block_s
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether a read was recorded. Until then, the speed is the configured one."""
+        return self._made.one > 0.0
+
     def learn(self, blocks: int, took_s: float) -> None:
         """Record a read: its blocks, including those queued before it, and its duration."""
         self._made.scale(KEEP_RATIO)

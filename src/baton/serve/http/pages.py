@@ -30,7 +30,7 @@ from baton.serve.http.wire.responses import (
 )
 from baton.serve.http.wire.sampling import check_tokens
 from baton.serve.http.wire.schemas import DetokenizeRequest, TokenizeRequest
-from baton.serve.live.history import History
+from baton.serve.live.history import KEPT_SAMPLES, History
 from baton.serve.live.metrics_registry import CONTENT_TYPE
 
 LOG_TYPE = "application/octet-stream"
@@ -135,20 +135,23 @@ class Pages:
         return StreamingResponse(file_chunks(log.path, size_bytes), media_type=LOG_TYPE, headers=headers)
 
     async def _events(self, request: Request) -> Response:
-        """Send the samples of the last 15 minutes, then a new one every second, as server-sent events."""
+        """Send the samples of the last 15 minutes, then a new one every second, as server-sent events.
+
+        The query `samples` lowers the number of past samples.
+        """
         if self._readers >= READERS_MAX:
             message = f"{READERS_MAX} clients read /cluster/events already; close a dashboard"
             raise RequestError(message, status=503, code="too_many_readers")
         headers = {"cache-control": "no-store"}
-        history = asked_model(self._services, request).history
+        history, past_samples = asked_model(self._services, request).history, _past_samples(request)
         if request.method == "HEAD":  # an endless response would occupy its connection forever
             return Response(headers=headers, media_type=EVENTS_TYPE)
-        return StreamingResponse(self._event_stream(history), media_type=EVENTS_TYPE, headers=headers)
+        return StreamingResponse(self._event_stream(history, past_samples), media_type=EVENTS_TYPE, headers=headers)
 
-    async def _event_stream(self, history: History) -> AsyncIterator[bytes]:
+    async def _event_stream(self, history: History, past_samples: int) -> AsyncIterator[bytes]:
         self._readers += 1
         try:
-            async for message in history.follow():
+            async for message in history.follow(past_samples):
                 yield b"data: " + message + b"\n\n"
         finally:
             self._readers -= 1
@@ -168,6 +171,15 @@ class Pages:
 def asked_model(services: Services, request: Request) -> ModelServices:
     """Return the model that the query names, as in `?model=NAME`, or else the first. Raises RequestError (404)."""
     return services.model(request.query_params.get("model"))
+
+
+def _past_samples(request: Request) -> int:
+    """Return the number of past samples that a client of /cluster/events asks for. Raises RequestError (400)."""
+    asked = request.query_params.get("samples", str(KEPT_SAMPLES))
+    if not (asked.isascii() and asked.isdecimal() and int(asked[:10]) <= KEPT_SAMPLES):
+        message = f"samples must be an integer from 0 to {KEPT_SAMPLES}, got {asked[:60]!r}"
+        raise RequestError(message, param="samples")
+    return int(asked)
 
 
 def _tokenized(body: TokenizeRequest, model: ModelServices) -> Prompt:

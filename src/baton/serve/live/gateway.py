@@ -181,4 +181,5 @@ def _tier_status(tier: Tier, *, rests: bool) -> TierStatus:
         missed_blocks=view.missed_blocks,
         latency_s=tier.speed.latency_s,
         block_load_s=tier.speed.block_s,
+        is_measured=tier.speed.is_measured,
     )

@@ -92,6 +92,8 @@ class Opening(Struct, frozen=True, kw_only=True):
     """Short name or `module:Class` of the policy of each family."""
     sample_s: float
     kept_samples: int
+    past_samples: int
+    """Number of samples that follow at once. Later ones follow each second."""
     has_log: bool
     """The server keeps a decision log, so that it can explain requests."""
 
@@ -132,12 +134,14 @@ class History:
         self._is_closed = True
         self._wake()
 
-    async def follow(self) -> AsyncIterator[bytes]:
-        """Yield the opening, the kept samples, and then each new sample, as JSON.
+    async def follow(self, past_samples: int = KEPT_SAMPLES) -> AsyncIterator[bytes]:
+        """Yield the opening, at most `past_samples` kept samples, and then each new sample, as JSON.
 
         A reader that falls more than 15 minutes behind misses the samples that were dropped meanwhile.
         """
         gateway = self._gateway
+        past_samples = min(past_samples, len(self._samples))
+        sent = self._taken - past_samples
         yield json.encode(
             Opening(
                 model=gateway.card.name,
@@ -145,10 +149,10 @@ class History:
                 policy=gateway.cluster().policy,
                 sample_s=SAMPLE_S,
                 kept_samples=KEPT_SAMPLES,
+                past_samples=past_samples,
                 has_log=gateway.decision_log is not None,
             )
         )
-        sent = 0
         while not self._is_closed:
             sent = max(sent, self._taken - len(self._samples))
             if sent == self._taken:

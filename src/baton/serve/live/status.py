@@ -38,9 +38,11 @@ class TierStatus(Struct, frozen=True, kw_only=True):
     missed_blocks: int
     """Blocks that reads did not find since the host joined."""
     latency_s: float
-    """Measured time to the first block of a read."""
+    """Time to the first block of a read."""
     block_load_s: float
-    """Measured time for each further block of a read."""
+    """Time for each further block of a read."""
+    is_measured: bool = True
+    """False: no read was timed yet, so both times are the configured ones."""
 
 
 class HostStatus(Struct, frozen=True, kw_only=True):

@@ -48,3 +48,10 @@ def test_nothing_takes_less_than_no_time(reads: list[tuple[int, float]]) -> None
         speed.learn(blocks, took_s)
     assert speed.latency_s >= 0.0
     assert speed.block_s >= 0.0
+
+
+def test_a_speed_is_measured_once_a_read_was_timed() -> None:
+    speed = TierSpeed(0.002, 0.001)
+    assert not speed.is_measured
+    speed.learn(10, 0.5)
+    assert speed.is_measured
