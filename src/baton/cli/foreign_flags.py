@@ -53,6 +53,7 @@ _NEAREST = {
     "--chunked-prefill-size": "use --step-tokens",
     "--page-size": "use --block-tokens",
     "--tp-size": "use --tp",
+    "--dp-size": "use --mixed N, or --prefill N --decode N",
     "--pp-size": "use --pp",
     "--disaggregation-mode": "use --prefill N --decode N; further machines join with `baton host --join URL`",
     # llama.cpp
@@ -72,6 +73,7 @@ _NEAREST = {
     "--cont-batching": _ALWAYS,
     "--jinja": _ALWAYS,
     "--metrics": "leave it out: /metrics is always there",
+    "--slot-save-path": "use --tier URL, which keeps KV below the arena",
     "--slots": "leave it out: /cluster/requests shows the running requests",
     "--embedding": "leave it out: /v1/embeddings is always there",
     "--mlock": _NEVER,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,13 @@ from baton.cli.main import build_parser
 from baton.cli.serve import configuration
 from baton.core.config import Config
 from baton.core.errors import ConfigError
+
+
+def known_flags() -> set[str]:
+    """Return the flags of `baton serve`."""
+    parser = build_parser(["serve"])
+    subparsers = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return set(subparsers.choices["serve"]._option_string_actions)
 
 
 def configured(*arguments: str) -> Config:
@@ -53,9 +61,7 @@ def test_other_texts_are_no_number_of_tokens(text: str) -> None:
 
 def test_every_flag_that_is_named_instead_exists() -> None:
     """And no flag that `baton serve` has is answered with another one."""
-    parser = build_parser(["serve"])
-    subparsers = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    known = set(subparsers.choices["serve"]._option_string_actions)
+    known = known_flags()
     named = {flag for flag in _NEAREST for flag in re.findall(r"--[a-z][\w-]*", nearest_setting(flag))}
     assert named - known <= {"--join"}  # of `baton host`
     assert not known & set(_NEAREST)
@@ -81,3 +87,15 @@ def test_adapters_are_models_beside_their_base_model() -> None:
 def test_adapters_without_a_name_or_a_single_base_are_refused(arguments: tuple[str, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
         configured(*arguments)
+
+
+def test_the_page_for_users_of_other_servers_names_flags_that_exist() -> None:
+    """Baton's flags are in the last column. Those of others exist here too, or have a nearest setting."""
+    page = (Path(__file__).parents[3] / "docs" / "coming-from.md").read_text()
+    lines = page.partition("## Clients")[0].splitlines()
+    rows = [line.strip("|").split("|") for line in lines if line.startswith("|") and "---" not in line]
+    assert len(rows) > 12
+    for *others, ours in rows:
+        assert set(re.findall(r"`(--[a-z][a-z-]+)", ours)) <= known_flags()
+        foreign = [flag for cell in others for flag in re.findall(r"`(--?[a-z][a-z-]*)", cell)]
+        assert [flag for flag in foreign if flag not in known_flags() and not nearest_setting(flag)] == []
