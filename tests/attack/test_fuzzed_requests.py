@@ -47,6 +47,7 @@ SAMPLING = {
 FORMAT = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
 ROLE, RESTART, HOSTS = "/cluster/workers/{worker}/role", "/cluster/restart", "/cluster/hosts"
 LOG, EVENTS, EXPLAIN = "/cluster/log", "/cluster/events", "/cluster/explain/{request}"
+STORED = "/v1/responses/{response}"
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 DRAIN, CANCEL = "/cluster/hosts/{host}/drain", "/cluster/cancel"
 ADMIN_KEY = "the-key-of-the-operator"
@@ -64,6 +65,10 @@ POSTS: dict[str, list[dict[str, Any]]] = {
         {"messages": TALK[1:2], "max_tokens": 9, "response_format": FORMAT, **SAMPLING},
         {"messages": TALK[1:2], "max_tokens": 4, "structured_outputs": {"choice": ["yes", "no"]}},
     ],
+    "/v1/responses": [
+        {"input": "The tide", "max_output_tokens": 4, "instructions": "Be brief.", "stream": True},
+        {"input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}], "max_output_tokens": 4},
+    ],
     MESSAGES: [
         {"model": "m", "messages": TALK[1:2], "max_tokens": 4, "system": "Be brief.", "stream": True},
         {"model": "m", "messages": TALK[1:2], "max_tokens": 4, "temperature": 0.5, "stop_sequences": ["x"]},
@@ -79,12 +84,12 @@ POSTS: dict[str, list[dict[str, Any]]] = {
     HOSTS: [{"a": 1}],
 }
 GETS = (
-    *("/v1/models", "/v1/models/{model}", "/health", "/ready", "/metrics", "/cluster", LOG, EVENTS),
+    *("/v1/models", "/v1/models/{model}", STORED, "/health", "/ready", "/ping", "/metrics", "/cluster", LOG, EVENTS),
     *("/cluster/requests", EXPLAIN),
-    *("/ui", "/", "/chat", "/static/{file}", "/favicon.ico", "/openapi.json", "/version"),
+    *("/ui", "/", "/chat", "/docs", "/static/{file}", "/favicon.ico", "/openapi.json", "/version"),
 )
-UNDOCUMENTED = {"/", "/static/{file}", "/favicon.ico", HOSTS, MESSAGES, COUNT}
-USUAL_STATUS = {"/favicon.ico": 204, LOG: 404, EXPLAIN: 404, CANCEL: 404, DRAIN: 409}
+UNDOCUMENTED = {"/", "/static/{file}", "/favicon.ico", HOSTS}
+USUAL_STATUS = {"/favicon.ico": 204, STORED: 404, LOG: 404, EXPLAIN: 404, CANCEL: 404, DRAIN: 409}
 """The answer to a valid request, where that is not 200: there is no log, no such request, and no joined host."""
 STATUSES = {200, 204, 400, 401, 403, 404, 405, 409, 413, 415, 429, 431, 503}
 """503: the server sees a little later that a reader of events is gone."""
@@ -173,11 +178,11 @@ def fuzz_by_all(url: str, path: str, names: dict[str, str], keys: tuple[str, ...
 def names_of(server: RunningServer) -> dict[str, str]:
     state = server.cluster()
     own = {"worker": state["workers"][0]["id"], "host": state["hosts"][0]["id"]}
-    return {**own, "model": "hash", "file": "chat.js", "request": "unknown"}
+    return {**own, "model": "hash", "file": "chat.js", "request": "unknown", "response": "unknown"}
 
 
 def test_every_route_is_attacked() -> None:
-    documented = openapi_document(hash_card(), "1", choices_max=1)["paths"]
+    documented = openapi_document(hash_card(), "1", choices_max=1, is_strict=True)["paths"]
     assert {*POSTS, *GETS} - UNDOCUMENTED == {*documented}
 
 

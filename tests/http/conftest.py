@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from baton.compute.hash_engine import hash_card
 from baton.compute.load_engine import load_engine
+from baton.compute.models.chat_template import ChatTemplate
 from baton.compute.models.tokenizer import load_tokenizer
 from baton.compute.sandbox.template import load_chat_template
 from baton.core.config import SandboxConfig
@@ -71,6 +72,7 @@ def build_house(
     keys: KeySources | None = None,
     limits: LimitsConfig | None = None,
     sandbox: SandboxConfig | None = None,
+    template: ChatTemplate | None = None,
 ) -> House:
     card, sandbox = hash_card(), sandbox or SandboxConfig()
     metrics = Metrics()
@@ -83,7 +85,7 @@ def build_house(
         gateway=gateway,
         hosts=gateway,
         tokenizer=load_tokenizer(card),
-        template=load_chat_template(card, sandbox),
+        template=template or load_chat_template(card, sandbox),
         grammars=grammars,
         history=history,
         block_tokens=BLOCK_TOKENS,

@@ -164,19 +164,38 @@ def test_text_and_calls_are_items_and_are_stored() -> None:
 def test_stored_responses_are_bounded_and_belong_to_their_owner() -> None:
     stored, said = StoredResponses(responses_max=2, bytes_max=1000), [ChatMessage(role="user", content="hi")]
     for name in ("a", "b"):
-        stored.put("me", name, said)
+        stored.put("me", name, said, name.encode())
     stored.get("me", "a")
-    stored.put("me", "c", said)
+    stored.put("me", "c", said, b"c")
     with pytest.raises(RequestError, match="the latest 2"):
         stored.get("me", "b")  # the one that was unused for longest
     with pytest.raises(RequestError):
         stored.get("other", "a")
     assert stored.get("me", "a") == tuple(said)
-    stored.put("me", "d", [ChatMessage(role="user", content="x" * 2000)])
+    assert stored.body("me", "a") == b"a"
+    stored.put("me", "d", [ChatMessage(role="user", content="x" * 2000)], b"d")
     with pytest.raises(RequestError):
         stored.get("me", "d")  # it alone is above the limit
     long = [ChatMessage(role="user", content="x" * 940)]
-    stored.put("me", "e", long)
+    stored.put("me", "e", long, b"e")
     assert stored.get("me", "e") == tuple(long)
     with pytest.raises(RequestError):
         stored.get("me", "c")
+    stored.delete("me", "e")
+    stored.put("me", "f", said, b"f" * 2000)
+    with pytest.raises(RequestError, match="there is no response 'f'"):
+        stored.body("me", "f")  # its body is above the limit
+
+
+def test_a_response_is_read_and_deleted_by_its_id(oai: openai.OpenAI) -> None:
+    made = oai.responses.create(**HELLO)
+    assert oai.responses.retrieve(made.id) == made
+    oai.responses.delete(made.id)
+    for gone in (lambda: oai.responses.retrieve(made.id), lambda: oai.responses.delete(made.id)):
+        with pytest.raises(openai.NotFoundError, match="there is no response"):
+            gone()
+    *_, last = oai.responses.create(**HELLO, stream=True)
+    assert oai.responses.retrieve(last.response.id) == last.response
+    unkept = oai.responses.create(**HELLO, store=False)
+    with pytest.raises(openai.NotFoundError):
+        oai.responses.retrieve(unkept.id)

@@ -31,6 +31,8 @@ def run_schemathesis(
         "run",
         f"{url}/openapi.json",
         "--exclude-path=/cluster/events",  # it never ends
+        # Their items have a `type` that decides which other fields they need, which the document does not express.
+        *(f"--exclude-path=/v1/{path}" for path in ("responses", "messages", "messages/count_tokens")),
         *(f"--exclude-path={path}" for path in excluded),
         "--checks=all",
         "--phases=examples,coverage,stateful" + (",fuzzing" if random_examples else ""),

@@ -76,11 +76,30 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
     parser.add_argument("--port", type=int, metavar="P", help="port to listen on; 0 takes a free one (default: 8000)")
     _add_computing(parser)
     _add_sizes(parser)
+    _add_api(parser)
+    parser.add_argument(
+        "--queue-s", type=float, metavar="S", help="reject requests that wait longer than S s (default: 10)"
+    )
+    parser.add_argument("--log", metavar="FILE", help="write every decision to FILE, for `baton replay`")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file; see docs/config.md")
+    add_access(parser)
+
+
+def _add_api(parser: argparse.ArgumentParser) -> None:
+    """Add the flags for the names, adapters and fields that clients see."""
     parser.add_argument(
         "--served-name",
-        "--served-model-name",
+        action="append",
         metavar="NAME",
-        help="name of the model for clients (default: its own name)",
+        help="name of the model for clients; further ones mean the same model (repeatable; default: its own name)",
+    )
+    parser.add_argument(
+        "--served-model-name",
+        dest="served_name",
+        action="extend",
+        nargs="+",
+        metavar="NAME",
+        help="the same, for commands written for vLLM",
     )
     parser.add_argument(
         "--lora-modules",
@@ -89,14 +108,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
         help="serve LoRA adapters of MODEL beside it, each as a model of its own",
     )
     parser.add_argument(
-        "--queue-s", type=float, metavar="S", help="reject requests that wait longer than S s (default: 10)"
-    )
-    parser.add_argument("--log", metavar="FILE", help="write every decision to FILE, for `baton replay`")
-    parser.add_argument(
         "--metrics-names", choices=("baton", "vllm"), help="vllm: /metrics has vLLM's metrics as well (default: baton)"
     )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file; see docs/config.md")
-    add_access(parser)
+    parser.add_argument(
+        "--strict-api", action="store_true", default=None, help="reject unknown fields of requests (default: ignore)"
+    )
 
 
 def _add_computing(parser: argparse.ArgumentParser) -> None:
@@ -236,7 +252,6 @@ def configuration(args: argparse.Namespace) -> Config:
             "device",
             "weights",
             "threads",
-            "served_name",
             "context_tokens",
             "log",
         )
@@ -245,6 +260,8 @@ def configuration(args: argparse.Namespace) -> Config:
         config,
         {
             **top,
+            "served_name": args.served_name[0] if args.served_name else None,
+            "served_aliases": tuple(args.served_name[1:]) if args.served_name else None,
             **_models(args, config),
             "dtype": _dtype(args.dtype),
             "topology": topology,
@@ -288,7 +305,7 @@ def _with_adapters(args: argparse.Namespace, bases: Sequence[str]) -> dict[str, 
     """Return the settings of a base model and of its adapters, as models beside each other."""
     if len(bases) > 1:
         raise ConfigError(f"--lora-modules adapts one model, and there are {len(bases)}; use `adapter` in [[models]]")
-    tables = [ServedModelConfig(model=bases[0], name=args.served_name or "")]
+    tables = [ServedModelConfig(model=bases[0], name=args.served_name[0] if args.served_name else "")]
     for given in args.lora_modules:
         name, equals, folder = given.partition("=")
         if not (name and equals and folder):
@@ -329,6 +346,7 @@ def _http(args: argparse.Namespace) -> dict[str, Any]:
         "admin_port": args.admin_port,
         "insecure": args.insecure,
         "metrics_names": args.metrics_names,
+        "strict_api": args.strict_api,
         **{name: tuple(values) if values else None for name, values in repeated.items()},
     }
 

@@ -202,6 +202,7 @@ def _draw(context: bytes, part: Slice) -> int:
     number = int.from_bytes(blake2b(context + seed.encode(), digest_size=8).digest(), "little")
     output_tokens = part.start + part.count - part.prompt_tokens
     banned = sampling.stop_token_ids if output_tokens < sampling.output_tokens_min else ()
+    banned = (*banned, *part.bad_tokens())
     ends, number = number % EOS_ONE_IN == 0, number // EOS_ONE_IN
     if part.allowed is not None:
         return _draw_allowed(part.allowed.rows()[0], number, ends=ends, banned=banned)

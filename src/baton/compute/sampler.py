@@ -1,7 +1,8 @@
 """Sample tokens from logits. A random draw depends on (seed, position) only, not on the batch, the worker or the step.
 
-The order of operations on a row is: repetition penalty, presence and frequency penalties, logit bias, mask of stop
-tokens before the minimum length, mask of the grammar, temperature, top_k, top_p (of the tokens left by top_k), min_p.
+The order of operations on a row is: repetition penalty, presence and frequency penalties, logit bias, mask of bad
+words, mask of stop tokens before the minimum length, mask of the grammar, temperature, top_k, top_p (of the tokens left
+by top_k), min_p.
 Log probabilities are those of the raw logits, before all of these.
 
 Logits are a numpy array, or a torch tensor on a GPU. Functions called here have the same name in both libraries.
@@ -167,6 +168,7 @@ def _has_adjustments(part: Slice) -> bool:
         or sampling.presence_penalty != 0.0
         or sampling.frequency_penalty != 0.0
         or bool(sampling.logit_bias)
+        or bool(sampling.bad_words)
         or _masks_stop_tokens(part)
         or part.allowed is not None
     )
@@ -207,6 +209,9 @@ def _adjusted_scores(logits: Numbers, part: Slice) -> Numbers:
     for token, bias in sampling.logit_bias:
         if token < len(scores):
             scores[token] += bias
+    for token in part.bad_tokens():
+        if token < len(scores):
+            scores[token] = float("-inf")
     if _masks_stop_tokens(part):
         scores[[token for token in sampling.stop_token_ids if token < len(scores)]] = float("-inf")
     return scores if part.allowed is None else _constrained(scores, logits, part.allowed.rows()[0])

@@ -253,6 +253,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: str = "smollm2-135m"
     served_name: str = ""
     """Name of the model in the API. Empty: the name of the model or of its file."""
+    served_aliases: tuple[str, ...] = ()
+    """Further names of the model, or of the first of several."""
     adapter: str = ""
     """Folder of a LoRA adapter (PEFT) to add to the weights. Without `served_name`, its name is that of the model."""
     load_format: LoadFormat = "auto"

@@ -49,6 +49,8 @@ class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Addresses of reverse proxies, whose X-Forwarded-For names the client."""
     body_bytes_max: Annotated[int, Range(least=1024, most=2**31)] = 4 * 1024 * 1024
     """Larger request bodies are rejected with status 413 and not read."""
+    strict_api: bool = False
+    """Reject requests with unknown fields. False: ignore them, and name them in the header `Warning`."""
     choices_max: Annotated[int, Range(least=1, most=4096)] = 32
     """Maximum choices (prompts x n) of one HTTP request."""
 

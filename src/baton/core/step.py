@@ -71,6 +71,14 @@ class Slice(Struct, frozen=True, kw_only=True, gc=False):
     stream: LayerStream | None = None
     """Set if the engine reports finished layers of the last chunk of the prompt."""
 
+    def bad_tokens(self) -> list[int]:
+        """Return the tokens that would complete a bad word of the request."""
+        words = self.sampling.bad_words
+        if not words:
+            return []
+        output = self.tokens[self.prompt_tokens : self.start + self.count]
+        return [word[-1] for word in words if len(word) == 1 or tuple(output[1 - len(word) :]) == word[:-1]]
+
     def at(self, draft: int) -> Slice:
         """Return the slice with only its first `draft` drafts (0 .. drafts)."""
         if self.drafts == 0:

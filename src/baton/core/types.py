@@ -68,6 +68,8 @@ class Sampling(Struct, frozen=True, kw_only=True):
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     """Pairs (token id, bias added to its logit)."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Sequences of tokens that the output must not have."""
     seed: int = 0
     """Together with the position, the only source of randomness, so that a request continues identically elsewhere."""
     top_logprobs: int | None = None

@@ -54,6 +54,9 @@ class Models:
         """Start the first models. Raises ModelError or ConfigError."""
         for name, fleet in self._fleets.items():
             self.served[name] = await fleet.start()
+        first = next(iter(self.served.values()))
+        for alias in self._config.served_aliases:
+            self.served.setdefault(alias, first)
 
     async def drain(self) -> None:
         """Wait for the running requests of all models, up to `drain_s`, then cancel them."""
@@ -90,6 +93,9 @@ class Models:
             message = "the workers of this server are servers of another engine: it serves one model"
             raise RequestError(message, status=409, code="one_model")
         async with self._changing:
+            if table.name in self._config.served_aliases:
+                message = f"{table.name!r} is a further name of the first model; choose another name"
+                raise RequestError(message, param="name", status=409, code="model_exists")
             if len(self._fleets) >= MODELS_MAX:
                 message = f"this server has {MODELS_MAX} models, which is the maximum; unload one"
                 raise RequestError(message, status=409, code="too_many_models")
@@ -153,7 +159,9 @@ class Models:
             if len(self._fleets) == 1:
                 message = f"{name!r} is the only model of this server: load another one first, or end the server"
                 raise RequestError(message, param="model", status=409, code="only_model")
-            self.served.pop(name, None)
+            unloaded = self.served.get(name)
+            for known in [known for known, model in self.served.items() if model is unloaded]:
+                del self.served[known]
             await fleet.drain()
             await fleet.close()
             del self._fleets[name]

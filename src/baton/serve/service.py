@@ -135,6 +135,7 @@ class Service:
                 cors_origins=http.cors_origins,
                 body_bytes_max=http.body_bytes_max,
                 choices_max=http.choices_max,
+                strict_api=http.strict_api,
                 limits=config.limits,
                 classes=ClassTable.of(config),
                 seed=config.seed,

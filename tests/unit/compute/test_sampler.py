@@ -44,6 +44,7 @@ samplings = st.builds(
     frequency_penalty=st.sampled_from([0.0, -0.5, 0.7]),
     repetition_penalty=st.sampled_from([1.0, 0.5, 1.3]),
     logit_bias=st.sampled_from([(), ((3, 100.0),), ((3, -100.0), (4, 2.0)), ((VOCAB + 5, 1.0),)]),
+    bad_words=st.sampled_from([(), ((3,),), ((5, 3), (4,)), ((1, 2, 3), (VOCAB + 5,))]),
     stop_token_ids=st.sampled_from([(), (0,), (1, 5, VOCAB + 1)]),
     output_tokens_min=st.sampled_from([0, 3]),
     seed=st.integers(0, 1 << 63),
@@ -65,9 +66,13 @@ def _oracle(
         scores[token] = scores[token] / r if scores[token] > 0 else scores[token] * r
     for token, count in Counter(tokens[prompt_tokens:]).items():
         scores[token] -= sampling.presence_penalty + sampling.frequency_penalty * count
+    output = tokens[prompt_tokens:]
     for token, bias in sampling.logit_bias:
         if token < VOCAB:
             scores[token] += bias
+    for *before, last in sampling.bad_words:
+        if last < VOCAB and output[len(output) - len(before) :] == before and len(output) >= len(before):
+            scores[last] = -math.inf
     if len(tokens) - prompt_tokens < sampling.output_tokens_min:
         for token in sampling.stop_token_ids:
             if token < VOCAB:

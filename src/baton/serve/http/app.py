@@ -23,7 +23,7 @@ from baton.serve.http.generate import Generate
 from baton.serve.http.messages import MESSAGES_PATH, Messages
 from baton.serve.http.operations import Operations
 from baton.serve.http.pages import Pages
-from baton.serve.http.responses_text import ResponsesText
+from baton.serve.http.responses_text import Responses
 from baton.serve.http.services import Services
 from baton.serve.http.site import Site
 from baton.serve.http.text_request import ChatText, CompletionText
@@ -34,13 +34,14 @@ from baton.serve.live.recorder import Recorder
 
 def build_app(services: Services, further: Sequence[Route] = ()) -> ASGIApp:
     """Return the ASGI application with `further` routes. It must run in the event loop of the gateways."""
-    kinds = (CompletionText, ChatText, ResponsesText)
+    kinds = (CompletionText, ChatText)
     routes = [Route(kind.PATH, Generate(services, kind), methods=["POST"]) for kind in kinds]
     embed = Route(EMBEDDINGS_PATH, Embed(services), methods=["POST"])
     app = Starlette(
         routes=[
             *routes,
             embed,
+            *Responses(services).routes(),
             *Messages(services).routes(),
             *further,
             *Pages(services).routes(),
@@ -61,11 +62,11 @@ def build_app(services: Services, further: Sequence[Route] = ()) -> ASGIApp:
     edge = Edge(app, services.keyring, rules, budgets, services.recorder, admin_port=settings.admin_port)
     if not settings.cors_origins:
         return edge
-    exposed = ("x-request-id", "retry-after")
+    exposed = ("x-request-id", "retry-after", "warning")
     return CORSMiddleware(
         edge,
         allow_origins=settings.cors_origins,
-        allow_methods=("GET", "POST"),
+        allow_methods=("GET", "POST", "DELETE"),
         allow_headers=("*",),
         expose_headers=exposed,
     )

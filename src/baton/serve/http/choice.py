@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from baton.compute.models.tokenizer import StreamDecoder, Tokenizer
 from baton.core.types import FinishReason, OutputToken, TokenLogprob
 from baton.serve.http.prompts import Echo, Prompt
+from baton.serve.http.reasoning import ReasoningSplitter
 from baton.serve.http.stop_scanner import StopScanner
 from baton.serve.http.tools.parser import CallPart, ToolParser
 from baton.serve.http.wire.errors import finish_error
-from baton.serve.http.wire.responses import ChatFinish
+from baton.serve.http.wire.responses import ChatFinish, Usage
 from baton.serve.live.hooks import Filters
 from baton.serve.live.live_request import Finish, LiveRequest, Update
 
@@ -34,9 +35,17 @@ class ChoiceDelta:
     text: str
     entries: tuple[TokenEntry, ...] = ()
     calls: tuple[CallPart, ...] = ()
+    reasoning: str = ""
+    """New text of the model's reasoning."""
+    token_ids: tuple[int, ...] | None = None
+    """New output tokens. None: the client does not want them."""
+    prompt_token_ids: Sequence[int] | None = None
+    """Tokens of the prompt, with the first output token if the client wants them."""
+    usage: Usage | None = None
+    """Usage of the request so far. None: the client does not want it in every chunk."""
 
     def __bool__(self) -> bool:
-        return bool(self.text or self.entries or self.calls)
+        return bool(self.text or self.entries or self.calls or self.reasoning or self.token_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +60,15 @@ class TextRules:
     tokens_max: int
     """Maximum output tokens in the text. 0: the response is only the echo of the prompt."""
     with_logprobs: bool
+    with_token_ids: bool = False
     follows_text: bool
     """Whether the output continues the prompt's text (completion) instead of starting a new text (chat)."""
     shown_tokens: frozenset[int] = frozenset()
     """Special tokens that are part of the text: the marks of tool calls."""
+    skip_special: bool = True
+    """Leave all other special tokens out of the text."""
+    keep_stop_string: bool = False
+    """The text ends with the stop string that it reached."""
 
 
 @dataclass(slots=True)
@@ -69,11 +83,16 @@ class ChoiceText:
     filters: Filters
     calls: ToolParser | None = None
     """Separates tool calls from the text. None: the request has no tools."""
+    reasoning: ReasoningSplitter | None = None
+    """Separates reasoning from the text. None: the model does not reason, or the route does not separate it."""
     finish_reason: FinishReason | None = None
     output_tokens: int = 0
     is_cut_short: bool = False
     """A stop string, or the last tool call that the client allows, has ended the choice; the worker must be told."""
     _unsent_tokens: int = 0
+    _had_tokens: bool = False
+    _token_ids: list[int] = field(default_factory=list)
+    """Output tokens that no delta has had yet, if the client wants them."""
     _echo: Echo | None = field(init=False)
     """Echo of the prompt. None: there is no echo, or it was sent."""
     _decoder: StreamDecoder = field(init=False)
@@ -86,10 +105,14 @@ class ChoiceText:
 
     def __post_init__(self) -> None:
         self._echo = self.prompt.echo
+        rules = self.rules
         self._decoder = StreamDecoder(
-            self.rules.tokenizer, follows_text=self.rules.follows_text, shown=self.rules.shown_tokens
+            rules.tokenizer,
+            skip_special=rules.skip_special,
+            follows_text=rules.follows_text,
+            shown=rules.shown_tokens,
         )
-        self._scanner = StopScanner(self.rules.stop_strings)
+        self._scanner = StopScanner(rules.stop_strings, keeps_stop=rules.keep_stop_string)
 
     def apply(self, update: Update) -> ChoiceDelta:
         """Return the output that can be sent to the client after an update. Raises RequestError if the request failed.
@@ -103,8 +126,19 @@ class ChoiceText:
         text = self.filters.push(text)
         if self.finish_reason is not None:
             text += self.filters.flush()
+        reasoning, text = self._take_reasoning(text)
         text, calls = self._take_calls(text)
-        return ChoiceDelta(before + text, (*entries, *self._released_entries()), calls)
+        is_first = self.output_tokens > 0 and not self._had_tokens
+        self._had_tokens = self.output_tokens > 0
+        wants_ids, ids, self._token_ids = self.rules.with_token_ids, self._token_ids, []
+        return ChoiceDelta(
+            before + text,
+            (*entries, *self._released_entries()),
+            calls,
+            reasoning,
+            tuple(ids) if wants_ids else None,
+            self.prompt.tokens if wants_ids and is_first else None,
+        )
 
     def replay(self, tokens: Sequence[int]) -> None:
         """Set the state of the choice to that after `tokens`, whose text the client received before a restart."""
@@ -122,6 +156,16 @@ class ChoiceText:
     def stop_string(self) -> str | None:
         """The stop string that ended the text. None: no stop string did."""
         return self._scanner.found or None
+
+    def _take_reasoning(self, text: str) -> tuple[str, str]:
+        """Separate reasoning from text."""
+        if self.reasoning is None:
+            return "", text
+        reasoning, text = self.reasoning.push(text)
+        if self.finish_reason is None:
+            return reasoning, text
+        rest = self.reasoning.flush()
+        return reasoning + rest[0], text + rest[1]
 
     def _take_calls(self, text: str) -> tuple[str, tuple[CallPart, ...]]:
         """Separate tool calls from text. End the choice after the last call that the client allows."""
@@ -146,6 +190,8 @@ class ChoiceText:
             self._end_here("length")
             return ""
         self.output_tokens += 1
+        if self.rules.with_token_ids:
+            self._token_ids.append(token.token)
         if token.token in self.rules.stop_token_ids:
             return ""  # the stop token ends the request, and is not part of the text
         text = self._decoder.push(token.token)

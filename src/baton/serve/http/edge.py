@@ -23,7 +23,7 @@ from baton.serve.http.wire.errors import error_body, error_headers
 from baton.serve.http.wire.schemas import SloFields
 from baton.serve.live.recorder import Recorder
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/ui", "/", "/chat", "/favicon.ico"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/ui", "/", "/chat", "/docs", "/favicon.ico"})
 """Paths that need no API key: the probes, and the web pages, which ask the user for the key."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _STATE_KEY = "baton.context"

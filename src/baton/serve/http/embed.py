@@ -20,6 +20,7 @@ from baton.serve.http.edge import ClientDisconnected, context_of, read_body, run
 from baton.serve.http.prompts import Prompt, PromptReader, RequestMaker
 from baton.serve.http.service_class import choose_class
 from baton.serve.http.services import Services
+from baton.serve.http.unknown_fields import send_warning
 from baton.serve.http.wire.errors import finish_error
 from baton.serve.http.wire.parsing import convert, parse_object
 from baton.serve.http.wire.responses import Embedding, EmbeddingList, EmbeddingUsage, PromptTokensDetails
@@ -55,7 +56,10 @@ class Embed:
             raw = await read_body(scope, receive, services.settings.body_bytes_max)
         except ClientDisconnected:
             return
-        body = convert(parse_object(raw), EmbeddingRequest)
+        body, ignored = services.unknown_fields.read(
+            parse_object(raw), EmbeddingRequest, lambda known: convert(known, EmbeddingRequest)
+        )
+        send = send_warning(send, ignored)
         model = services.model(body.model)
         card = model.gateway.card
         model.check_ready()

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
 from baton.core.errors import RequestError
 from baton.core.types import Sampling
 from baton.move.clock import now_s, unix_s
-from baton.serve.http.choice import ChoiceDelta, ChoiceText, TextRules
+from baton.serve.http.choice import ChoiceText, TextRules
 from baton.serve.http.edge import (
     ClientDisconnected,
     RequestContext,
     context_of,
     read_body,
-    run_all,
-    send_bytes,
-    wait_for_disconnect,
 )
 from baton.serve.http.prompts import Prompt, RequestMaker
 from baton.serve.http.resume import Continuation, StreamSaver, owner_of
@@ -26,23 +23,13 @@ from baton.serve.http.service_class import choose_class
 from baton.serve.http.services import Services
 from baton.serve.http.slo import asked_slo
 from baton.serve.http.text_request import TextRequest
+from baton.serve.http.text_response import TextResponse, UsageChunks
+from baton.serve.http.unknown_fields import send_warning
 from baton.serve.http.wire.constraint import Constraint
-from baton.serve.http.wire.encoders import ResponseEncoder, ResponseHead, WholeChoice
-from baton.serve.http.wire.errors import error_body
+from baton.serve.http.wire.encoders import ResponseHead
 from baton.serve.http.wire.parsing import parse_object
-from baton.serve.http.wire.responses import PromptTokensDetails, Usage
 from baton.serve.http.wire.sampling import SEED_BITS, for_choice, sampling_of
-from baton.serve.live.gateway import SERVING_STATES, LiveGateway
 from baton.serve.live.hooks import Filters
-from baton.serve.live.live_request import Timings
-
-STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
-INLINE_ENTRIES_MAX = 256
-"""Maximum log probabilities that are encoded in the event loop: 20 ms if each has 20 alternatives."""
 
 
 class Generate:
@@ -72,22 +59,32 @@ class Generate:
     async def _respond(
         self, scope: Scope, receive: Receive, send: Send, raw: bytes, continued: Continuation | None
     ) -> None:
-        response, stream = await self._accept(scope, raw, continued)
-        budget = context_of(scope).budget
+        services, kind, context = self._services, self._kind, context_of(scope)
+        body, owner = services.hooks.before(parse_object(raw), kind.PATH), owner_of(context.identity)
+        request, ignored = services.unknown_fields.read(
+            body, kind.BODY, lambda known: kind.read(known, services, owner)
+        )
+        response = await self._accept(context, raw, body, request, continued)
+        budget = context.budget
         budget.release_body()
         try:
-            await response.run(receive, send, stream=stream)
+            await response.run(receive, send_warning(send, ignored), stream=bool(request.fields.stream))
         finally:
             budget.charge(response.usage().total_tokens, now_s())
 
-    async def _accept(self, scope: Scope, raw: bytes, continued: Continuation | None) -> tuple[TextResponse, bool]:
-        """Check and submit a request. Return its response, and whether to stream it. Raises RequestError."""
+    async def _accept(
+        self,
+        context: RequestContext,
+        raw: bytes,
+        body: dict[str, Any],
+        request: TextRequest,
+        continued: Continuation | None,
+    ) -> TextResponse:
+        """Check and submit a request, and return its response. Raises RequestError."""
         services, kind = self._services, self._kind
-        body = services.hooks.before(parse_object(raw), kind.PATH)
-        request = kind.read(body, services, owner_of(context_of(scope).identity))
         model = request.model
         model.check_ready()
-        context, constraint = context_of(scope), request.constraint()
+        constraint = request.constraint()
         if constraint is not None:
             await model.grammars.check(constraint, context.client)
         prompts = await model.read_prompts(
@@ -102,12 +99,12 @@ class Generate:
         head = self._head(request, context, continued, prompt_tokens=prompt_tokens)
         is_plain = kind.CAN_RESUME and not services.hooks.output
         can_be_saved = choices_count == 1 and services.streams.is_used and is_plain
-        response = TextResponse(
+        return TextResponse(
             model.gateway,
             self._start(request, prompts, maker, filters, constraint, continued),
             prompt_tokens=prompt_tokens,
             encoder=request.encoder(head),
-            include_usage=_include_usage(request),
+            usage_chunks=_usage_chunks(request),
             saver=StreamSaver(
                 streams=services.streams,
                 path=kind.PATH,
@@ -118,7 +115,6 @@ class Generate:
             if can_be_saved
             else None,
         )
-        return response, bool(request.fields.stream)
 
     def _choices_count(self, request: TextRequest, prompts: Sequence[Prompt]) -> int:
         per_prompt, most = request.fields.n or 1, self._services.settings.choices_max
@@ -140,7 +136,7 @@ class Generate:
             created=unix_s(),
             model=request.model.name,
             prompt_tokens=prompt_tokens,
-            include_usage=_include_usage(request),
+            include_usage=_usage_chunks(request) != "none",
         )
 
     def _start(
@@ -158,6 +154,7 @@ class Generate:
         sampling = sampling_of(
             request.fields,
             gateway.card,
+            model.tokenizer,
             drawn_seed=self._services.seeds.getrandbits(SEED_BITS) if continued is None else continued.stream.seed,
             grammar=None if constraint is None else constraint.grammar,
         )
@@ -182,6 +179,7 @@ class Generate:
                 rules=self._rules(request, sampling, shown_tokens, tokens_max=tokens_max),
                 filters=choice_filters,
                 calls=None if request.tools is None else request.tools.parser(made.id),
+                reasoning=request.reasoning(prompt, is_constrained=constraint is not None),
             )
             choice.replay(sent)
             choices.append(choice)
@@ -198,146 +196,19 @@ class Generate:
             tokens_min=request.fields.min_tokens or 0,
             tokens_max=tokens_max,
             with_logprobs=sampling.top_logprobs is not None,
+            with_token_ids=bool(request.fields.return_token_ids),
             follows_text=request.FOLLOWS_TEXT,
             shown_tokens=shown_tokens,
+            skip_special=request.fields.skip_special_tokens is not False,
+            keep_stop_string=bool(request.fields.include_stop_str_in_output),
         )
 
 
-def _include_usage(request: TextRequest) -> bool:
+def _usage_chunks(request: TextRequest) -> UsageChunks:
     options = request.fields.stream_options
-    return bool(request.fields.stream and options and options.include_usage)
-
-
-class TextResponse:
-    """The response to one HTTP request: sends the choices, and cancels them once the client disconnects."""
-
-    def __init__(
-        self,
-        gateway: LiveGateway,
-        choices: Sequence[ChoiceText],
-        *,
-        prompt_tokens: int,
-        encoder: ResponseEncoder,
-        include_usage: bool,
-        saver: StreamSaver | None,
-    ) -> None:
-        """`prompt_tokens`: sum over the prompts, not the choices. `saver`: None if the stream cannot be resumed."""
-        self._gateway = gateway
-        self._choices = choices
-        self._prompt_tokens = prompt_tokens
-        self._encoder = encoder
-        self._include_usage = include_usage
-        self._saver = saver
-        self._disconnected = False
-
-    async def run(self, receive: Receive, send: Send, *, stream: bool) -> None:
-        """Send the response. Raises RequestError if it fails before a byte of the response was sent."""
-        watcher = asyncio.create_task(self._watch(receive))
-        try:
-            await (self._stream(_EventStream(send)) if stream else self._send_whole(send))
-        except RequestError:
-            if not self._disconnected:
-                raise
-        finally:
-            watcher.cancel()
-            self._cancel_all()
-
-    async def _watch(self, receive: Receive) -> None:
-        """Cancel all choices once the client disconnects. Their results then end the response."""
-        await wait_for_disconnect(receive)
-        self._disconnected = True
-        self._cancel_all()
-
-    def _cancel_all(self) -> None:
-        for choice in self._choices:
-            self._gateway.cancel(choice.live)  # no effect on a choice that has ended
-
-    async def _next(self, choice: ChoiceText) -> ChoiceDelta:
-        """Wait for new tokens of a choice, and return the parts that can be sent to the client now."""
-        delta = choice.apply(await choice.live.next())
-        if choice.is_cut_short:  # ended by its text (stop string, last call): stop the worker
-            self._gateway.finish(choice.live)
-        return delta
-
-    def _mark_sent(self, choice: ChoiceText) -> None:
-        tokens = choice.take_unsent_tokens()
-        if tokens:
-            self._gateway.mark_sent(choice.live, tokens)
-
-    async def _send_whole(self, send: Send) -> None:
-        whole = await run_all([self._collect(choice) for choice in self._choices])
-        usage, timings = self.usage(), self._timings()
-        entries = sum(len(choice.entries) for choice in whole)
-        body = await _encode(lambda: self._encoder.whole(whole, usage, timings), entries)
-        await send_bytes(send, body, status=200, headers={"content-type": "application/json"})
-
-    async def _collect(self, choice: ChoiceText) -> WholeChoice:
-        deltas: list[ChoiceDelta] = []
-        while choice.finish_reason is None:
-            deltas.append(await self._next(choice))
-            self._mark_sent(choice)
-        entries = [entry for delta in deltas for entry in delta.entries]
-        calls = [part for delta in deltas for part in delta.calls]
-        text = "".join([delta.text for delta in deltas])
-        chat_finish = choice.chat_finish or choice.finish_reason
-        return WholeChoice(choice.index, text, entries, choice.finish_reason, calls, chat_finish, choice.stop_string)
-
-    async def _stream(self, events: _EventStream) -> None:
-        """Stream all choices. The status is sent with the first text, so an earlier error can set another status."""
-        try:
-            await run_all([self._stream_choice(choice, events) for choice in self._choices])
-        except RequestError as error:
-            if not events.is_open:
-                raise
-            await events.send(self._encoder.error(error_body(await self._resumable(error))))
-        else:
-            if self._disconnected:
-                return
-            if self._include_usage:
-                await events.send(self._encoder.usage(self.usage(), self._timings()))
-            if self._encoder.END:
-                await events.send(self._encoder.END)
-        await events.close()
-
-    async def _resumable(self, error: RequestError) -> RequestError:
-        """Return the error for the client. If the server's end caused it, save the stream, so it can be resumed."""
-        if self._saver is None or self._disconnected or self._gateway.state in SERVING_STATES:
-            return error
-        return await self._saver.save(self._choices[0]) or error
-
-    async def _stream_choice(self, choice: ChoiceText, events: _EventStream) -> None:
-        first = not choice.live.request.resumed_tokens
-        while choice.finish_reason is None:
-            delta = await self._next(choice)
-            if self._disconnected:
-                return  # encoding the many unread tokens of a client that is gone would delay other streams
-            if delta or (first and choice.finish_reason is not None):
-                await events.send(await self._delta(choice, delta, first=first))
-                self._mark_sent(choice)
-                first = False
-        self._mark_sent(choice)
-        chat_finish = choice.chat_finish or choice.finish_reason
-        timings = choice.live.timings()
-        await events.send(self._encoder.last(choice.index, chat_finish, timings, stop_string=choice.stop_string))
-
-    async def _delta(self, choice: ChoiceText, delta: ChoiceDelta, *, first: bool) -> bytes:
-        return await _encode(lambda: self._encoder.delta(choice.index, delta, first=first), len(delta.entries))
-
-    def usage(self) -> Usage:
-        """Count the tokens. `cached_tokens` counts the first choice of each prompt: the others reuse its blocks."""
-        output_tokens = sum(choice.output_tokens for choice in self._choices)
-        firsts = {choice.prompt_index: choice for choice in reversed(self._choices)}
-        cached_tokens = sum(choice.live.timings().cached_tokens for choice in firsts.values())
-        return Usage(
-            prompt_tokens=self._prompt_tokens,
-            completion_tokens=output_tokens,
-            total_tokens=self._prompt_tokens + output_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens),
-        )
-
-    def _timings(self) -> Timings:
-        """Return the timings of the slowest choice."""
-        return max((choice.live.timings() for choice in self._choices), key=lambda timings: timings.e2e_s or 0.0)
+    if not request.fields.stream or options is None or not options.include_usage:
+        return "none"
+    return "all" if options.continuous_usage_stats else "last"
 
 
 class _WatchedSend:
@@ -350,25 +221,3 @@ class _WatchedSend:
     async def __call__(self, message: Message) -> None:
         self.has_begun = True
         await self._send(message)
-
-
-async def _encode(encode: Callable[[], bytes], entries: int) -> bytes:
-    """Run `encode` on `entries` log probabilities: in a thread if they are many, to not delay other streams."""
-    return await asyncio.to_thread(encode) if entries > INLINE_ENTRIES_MAX else encode()
-
-
-class _EventStream:
-    """A response of server-sent events. The first event sends the status and the headers."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self.is_open = False
-
-    async def send(self, event: bytes) -> None:
-        if not self.is_open:
-            self.is_open = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": [*STREAM_HEADERS]})
-        await self._send({"type": "http.response.body", "body": event, "more_body": True})
-
-    async def close(self) -> None:
-        await self._send({"type": "http.response.body", "body": b""})

@@ -35,8 +35,10 @@ class MessagesText(ChatText):
     """A request to `/v1/messages`."""
 
     PATH = MESSAGES_PATH
+    BODY = MessagesRequest
     ID_PREFIX = "msg_"
     CAN_RESUME = False
+    SPLITS_REASONING = False
 
     @classmethod
     def read(cls, body: dict[str, Any], services: Services, owner: str) -> TextRequest:

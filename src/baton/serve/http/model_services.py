@@ -76,11 +76,17 @@ class ModelServices:
         if not self.engine:
             return
         wanted = {
+            "bad_words": bool(sampling.bad_words),
             "logprobs": sampling.top_logprobs is not None or sampling.prompt_logprobs,
             "response_format": sampling.grammar is not None,
             "input": sampling.embedding,
         }
-        names = {"logprobs": "log probabilities", "response_format": "structured output", "input": "embeddings"}
+        names = {
+            "bad_words": "bad words",
+            "logprobs": "log probabilities",
+            "response_format": "structured output",
+            "input": "embeddings",
+        }
         for param in [param for param, is_wanted in wanted.items() if is_wanted]:
             message = f"{names[param]} are not available here: the workers are {self.engine} servers"
             raise RequestError(message, param=param, code="unsupported_parameter")

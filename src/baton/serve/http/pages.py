@@ -50,7 +50,10 @@ class Pages:
         self._version = metadata.version("baton")
         self._openapi = json.encode(
             openapi_document(
-                services.model(None).gateway.card, self._version, choices_max=services.settings.choices_max
+                services.model(None).gateway.card,
+                self._version,
+                choices_max=services.settings.choices_max,
+                is_strict=services.settings.strict_api,
             )
         )
         self._readers = 0
@@ -64,6 +67,7 @@ class Pages:
             Route("/detokenize", self._detokenize, methods=["POST"]),
             Route("/health", self._health),
             Route("/ready", self._health),
+            Route("/ping", self._health, methods=["GET", "POST"]),
             Route("/metrics", self._metrics),
             Route("/cluster", self._cluster),
             Route("/cluster/log", self._log),
@@ -74,14 +78,16 @@ class Pages:
         ]
 
     async def _models(self, request: Request) -> Response:
-        return json_response(ModelList(data=[self._served(model) for model in self._services.models.values()]))
+        models = [self._served(model, name) for name, model in self._services.models.items()]
+        return json_response(ModelList(data=models))
 
     async def _model(self, request: Request) -> Response:
-        return json_response(self._served(self._services.model(request.path_params["model"])))
+        name = request.path_params["model"]
+        return json_response(self._served(self._services.model(name), name))
 
-    def _served(self, model: ModelServices) -> Model:
+    def _served(self, model: ModelServices, name: str) -> Model:
         return Model(
-            id=model.name,
+            id=name,
             created=self._services.started_unix_s,
             owned_by="baton",
             max_model_len=model.gateway.request_tokens_max,

@@ -191,7 +191,7 @@ class PromptReader:
 def chat_prompt(body: ChatRequest | TokenizeRequest, texts: TextEncoder, template: ChatTemplate) -> Prompt:
     """Render a conversation with the chat template and tokenize it. Raises RequestError (400)."""
     start_answer = body.add_generation_prompt is not False
-    messages, extra = message_dicts(body.messages or []), body.chat_template_kwargs
+    messages, extra = message_dicts(body.messages or []), _template_variables(body)
     tools_disabled = isinstance(body, ChatRequest) and body.tool_choice == "none"
     tools = [] if tools_disabled else body.tools or []
     if tools or any(message["role"] == "tool" or "tool_calls" in message for message in messages):
@@ -202,6 +202,16 @@ def chat_prompt(body: ChatRequest | TokenizeRequest, texts: TextEncoder, templat
         messages, add_generation_prompt=start_answer, tools=tool_dicts(tools) if tools else None, extra=extra
     )
     return Prompt(texts.encode(text, "messages", add_special=body.add_special_tokens is True), text)
+
+
+def _template_variables(body: ChatRequest | TokenizeRequest) -> dict[str, Any] | None:
+    """Return the further variables for the chat template. `chat_template_kwargs` takes precedence."""
+    asked = body.chat_template_kwargs
+    if isinstance(body, TokenizeRequest) or (body.reasoning_effort is None and body.verbosity is None):
+        return asked
+    given = {"reasoning_effort": body.reasoning_effort, "verbosity": body.verbosity}
+    thinking = {"enable_thinking": False} if body.reasoning_effort == "none" else {}
+    return {**{name: value for name, value in given.items() if value is not None}, **thinking, **(asked or {})}
 
 
 def message_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:

@@ -5,6 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from baton.serve.http.edge import context_of
+from baton.serve.http.generate import Generate
+from baton.serve.http.pages import json_response
+from baton.serve.http.resume import owner_of
 from baton.serve.http.services import Services
 from baton.serve.http.stored_responses import Conversation
 from baton.serve.http.text_request import ChatText, TextRequest
@@ -13,16 +21,21 @@ from baton.serve.http.wire.encoders import ResponseEncoder, ResponseHead
 from baton.serve.http.wire.parsing import convert
 from baton.serve.http.wire.response_api import ResponsesRequest, chat_messages, chat_request
 from baton.serve.http.wire.response_api_encoder import ResponsesEncoder
+from baton.serve.http.wire.responses import DeletedResponse
+
+RESPONSES_PATH = "/v1/responses"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesText(ChatText):
     """A request to `/v1/responses`."""
 
-    PATH = "/v1/responses"
+    PATH = RESPONSES_PATH
+    BODY = ResponsesRequest
     ID_PREFIX = "resp_"
     PROMPT_PARAM = "input"
     CAN_RESUME = False
+    SPLITS_REASONING = False
 
     asked: ResponsesRequest
     conversation: Conversation
@@ -40,3 +53,24 @@ class ResponsesText(ChatText):
 
     def encoder(self, head: ResponseHead) -> ResponseEncoder:
         return ResponsesEncoder(head, self.asked, self.conversation)
+
+
+class Responses:
+    """The endpoints. A client reads and deletes only responses to keys of its own tenant."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    def routes(self) -> list[Route]:
+        return [
+            Route(RESPONSES_PATH, Generate(self._services, ResponsesText), methods=["POST"]),
+            Route(RESPONSES_PATH + "/{response}", self._stored, methods=["GET", "DELETE"]),
+        ]
+
+    async def _stored(self, request: Request) -> Response:
+        stored, response_id = self._services.responses, request.path_params["response"]
+        owner = owner_of(context_of(request.scope).identity)
+        if request.method != "DELETE":
+            return Response(stored.body(owner, response_id), media_type="application/json")
+        stored.delete(owner, response_id)
+        return json_response(DeletedResponse(response_id))

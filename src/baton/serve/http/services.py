@@ -17,6 +17,7 @@ from baton.serve.http.identity import Keyring
 from baton.serve.http.model_services import ModelServices
 from baton.serve.http.resume import SavedStreams
 from baton.serve.http.stored_responses import StoredResponses
+from baton.serve.http.unknown_fields import UnknownFields
 from baton.serve.live.hooks import Hooks
 from baton.serve.live.recorder import Recorder
 
@@ -43,6 +44,8 @@ class HttpSettings:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     classes: ClassTable = field(default_factory=ClassTable)
     """Service classes, and the rules that assign requests to them."""
+    strict_api: bool = False
+    """Reject unknown fields instead of ignoring them."""
     survival: SurvivalConfig = field(default_factory=SurvivalConfig)
     """Folder and limits of streams that can be resumed."""
     seed: int | None = None
@@ -60,6 +63,7 @@ class Services:
     hooks: Hooks
     recorder: Recorder
     render_metrics: Callable[[], bytes]
+    unknown_fields: UnknownFields = field(init=False)
     streams: SavedStreams = field(init=False)
     """Streams that the end of an earlier server has interrupted."""
     responses: StoredResponses = field(default_factory=StoredResponses)
@@ -71,6 +75,7 @@ class Services:
     """Numbers that make request ids unique, even if two clients send the same X-Request-Id."""
 
     def __post_init__(self) -> None:
+        self.unknown_fields = UnknownFields(is_strict=self.settings.strict_api)
         self.streams = SavedStreams(self.settings.survival, self.recorder)
         seed = self.settings.seed
         self.seeds = random.SystemRandom() if seed is None else random.Random(seed)

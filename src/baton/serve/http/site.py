@@ -1,4 +1,4 @@
-"""The web pages: the dashboard, the chat, and the files that both load."""
+"""The web pages: the dashboard, the chat, the API's documentation, and the files that they load."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ class Site:
             Route("/", self._dashboard),
             Route("/ui", self._dashboard),
             Route("/chat", self._chat),
+            Route("/docs", self._docs),
             Route(STATIC + "{name}", self._static),
             Route("/favicon.ico", self._no_icon),
         ]
@@ -41,6 +42,9 @@ class Site:
 
     async def _chat(self, request: Request) -> Response:
         return self._file("chat.html")
+
+    async def _docs(self, request: Request) -> Response:
+        return self._file("docs.html")
 
     async def _static(self, request: Request) -> Response:
         name = request.path_params["name"]

@@ -13,12 +13,13 @@ class StopScanner:
     Source: Knuth, Morris, Pratt, "Fast pattern matching in strings", 1977.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        """`stops`: the stop strings, none of them empty."""
+    def __init__(self, stops: Sequence[str], *, keeps_stop: bool = False) -> None:
+        """`stops`: the stop strings, none of them empty. `keeps_stop`: the text ends with the one that it reached."""
+        self._keeps_stop = keeps_stop
         self._matchers = [_Matcher(stop) for stop in stops]
         self._held = ""
         self.stopped = False
-        """True once a stop string was found. The text from its first character on is dropped."""
+        """True once a stop string was found. The text after it is dropped, and the string itself unless it is kept."""
         self.found = ""
         """The stop string that was found."""
 
@@ -34,7 +35,7 @@ class StopScanner:
             if met:
                 self.stopped, self._held = True, ""
                 self.found = whole[end - max(met) : end]
-                return whole[: end - max(met)]
+                return whole[: end if self._keeps_stop else end - max(met)]
         safe = len(whole) - max(matcher.matched for matcher in self._matchers)
         self._held = whole[safe:]
         return whole[:safe]

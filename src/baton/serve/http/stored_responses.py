@@ -1,4 +1,4 @@
-"""Keep the conversations of recent responses, so that a client continues one by its id."""
+"""Keep recent responses with their conversations, so that a client reads or continues one by its id."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from baton.core.errors import RequestError
 from baton.serve.http.wire.schemas import ChatMessage
 
 RESPONSES_MAX = 1024
-"""Conversations that are kept. The one that was unused for longest is dropped first."""
+"""Responses that are kept. The one that was unused for longest is dropped first."""
 BYTES_MAX = 64 * 1024 * 1024
-"""Maximum bytes of all kept conversations, encoded."""
+"""Maximum bytes of all kept responses and conversations, encoded."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
     messages: tuple[ChatMessage, ...]
+    body: bytes
     size_bytes: int
 
 
 class StoredResponses:
-    """The conversations up to each response, by the owner of its key and its id. In memory only."""
+    """Responses and the conversations up to each, by the owner of its key and its id. In memory only."""
 
     def __init__(self, *, responses_max: int = RESPONSES_MAX, bytes_max: int = BYTES_MAX) -> None:
         self._responses_max = responses_max
@@ -32,13 +33,16 @@ class StoredResponses:
         self._kept: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
         self._bytes = 0
 
-    def put(self, owner: str, response_id: str, messages: Sequence[ChatMessage]) -> None:
-        """Keep a conversation, and drop the oldest ones beyond the limits. A too large one is not kept."""
+    def put(self, owner: str, response_id: str, messages: Sequence[ChatMessage], body: bytes) -> None:
+        """Keep a response and its conversation, and drop the oldest ones beyond the limits.
+
+        A too large one is not kept. `body`: the response, encoded.
+        """
         self._drop((owner, response_id))
-        size_bytes = len(msgspec.json.encode(messages))
+        size_bytes = len(msgspec.json.encode(messages)) + len(body)
         if size_bytes > self._bytes_max:
             return
-        self._kept[owner, response_id] = _Kept(tuple(messages), size_bytes)
+        self._kept[owner, response_id] = _Kept(tuple(messages), body, size_bytes)
         self._bytes += size_bytes
         while len(self._kept) > self._responses_max or self._bytes > self._bytes_max:
             self._drop(next(iter(self._kept)))
@@ -47,13 +51,28 @@ class StoredResponses:
         """Return the conversation up to a response. Raises RequestError (404) if it is not kept."""
         kept = self._kept.get((owner, response_id))
         if kept is None:
-            message = (
-                f"there is no response {response_id[:160]!r}: this server keeps the latest {self._responses_max} in "
-                "memory, unless `store` is false; send the whole conversation as `input`"
-            )
+            message = f"{self._missing(response_id)}; send the whole conversation as `input`"
             raise RequestError(message, param="previous_response_id", status=404, code="previous_response_not_found")
         self._kept.move_to_end((owner, response_id))
         return kept.messages
+
+    def body(self, owner: str, response_id: str) -> bytes:
+        """Return a response, encoded. Raises RequestError (404) if it is not kept."""
+        kept = self._kept.get((owner, response_id))
+        if kept is None:
+            raise RequestError(self._missing(response_id), status=404, code="response_not_found")
+        return kept.body
+
+    def delete(self, owner: str, response_id: str) -> None:
+        """Forget a response. Raises RequestError (404) if it is not kept."""
+        self.body(owner, response_id)
+        self._drop((owner, response_id))
+
+    def _missing(self, response_id: str) -> str:
+        return (
+            f"there is no response {response_id[:160]!r}: this server keeps the latest {self._responses_max} in "
+            "memory, unless `store` is false"
+        )
 
     def _drop(self, key: tuple[str, str]) -> None:
         kept = self._kept.pop(key, None)
@@ -71,7 +90,7 @@ class Conversation:
     """Without instructions."""
     is_stored: bool
 
-    def store(self, response_id: str, answer: ChatMessage) -> None:
-        """Store the conversation with its answer, unless the client does not want it."""
+    def store(self, response_id: str, answer: ChatMessage, body: bytes) -> None:
+        """Store the response and the conversation with its answer, unless the client does not want it."""
         if self.is_stored:
-            self.stored.put(self.owner, response_id, [*self.messages, answer])
+            self.stored.put(self.owner, response_id, [*self.messages, answer], body)

@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+from msgspec import Struct
+
 from baton.core.errors import RequestError
 from baton.serve.http.model_services import ModelServices
 from baton.serve.http.prompts import Prompt, chat_prompt, completion_prompts
+from baton.serve.http.reasoning import CLOSING, ReasoningSplitter
 from baton.serve.http.services import Services
 from baton.serve.http.tools.use import ToolUse, tool_use
 from baton.serve.http.wire.constraint import Constraint, constraint_of
@@ -24,6 +27,8 @@ class TextRequest(Protocol):
     """The checked body of a request for text."""
 
     PATH: ClassVar[str]
+    BODY: ClassVar[type[Struct]]
+    """Type of the body."""
     ID_PREFIX: ClassVar[str]
     PROMPT_PARAM: ClassVar[str]
     """The field with the prompt, for error messages."""
@@ -61,6 +66,10 @@ class TextRequest(Protocol):
         """Return the constraint of the output, or None. Raises RequestError (400) if the body has two."""
         ...
 
+    def reasoning(self, prompt: Prompt, *, is_constrained: bool) -> ReasoningSplitter | None:
+        """Return what separates the reasoning of one choice from its answer. None: they stay one text."""
+        ...
+
     def encoder(self, head: ResponseHead) -> ResponseEncoder: ...
 
 
@@ -69,6 +78,7 @@ class CompletionText:
     """A request to `/v1/completions`: continue a text."""
 
     PATH = "/v1/completions"
+    BODY = CompletionRequest
     ID_PREFIX = "cmpl-"
     PROMPT_PARAM = "prompt"
     FOLLOWS_TEXT = True
@@ -85,8 +95,6 @@ class CompletionText:
         if fields.best_of not in (None, count):
             message = f"best_of is {fields.best_of} and n is {count}: Baton does not rank choices, leave best_of out"
             raise RequestError(message, param="best_of")
-        if fields.max_tokens == 0 and not fields.echo:
-            raise RequestError("max_tokens is 0, which makes sense with echo only; send at least 1", param="max_tokens")
         return cls(fields, services.model(fields.model))
 
     def prompts(self) -> Sequence[Prompt]:
@@ -100,6 +108,9 @@ class CompletionText:
     def constraint(self) -> Constraint | None:
         return constraint_of(self.fields)
 
+    def reasoning(self, prompt: Prompt, *, is_constrained: bool) -> ReasoningSplitter | None:
+        return None
+
     def encoder(self, head: ResponseHead) -> ResponseEncoder:
         return CompletionEncoder(head, self.model.tokenizer, top_logprobs=self.fields.logprobs)
 
@@ -109,6 +120,8 @@ class ChatText:
     """A request to `/v1/chat/completions`: answer a conversation."""
 
     PATH = "/v1/chat/completions"
+    BODY: ClassVar[type[Struct]] = ChatRequest
+    SPLITS_REASONING: ClassVar[bool] = True
     ID_PREFIX = "chatcmpl-"
     PROMPT_PARAM = "messages"
     FOLLOWS_TEXT = False
@@ -142,6 +155,12 @@ class ChatText:
             message = f"tool_choice asks for a call and {asked.param} for something else; send one of them"
             raise RequestError(message, param="tool_choice")
         return asked or call
+
+    def reasoning(self, prompt: Prompt, *, is_constrained: bool) -> ReasoningSplitter | None:
+        if not self.SPLITS_REASONING or CLOSING not in self.model.template.source:
+            return None
+        is_kept = self.fields.include_reasoning is not False
+        return ReasoningSplitter(prompt.text or "", is_constrained=is_constrained, is_kept=is_kept)
 
     def encoder(self, head: ResponseHead) -> ResponseEncoder:
         return ChatEncoder(head, self.model.tokenizer, with_logprobs=bool(self.fields.logprobs))

@@ -19,7 +19,13 @@ LENGTH = Finish(outcome="finished", reason="length")
 EOS = 0
 
 
-def make(*, stops: tuple[str, ...] = (), with_logprobs: bool = False, prompt: Prompt | None = None) -> ChoiceText:
+def make(
+    *,
+    stops: tuple[str, ...] = (),
+    with_logprobs: bool = False,
+    skip_special: bool = True,
+    prompt: Prompt | None = None,
+) -> ChoiceText:
     request = Request(id=RequestId("r"), prompt_tokens=1, output_tokens_max=99, arrived_at_s=0.0)
     rules = TextRules(
         tokenizer=TOKENIZER,
@@ -28,6 +34,7 @@ def make(*, stops: tuple[str, ...] = (), with_logprobs: bool = False, prompt: Pr
         tokens_min=0,
         tokens_max=99,
         with_logprobs=with_logprobs,
+        skip_special=skip_special,
         follows_text=True,
     )
     return ChoiceText(
@@ -50,6 +57,13 @@ def news(data: bytes, finish: Finish | None = None, *, first: int = 0) -> Update
 def test_a_character_over_many_tokens_comes_out_whole() -> None:
     choice = make()
     assert [choice.apply(news(bytes([byte]))).text for byte in "🙂!".encode()] == ["", "", "", "🙂", "!"]
+
+
+@pytest.mark.parametrize(("skip_special", "text"), [(True, "a"), (False, "a<bos>")])
+def test_special_tokens_are_text_only_if_they_are_wanted(text: str, *, skip_special: bool) -> None:
+    choice = make(skip_special=skip_special)
+    tokens = tuple(OutputToken(RequestId("r"), 1, index, token) for index, token in enumerate((3 + ord("a"), 1)))
+    assert choice.apply(Update(tokens=tokens)).text == text
 
 
 def test_half_a_character_at_the_end_is_shown_as_one_that_is_missing() -> None:

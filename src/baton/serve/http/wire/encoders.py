@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, ClassVar, Protocol
 
-from msgspec import json
+from msgspec import UNSET, UnsetType, json
 
 from baton.compute.models.tokenizer import Tokenizer
 from baton.core.types import FinishReason
 from baton.serve.http.choice import ChoiceDelta, TokenEntry
 from baton.serve.http.tools.parser import CallPart
 from baton.serve.http.wire.responses import (
+    FINGERPRINT,
     AnswerMessage,
     ChatChoice,
     ChatCompletion,
@@ -31,6 +32,7 @@ from baton.serve.http.wire.responses import (
 from baton.serve.live.live_request import Timings
 
 DONE = b"data: [DONE]\n\n"
+_ROLE = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
 FINISH_JSON: dict[ChatFinish, bytes] = {"stop": b'"stop"', "length": b'"length"', "tool_calls": b'"tool_calls"'}
 LOGPROB_MIN = -9999.0
 """OpenAI's value for the logarithm of 0, because JSON has no infinity."""
@@ -61,6 +63,10 @@ class WholeChoice:
     """Finish reason for chats: `finish_reason`, or `tool_calls`."""
     stop_string: str | None = None
     """The stop string that ended the text. None: no stop string did."""
+    reasoning: str = ""
+    token_ids: Sequence[int] | None = None
+    """Output tokens. None: the client does not want them."""
+    prompt_token_ids: Sequence[int] | None = None
 
 
 class ResponseEncoder(Protocol):
@@ -94,14 +100,18 @@ class ChunkFrame:
     """The constant part of all chunks of a response. It is encoded once, so that a token costs one join of bytes."""
 
     def __init__(self, head: ResponseHead, kind: str) -> None:
-        names = b'"id":%b,"object":%b,"created":%d,"model":%b'
-        fields = names % (json.encode(head.id), json.encode(kind), head.created, json.encode(head.model))
+        names = b'"id":%b,"object":%b,"created":%d,"model":%b,"system_fingerprint":%b'
+        texts = (json.encode(text) for text in (head.model, FINGERPRINT))
+        fields = names % (json.encode(head.id), json.encode(kind), head.created, *texts)
         self._prefix = b"data: {" + fields + b',"choices":['
         self._suffix = b'],"usage":null}\n\n' if head.include_usage else b"]}\n\n"
 
-    def chunk(self, choice: bytes) -> bytes:
-        """Return a chunk around the JSON of a choice."""
-        return self._prefix + choice + self._suffix
+    def chunk(self, choice: bytes, usage: Usage | None = None, further: bytes = b"") -> bytes:
+        """Return a chunk around the JSON of a choice. `further`: more fields of the chunk, each after a comma."""
+        if usage is None and not further:
+            return self._prefix + choice + self._suffix
+        end = self._suffix[1:-3] if usage is None else b',"usage":' + json.encode(usage)
+        return self._prefix + choice + b"]" + further + end + b"}\n\n"
 
     def last(self, choice: bytes, timings: Timings) -> bytes:
         """Return a chunk around the JSON of a choice that has ended, with its timings."""
@@ -135,9 +145,9 @@ class CompletionEncoder:
 
     def delta(self, index: int, delta: ChoiceDelta, *, first: bool) -> bytes:
         logprobs = b"null" if self._top_logprobs is None else json.encode(self._logprobs(delta.entries))
-        return self._frame.chunk(
-            b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":null}' % (index, json.encode(delta.text), logprobs)
-        )
+        fields = b'"index":%d,"text":%b,"logprobs":%b,"finish_reason":null' % (index, json.encode(delta.text), logprobs)
+        ids = _ids(b"prompt_token_ids", delta.prompt_token_ids) + _ids(b"token_ids", delta.token_ids)
+        return self._frame.chunk(b"{" + fields + ids + b"}", delta.usage)
 
     def last(self, index: int, finish_reason: ChatFinish, timings: Timings, *, stop_string: str | None = None) -> bytes:
         reason = FINISH_JSON[finish_reason]
@@ -166,6 +176,8 @@ class CompletionEncoder:
             text=choice.text,
             logprobs=None if self._top_logprobs is None else self._logprobs(choice.entries),
             finish_reason=choice.finish_reason,
+            token_ids=_unless_none(choice.token_ids),
+            prompt_token_ids=_unless_none(choice.prompt_token_ids),
         )
 
     def _logprobs(self, entries: Sequence[TokenEntry]) -> CompletionLogprobs:
@@ -197,15 +209,18 @@ class ChatEncoder:
         self._frame = ChunkFrame(head, "chat.completion.chunk")
 
     def delta(self, index: int, delta: ChoiceDelta, *, first: bool) -> bytes:
-        parts = [b'"role":"assistant"'] if first else []
-        if delta.text or not delta.calls:
+        parts: list[bytes] = []
+        if delta.reasoning:
+            parts.append(b'"reasoning_content":' + json.encode(delta.reasoning))
+        if delta.text or not (delta.calls or delta.reasoning):
             parts.append(b'"content":' + json.encode(delta.text))
         if delta.calls:
             parts.append(b'"tool_calls":' + json.encode([_call_delta(part) for part in delta.calls]))
         logprobs = json.encode(self._logprobs(delta.entries)) if self._with_logprobs else b"null"
-        return self._frame.chunk(
-            b'{"index":%d,"delta":{%b},"logprobs":%b,"finish_reason":null}' % (index, b",".join(parts), logprobs)
-        )
+        fields = b'"index":%d,"delta":{%b},"logprobs":%b,"finish_reason":null' % (index, b",".join(parts), logprobs)
+        further = _ids(b"prompt_token_ids", delta.prompt_token_ids)
+        chunk = self._frame.chunk(b"{" + fields + _ids(b"token_ids", delta.token_ids) + b"}", delta.usage, further)
+        return self._frame.chunk(_ROLE % index, delta.usage) + chunk if first else chunk
 
     def last(self, index: int, finish_reason: ChatFinish, timings: Timings, *, stop_string: str | None = None) -> bytes:
         reason = FINISH_JSON[finish_reason]
@@ -225,6 +240,7 @@ class ChatEncoder:
             created=self._head.created,
             model=self._head.model,
             choices=[self._choice(choice) for choice in choices],
+            prompt_token_ids=_unless_none(choices[0].prompt_token_ids),
             usage=usage,
             timings=timings,
         )
@@ -236,6 +252,7 @@ class ChatEncoder:
             message=_message(choice),
             logprobs=self._logprobs(choice.entries) if self._with_logprobs else None,
             finish_reason=choice.chat_finish,
+            token_ids=_unless_none(choice.token_ids),
         )
 
     def _logprobs(self, entries: Sequence[TokenEntry]) -> ChatLogprobs:
@@ -254,10 +271,21 @@ class ChatEncoder:
         return TopLogprob(self._tokenizer.token_text(token), finite(logprob), list(self._tokenizer.token_bytes(token)))
 
 
+def _ids(name: bytes, tokens: Sequence[int] | None) -> bytes:
+    """Return a further field of a JSON object, after a comma. Nothing: there are no tokens to show."""
+    return b"" if tokens is None else b',"%b":%b' % (name, json.encode(tokens))
+
+
+def _unless_none(tokens: Sequence[int] | None) -> Sequence[int] | UnsetType:
+    return UNSET if tokens is None else tokens
+
+
 def _message(choice: WholeChoice) -> AnswerMessage:
+    reasoning = choice.reasoning or UNSET
     if not choice.calls:
-        return AnswerMessage(content=choice.text)
-    return AnswerMessage(content=choice.text or None, tool_calls=tool_calls(choice.calls))
+        return AnswerMessage(content=choice.text, reasoning_content=reasoning)
+    calls = tool_calls(choice.calls)
+    return AnswerMessage(content=choice.text or None, tool_calls=calls, reasoning_content=reasoning)
 
 
 def tool_calls(parts: Sequence[CallPart]) -> list[ToolCall]:

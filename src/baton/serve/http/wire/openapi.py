@@ -9,6 +9,8 @@ import msgspec
 from baton.compute.models.card import ModelCard
 from baton.serve.http.wire import responses, schemas
 from baton.serve.http.wire.errors import ErrorBody
+from baton.serve.http.wire.messages import CountTokensRequest, MessagesRequest, TokenCount
+from baton.serve.http.wire.response_api import ResponsesRequest
 from baton.serve.http.wire.schemas import EMBEDDING_INPUTS_MAX
 from baton.serve.live.running import RunningRequests
 from baton.serve.live.status import ClusterStatus
@@ -33,16 +35,26 @@ _ERRORS = {
 _READING = (401, 403, 500)
 _FINDING = (401, 403, 404, 500)
 _POSTING = (400, 401, 403, 404, 413, 415, 429, 500, 503)
-_SCHEMAS = (
-    schemas.CompletionRequest,
-    schemas.ChatRequest,
-    schemas.EmbeddingRequest,
-    schemas.TokenizeRequest,
+_STRICT = (
     schemas.DetokenizeRequest,
     schemas.CancelRequest,
     schemas.DrainRequest,
     schemas.RestartRequest,
     schemas.RoleRequest,
+)
+"""Bodies that never may have unknown fields."""
+_STRICT_NAMES = {body.__name__ for body in _STRICT}
+_SCHEMAS = (
+    schemas.CompletionRequest,
+    schemas.ChatRequest,
+    schemas.EmbeddingRequest,
+    schemas.TokenizeRequest,
+    *_STRICT,
+    ResponsesRequest,
+    MessagesRequest,
+    CountTokensRequest,
+    TokenCount,
+    responses.DeletedResponse,
     responses.Completion,
     responses.ChatCompletion,
     responses.EmbeddingList,
@@ -61,14 +73,20 @@ _SCHEMAS = (
 )
 
 
-def openapi_document(card: ModelCard, version: str, *, choices_max: int) -> Json:
-    """Return the OpenAPI document of the server. The ranges of fields follow from the model and the settings."""
+def openapi_document(card: ModelCard, version: str, *, choices_max: int, is_strict: bool) -> Json:
+    """Return the OpenAPI document of the server. The ranges of fields follow from the model and the settings.
+
+    `is_strict`: the server rejects unknown fields.
+    """
     _, components = msgspec.json.schema_components(_SCHEMAS, ref_template=_REF)
     _narrow_tokens(components, card.vocab_tokens)
     embedding = components["EmbeddingRequest"]["properties"]
     embedding["input"] = _prompt_schema(card.vocab_tokens, EMBEDDING_INPUTS_MAX)
     embedding["dimensions"] = {"enum": [card.embedding_dim, None], "default": None}
     _relate_fields(components, card.vocab_tokens, choices_max)
+    if not is_strict:
+        for name in components.keys() - _STRICT_NAMES:
+            components[name].pop("additionalProperties", None)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Baton", "version": version, "description": "OpenAI-compatible API of a Baton server."},
@@ -89,12 +107,29 @@ def _paths() -> Json:
         "/v1/embeddings": {
             "post": _post("Turn texts into vectors", "EmbeddingRequest", "EmbeddingList", (*_POSTING, 501))
         },
+        "/v1/responses": {
+            "post": _generating_any("Answer a conversation, as OpenAI's Responses API", "ResponsesRequest")
+        },
+        "/v1/responses/{response}": {
+            "get": _get_any("Read a response that the server keeps", _FINDING),
+            "delete": _get("Delete a response that the server keeps", "DeletedResponse", _FINDING),
+            "parameters": _path_parameter("response"),
+        },
+        "/v1/messages": {
+            "post": _generating_any("Answer a conversation, as Anthropic's Messages API", "MessagesRequest")
+        },
+        "/v1/messages/count_tokens": {
+            "post": _post("Count the tokens of a conversation", "CountTokensRequest", "TokenCount")
+        },
         "/v1/models": {"get": _get("List the model that is served", "ModelList")},
         "/v1/models/{model}": {"get": _get("Describe a model", "Model", _FINDING, _path_parameter("model"))},
         "/tokenize": {"post": _post("Turn text or a conversation into token ids", "TokenizeRequest", "Tokens")},
         "/detokenize": {"post": _post("Turn token ids into text", "DetokenizeRequest", "Detokenized")},
         "/health": {"get": _get("Tell whether requests can be served", "Health", (500, 503))},
         "/ready": {"get": _get("Tell whether requests can be served", "Health", (500, 503))},
+        "/ping": {
+            method: _get("Tell whether requests can be served", "Health", (500, 503)) for method in ("get", "post")
+        },
         "/metrics": {"get": _get_text("Read the metrics for Prometheus", "text/plain")},
         "/cluster": {"get": _get("Show workers, hosts and policies", "ClusterStatus")},
         "/cluster/log": {
@@ -118,6 +153,7 @@ def _paths() -> Json:
         "/cluster/events": {"get": _get_events("Follow the figures of the dashboard, one event a second")},
         "/ui": {"get": _get_text("Open the dashboard", "text/html")},
         "/chat": {"get": _get_text("Open the chat page", "text/html")},
+        "/docs": {"get": _get_text("Open the page of this document", "text/html")},
         "/openapi.json": {"get": _get_any("Read this document")},
         "/version": {"get": _get("Tell the version", "Version")},
     }
@@ -126,6 +162,12 @@ def _paths() -> Json:
 def _generating(summary: str, request: str, response: str) -> Json:
     operation = _post(summary, request, response, (*_POSTING, 410))
     operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": _event()}
+    return operation
+
+
+def _generating_any(summary: str, request: str) -> Json:
+    operation = _generating(summary, request, "ErrorBody")
+    operation["responses"]["200"]["content"]["application/json"] = {"schema": {"type": "object"}}
     return operation
 
 

@@ -26,6 +26,10 @@ LEVELS_MAX = 256
 _PLAIN = frozenset({int, float, str, bool, type(None)})
 
 
+class UnknownFieldError(RequestError):
+    """A body has a field that Baton does not know."""
+
+
 @dataclass(frozen=True, slots=True)
 class Misfit:
     """The first part of a body that its type does not accept."""
@@ -94,6 +98,47 @@ def convert(body: Mapping[str, Any], into: type[Body]) -> Body:
             raise _misfit_error(_first_misfit(body, whole, into)) from error
     _check_messages(made)
     return made
+
+
+def without_unknown_fields(body: Mapping[str, Any], into: type[msgspec.Struct]) -> tuple[dict[str, Any], list[str]]:
+    """Return a body without the fields that a struct does not have, and their paths.
+
+    Fields of other servers that would change the response are kept, so that `convert` rejects them.
+    """
+    ignored: list[str] = []
+    return _known_part(body, _info(into), "", ignored), ignored
+
+
+def _known_part(value: Any, kind: inspect.Type, path: str, ignored: list[str]) -> Any:  # noqa: ANN401
+    match kind:
+        case inspect.Metadata():
+            return _known_part(value, kind.type, path, ignored)
+        case inspect.UnionType():
+            member = next((part for part in kind.types if _has_json_type(value, part)), None)
+            return value if member is None else _known_part(value, member, path, ignored)
+        case inspect.StructType() if isinstance(value, Mapping):
+            fields = {field.encode_name: field.type for field in kind.fields}
+            paths = {name: f"{path}.{name}" if path else name for name in value}
+            ignored += [paths[name] for name in value if name not in fields and name not in UNSUPPORTED]
+            return {
+                name: _known_part(part, fields[name], paths[name], ignored) if name in fields else part
+                for name, part in value.items()
+                if name in fields or name in UNSUPPORTED
+            }
+        case inspect.ListType() if isinstance(value, list) and _has_struct(kind.item_type):
+            return [_known_part(part, kind.item_type, f"{path}[{i}]", ignored) for i, part in enumerate(value)]
+        case _:
+            return value
+
+
+def _has_struct(kind: inspect.Type) -> bool:
+    match kind:
+        case inspect.Metadata():
+            return _has_struct(kind.type)
+        case inspect.UnionType():
+            return any(_has_struct(part) for part in kind.types)
+        case _:
+            return isinstance(kind, inspect.StructType | inspect.ListType)
 
 
 def _first_misfit(body: Mapping[str, Any], whole: Mapping[str, Any], into: type[msgspec.Struct]) -> Misfit:
@@ -247,7 +292,7 @@ def _unknown_field(name: str, struct: type[msgspec.Struct]) -> RequestError:
     if name in UNSUPPORTED:
         return RequestError(f"{name} is not supported: {UNSUPPORTED[name]}", param=name, code="unsupported_parameter")
     hint = did_you_mean(name, sorted(_fields(struct)))
-    return RequestError(f"unknown field {show(name)}{hint}", param=name, code="unknown_parameter")
+    return UnknownFieldError(f"unknown field {show(name)}{hint}", param=name, code="unknown_parameter")
 
 
 def _misfit_error(misfit: Misfit) -> RequestError:
@@ -258,7 +303,7 @@ def _misfit_error(misfit: Misfit) -> RequestError:
         if name in UNSUPPORTED:
             message = f"{path} is not supported: {UNSUPPORTED[name]}"
             return RequestError(message, param=path, code="unsupported_parameter")
-        return RequestError(f"unknown field {path}", param=path, code="unknown_parameter")
+        return UnknownFieldError(f"unknown field {path}", param=path, code="unknown_parameter")
     got = f", got {show(misfit.value)}"
     if unsupported := next((UNSUPPORTED[step] for step in misfit.steps if step in UNSUPPORTED), None):
         return RequestError(f"{path} is not supported{got}: {unsupported}", param=path, code="unsupported_parameter")

@@ -52,8 +52,9 @@ class ResponsesEncoder:
 
     def usage(self, usage: Usage, timings: Timings) -> bytes:
         status = _status(self._finish)
-        self._store_answer()
-        return self._event(f"response.{status}", {"response": self._response(status, usage, timings)})
+        response = self._response(status, usage, timings)
+        self._store(json.encode(response))
+        return self._event(f"response.{status}", {"response": response})
 
     def error(self, body: bytes) -> bytes:
         error = json.decode(body)["error"]
@@ -68,8 +69,9 @@ class ResponsesEncoder:
             self._items.append(_call_item(call.id, call.function.name, call.function.arguments, "completed"))
         if self._items:
             self._items[-1]["status"] = status
-        self._store_answer()
-        return json.encode(self._response(status, usage, timings))
+        body = json.encode(self._response(status, usage, timings))
+        self._store(body)
+        return body
 
     # ---- items
 
@@ -126,7 +128,7 @@ class ResponsesEncoder:
             "content": content,
         }
 
-    def _store_answer(self) -> None:
+    def _store(self, body: bytes) -> None:
         texts = [part["text"] for item in self._items if item["type"] == "message" for part in item["content"]]
         calls = [
             MessageToolCall(id=item["call_id"], function=CalledFunction(name=item["name"], arguments=item["arguments"]))
@@ -135,7 +137,7 @@ class ResponsesEncoder:
         ]
         text = "".join(texts)
         answer = called_message(calls, text or None) if calls else ChatMessage(role="assistant", content=text)
-        self._conversation.store(self._head.id, answer)
+        self._conversation.store(self._head.id, answer, body)
 
     # ---- events
 

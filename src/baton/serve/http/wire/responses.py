@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from importlib import metadata
 from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
 from baton.serve.live.live_request import Timings
 
+FINGERPRINT = f"baton-{metadata.version('baton')}"
+"""Value of `system_fingerprint`: the same seed gives the same text only with the same version."""
 TextFinish = Literal["stop", "length"]
 ChatFinish = Literal["stop", "length", "tool_calls"]
 
@@ -57,6 +61,8 @@ class AnswerMessage(Struct, frozen=True):
     role: Literal["assistant"] = "assistant"
     refusal: None = None
     tool_calls: list[ToolCall] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    """Text of the model between `<think>` and `</think>`."""
 
 
 class ChatChoice(Struct, frozen=True, kw_only=True):
@@ -64,6 +70,8 @@ class ChatChoice(Struct, frozen=True, kw_only=True):
     message: AnswerMessage
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinish
+    token_ids: Sequence[int] | UnsetType = UNSET
+    """Output tokens, if the client asked for `return_token_ids`."""
 
 
 class ChatCompletion(Struct, frozen=True, kw_only=True):
@@ -71,7 +79,9 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
+    system_fingerprint: str = FINGERPRINT
     choices: list[ChatChoice]
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
     usage: Usage
     timings: Timings
 
@@ -90,6 +100,9 @@ class CompletionChoice(Struct, frozen=True, kw_only=True):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: TextFinish
+    token_ids: Sequence[int] | UnsetType = UNSET
+    """Output tokens, if the client asked for `return_token_ids`."""
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
 
 
 class Completion(Struct, frozen=True, kw_only=True):
@@ -97,9 +110,16 @@ class Completion(Struct, frozen=True, kw_only=True):
     object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
+    system_fingerprint: str = FINGERPRINT
     choices: list[CompletionChoice]
     usage: Usage
     timings: Timings
+
+
+class DeletedResponse(Struct, frozen=True):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: bool = True
 
 
 class Embedding(Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from hashlib import blake2b
 import msgspec
 
 from baton.compute.models.card import ModelCard
+from baton.compute.models.tokenizer import Tokenizer
 from baton.core.errors import RequestError
 from baton.core.types import Grammar, Sampling
 from baton.serve.http.wire.schemas import ChatRequest, CompletionRequest, GenerateFields
@@ -16,7 +17,12 @@ SEED_BITS = 63
 
 
 def sampling_of(
-    body: CompletionRequest | ChatRequest, card: ModelCard, *, drawn_seed: int, grammar: Grammar | None = None
+    body: CompletionRequest | ChatRequest,
+    card: ModelCard,
+    tokenizer: Tokenizer,
+    *,
+    drawn_seed: int,
+    grammar: Grammar | None = None,
 ) -> Sampling:
     """Return the sampling parameters of choice 0. `drawn_seed` is used if the client sent no seed.
 
@@ -35,6 +41,7 @@ def sampling_of(
         frequency_penalty=_or(body.frequency_penalty, 0.0),
         repetition_penalty=_or(body.repetition_penalty, 1.0),
         logit_bias=_logit_bias(body, card.vocab_tokens),
+        bad_words=bad_words(body.bad_words or (), tokenizer),
         seed=(drawn_seed if body.seed is None else body.seed) & (2**SEED_BITS - 1),
         top_logprobs=_top_logprobs(body),
         prompt_logprobs=isinstance(body, CompletionRequest) and bool(body.echo) and body.logprobs is not None,
@@ -55,6 +62,22 @@ def for_choice(sampling: Sampling, choice: int, *, output_tokens_max: int) -> Sa
         return sampling
     digest = blake2b(f"{sampling.seed}:{choice}".encode(), digest_size=8).digest()
     return msgspec.structs.replace(sampling, seed=int.from_bytes(digest, "little") >> (64 - SEED_BITS))
+
+
+def bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Return the tokens of words that an output must not have: of each word alone, and after a space.
+
+    The tokens after a space count only if they are a form of the word of their own. Source: vLLM, `SamplingParams`.
+    """
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        alone = tuple(tokenizer.encode(word.lstrip(" "), add_special=False))
+        spaced = tuple(tokenizer.encode(" " + word.lstrip(" "), add_special=False))
+        if alone and not word.startswith(" "):
+            found[alone] = None
+        if spaced and (word.startswith(" ") or (len(spaced) == len(alone) and spaced[0] != alone[0])):
+            found[spaced] = None
+    return tuple(found)
 
 
 def check_tokens(tokens: Sequence[int], vocab_tokens: int, param: str) -> None:

@@ -13,6 +13,7 @@ from baton.core.types import Role
 
 TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
+BadWord = Annotated[str, Meta(min_length=1, max_length=64)]
 EmptyText = Annotated[str, Meta(max_length=0)]
 EmptyList = Annotated[list[Any], Meta(max_length=0)]
 Prompt = Annotated[
@@ -112,6 +113,8 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool
 class StreamOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
     """Send a last chunk with the usage."""
+    continuous_usage_stats: bool | None = None
+    """With `include_usage`: every chunk has the usage so far."""
     include_obfuscation: bool | None = None
     """No effect."""
 
@@ -154,6 +157,14 @@ class GenerateFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Numbers to add to the logits of tokens, by token id (as text)."""
     stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
+    bad_words: Annotated[list[BadWord], Meta(max_length=64)] | None = None
+    """Words that the output must not have."""
+    include_stop_str_in_output: bool | None = None
+    """The text ends with the stop string that it reached."""
+    skip_special_tokens: bool | None = None
+    """False: special tokens are part of the text."""
+    return_token_ids: bool | None = None
+    """Return the ids of the prompt's and the output's tokens."""
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     """Stop tokens and strings are ignored before this number of tokens. A smaller `max_tokens` takes precedence."""
     ignore_eos: bool | None = None
@@ -179,6 +190,8 @@ class GenerateFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    spaces_between_special_tokens: bool | None = None
 
 
 class CompletionRequest(GenerateFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -213,13 +226,20 @@ class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
 class ChatRequest(GenerateFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
-    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
-    max_completion_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    """0: only put the prompt into the cache."""
+    max_completion_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     """Further variables of the model's chat template, such as Qwen3's `enable_thinking`."""
+    reasoning_effort: Annotated[str, Meta(max_length=64)] | None = None
+    """A variable of the chat template. `none` sets `enable_thinking` to false besides."""
+    verbosity: Annotated[str, Meta(max_length=64)] | None = None
+    """A variable of the chat template."""
+    include_reasoning: bool | None = None
+    """False: leave the text between `<think>` and `</think>` out, which otherwise is `reasoning_content`."""
     tools: ToolList | None = None
     tool_choice: ToolChoice | None = None
     """Default: `auto`."""
@@ -288,8 +308,6 @@ UNSUPPORTED = {
     "modalities": "Baton answers with text only",
     "audio": "Baton answers with text only",
     "prediction": "Baton takes no predicted output",
-    "reasoning_effort": "Baton does not steer reasoning",
-    "verbosity": "Baton does not steer verbosity",
     "web_search_options": "Baton does not search the web",
     "guided_whitespace_pattern": "Baton bounds the white space in JSON by itself",
     "whitespace_pattern": "Baton bounds the white space in JSON by itself",
@@ -300,10 +318,6 @@ UNSUPPORTED = {
     "prompt_logprobs": "use echo with logprobs on /v1/completions",
     "prompt_embeds": "Baton takes prompts as text or token ids",
     "truncate_prompt_tokens": "Baton does not truncate prompts",
-    "skip_special_tokens": "special tokens are never part of the text",
-    "spaces_between_special_tokens": "special tokens are never part of the text",
-    "include_stop_str_in_output": "the stop string is never part of the text",
-    "bad_words": "use logit_bias with -100",
     "allowed_token_ids": "use logit_bias",
     "continue_final_message": "Baton starts a new message",
     "chat_template": "the model's own chat template is used",
