@@ -70,6 +70,7 @@ class Ours:
 
             from baton.move.transport.nixl import NixlTransport
             from baton.move.transport.port import Extent, Ticket
+            from baton.move.transport.protection import Protection
             from baton.move.transport.shm import ShmTransport
             from baton.move.transport.tcp import TcpTransport
             from baton.move.transport.tcp_peer import TcpLimits
@@ -77,9 +78,11 @@ class Ours:
             raise SystemExit(f"{error}: pip install -e .") from error
         self._extent, self._borrowing = Extent, way == "reference"
         self._pack, self._unpack = msgspec.to_builtins, lambda ticket: msgspec.convert(ticket, Ticket)
-        if way.startswith("tcp"):
-            streams = int(way.removeprefix("tcp") or TcpLimits().streams)
-            self._transport: Any = TcpTransport(f"{host}:0", limits=TcpLimits(streams=streams))
+        if way.startswith(("tcp", "tls")):
+            streams = int(way[3:] or TcpLimits().streams)
+            protection = Protection(b"benchmark" * 4 if way.startswith("tls") else b"")
+            limits = TcpLimits(streams=streams)
+            self._transport: Any = TcpTransport(f"{host}:0", limits=limits, protection=protection)
         elif way == "baton-nixl":
             self._transport = NixlTransport(f"{host}:0")
         else:

@@ -1,7 +1,8 @@
 """How long the KV of a handoff takes over each way, beside one plain copy of the same bytes in memory.
 
 python benchmarks/transfers.py [--tokens 512 2048 7500 32000] [--bytes-max 4.3e9] [--repeats 7]
-    [--ways reference shm tcp baton-nixl nixl nixl-tcp mooncake] [--peer-python VENV/bin/python] [--no-links]
+    [--ways reference shm tcp tls baton-nixl nixl nixl-tcp mooncake] [--peer-python VENV/bin/python] [--no-links]
+    [--name transfers]
 
 Every way is a pair of processes over the same two memories; repeats go round the ways in turn. Blocks are of 16 tokens,
 in shuffled order on both sides, unless the row says otherwise. `nixl` and `mooncake` are driven directly, by the Python
@@ -34,8 +35,9 @@ PEERS = ("nixl", "nixl-tcp", "mooncake")
 ELSEWHERE = ("baton-nixl", *PEERS)
 """What the peers' Python runs: `baton-nixl` is Baton's transport over NIXL."""
 
-WAYS = ("reference", "shm", "tcp", "baton-nixl", *PEERS)
-LINK_WAYS = ("tcp", "nixl-tcp", "mooncake")
+WAYS = ("reference", "shm", "tcp", "tls", "baton-nixl", *PEERS)
+"""`tls` is the encrypted `tcp`. Both may end in a number of connections, such as `tls2`."""
+LINK_WAYS = ("tcp", "tls", "nixl-tcp", "mooncake")
 SPACES = ("baton-bench-a", "baton-bench-b")
 HOSTS = ("10.231.7.1", "10.231.7.2")
 Run = tuple[int, int]
@@ -306,6 +308,7 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", default=list(WAYS))
     parser.add_argument("--peer-python", help="a Python with nixl-cu12 and mooncake; without it they are left out")
     parser.add_argument("--no-links", action="store_true", help="no shaped links")
+    parser.add_argument("--name", default="transfers", help="name of the result file")
     parser.add_argument("--cut-tokens", type=int, default=7500, help="length of the prompt that is cut in several ways")
     args = parser.parse_args()
     if args.cut_tokens < 128:
@@ -333,9 +336,7 @@ def main() -> None:
     ways = ["memcpy", *(way for way in args.ways if way != "reference")]
     for name, found in figures.items():
         print(f"{name}:", found if isinstance(found, str) else "\n" + shown(found, ways), file=sys.stderr)
-    record.write(
-        "transfers", {"what": "KV of a prompt, blocks of 16 tokens shuffled on both sides", "figures": figures}
-    )
+    record.write(args.name, {"what": "KV of a prompt, blocks of 16 tokens shuffled on both sides", "figures": figures})
 
 
 if __name__ == "__main__":

@@ -203,7 +203,15 @@ def transfers() -> list[str]:
     note = (
         "KV of a prompt in scattered blocks of 16 tokens. Baton's `shm` has one question to the source more since then."
     )
-    return section("Transports", "transfers", heads, rows, note)
+    return section("Transports", "transfers", heads, rows, note) + encryption()
+
+
+def encryption() -> list[str]:
+    figures: dict[str, Any] = load("transfers-tls").get("figures", {}).get("one machine", {})
+    kinds = ("memcpy", "tcp", "tls")
+    rows = [[case, *(_rate(figures[case]["ways"].get(kind)) for kind in kinds)] for case in figures]
+    note = "Both ends share the cores of one machine, so encryption and decryption take turns."
+    return section("Encryption", "transfers-tls", ["GB/s", "memcpy", "`tcp`", "`tcp`, encrypted"], rows, note)
 
 
 def streaming(name: str, title: str) -> list[str]:

@@ -122,7 +122,6 @@ def pool_node() -> Iterator[Callable[..., Made]]:
 
 
 def _encrypted(folder: Path, block_bytes: int) -> Made:
-    pytest.importorskip("cryptography", reason="no package cryptography: pip install 'baton[encryption]'")
     below = _file(folder, block_bytes + OVERHEAD_BYTES, "direct")
 
     def open_() -> Store:

@@ -25,6 +25,29 @@ def tcp(request: pytest.FixtureRequest) -> Iterator[Kit]:
         yield made
 
 
+@pytest.fixture
+def encrypted() -> Iterator[Kit]:
+    with kit_of("tcp encrypted") as made:
+        yield made
+
+
+def test_a_bit_that_flips_in_encrypted_bytes_ends_the_connection(encrypted: Kit) -> None:
+    """Even without a checksum: TLS notices it, and the piece is pulled again over another connection."""
+    flips = [70_000]
+
+    def flip(start: int, data: bytearray) -> None:
+        if flips and start <= flips[0] < start + len(data):
+            data[flips.pop() - start] ^= 16
+
+    source, target = encrypted.side(8 * SIZE_BYTES), encrypted.side(8 * SIZE_BYTES)
+    ticket, content = offered(source)
+    proxy, through = encrypted.proxied(ticket, alter=flip)
+    assert target.transport.pull(through, target.whole()).wait(60) == 8 * SIZE_BYTES
+    assert not flips
+    assert proxy.connections > TcpLimits().streams
+    assert target.content() == content
+
+
 def test_a_broken_stream_is_resumed(tcp: Kit) -> None:
     """Every connection is cut in the middle, twice: only pieces without a trailer are sent again."""
     gate = Gate(300_000)

@@ -128,7 +128,9 @@ NIXL = pytest.mark.skipif(find_spec("nixl_cu12") is None, reason="needs the extr
 @pytest.mark.parametrize("transport", ["tcp", "shm", pytest.param("nixl", marks=NIXL)])
 def test_every_transport_brings_the_same_text(transport: str, tmp_path: Path, mixed_text) -> None:
     path = tmp_path / "baton.toml"
-    path.write_text(f"[hosts]\ntransports = ['{transport}']\n")
+    path.write_text(
+        f"[hosts]\ntransports = ['{transport}']\nencrypt_kv = {'false' if transport == 'nixl' else 'true'}\n"
+    )
     bodies = [{**PROMPT, "prompt": f"{index} {PROMPT['prompt']}"} for index in range(4)]
     with cluster("hash", {"a": PREFILL, "b": DECODE}, "--config", str(path)) as (server, _):
         threads, answers = many(server, bodies)

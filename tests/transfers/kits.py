@@ -23,6 +23,7 @@ from baton.move.transport.memory import MemoryExchange, MemoryTransport
 from baton.move.transport.nixl import NixlTransport
 from baton.move.transport.offers import Source
 from baton.move.transport.port import Extent, Ticket, Transport
+from baton.move.transport.protection import Protection
 from baton.move.transport.shm import ShmTransport
 from baton.move.transport.staged import StagedMemory
 from baton.move.transport.tcp import TcpTransport
@@ -31,7 +32,8 @@ from tests.transfers.wires import Alter, Gate, Proxy
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PIECE_BYTES = 64 << 10
-TRANSPORTS = ("memory", "shm", "tcp", "nixl", "memory staged", "tcp staged", "nixl staged")
+SECRET = b"s" * 32
+TRANSPORTS = ("memory", "shm", "tcp", "tcp encrypted", "nixl", "memory staged", "tcp staged", "nixl staged")
 """`staged`: the memories are a device's, copied in portions."""
 PORTION_BYTES = 24_000
 """Not a divisor of a piece."""
@@ -90,6 +92,7 @@ class Kit:
 
     name: str
     staged: bool = False
+    encrypted: bool = False
     opened: ExitStack = field(default_factory=ExitStack)
     proxies: ExitStack = field(default_factory=ExitStack)
     exchange: MemoryExchange = field(default_factory=MemoryExchange)
@@ -123,7 +126,7 @@ class Kit:
             case "shm":
                 return ShmTransport(copy=copy, source=source)
             case name:
-                return transport_of(name, source)
+                return transport_of(name, source, encrypted=self.encrypted)
 
     def through(self, ticket: Ticket, gate: Gate) -> Ticket:
         """Return a ticket whose bytes pass the gate: by a proxy, or in the target's copies."""
@@ -139,7 +142,8 @@ class Kit:
 
     def remote(self, seed: int, size_bytes: int, *, listen: str = "") -> RemoteSide:
         module = ["-m", "tests.transfers.source_process"]
-        name = f"{self.name} staged" if self.staged else self.name
+        ways = ["staged"] * self.staged + ["encrypted"] * self.encrypted
+        name = " ".join([self.name, *ways])
         command = [sys.executable, *module, name, str(seed), str(size_bytes), listen]
         process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.opened.callback(end, process)
@@ -155,13 +159,14 @@ def register(transport: Transport, arena: Arena, staged: bool) -> int:
     return transport.register(StagedMemory(device, portion_bytes=PORTION_BYTES, lanes=LANES))
 
 
-def transport_of(name: str, source: Source, listen: str = "") -> Transport:
+def transport_of(name: str, source: Source, listen: str = "", *, encrypted: bool = False) -> Transport:
     if name == "shm":
         return ShmTransport(listen.rpartition("/")[2] or None, source=source)
     if name == "nixl":
         return NixlTransport(listen or "127.0.0.1:0", devices="lo", source=source)
     limits = TcpLimits(piece_bytes=PIECE_BYTES, pause_s=0.005)
-    return TcpTransport(listen or "127.0.0.1:0", limits=limits, source=source)
+    protection = Protection(SECRET) if encrypted else None
+    return TcpTransport(listen or "127.0.0.1:0", limits=limits, source=source, protection=protection)
 
 
 def held_copy(gate: Gate) -> Copy:
@@ -186,7 +191,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
 def kit_of(name: str) -> Iterator[Kit]:
     if name.startswith("nixl") and importlib.util.find_spec("nixl_cu12") is None:
         pytest.skip("NIXL is not installed: pip install -e '.[nixl]'")
-    kit = Kit(name.removesuffix(" staged"), staged=name.endswith(" staged"))
+    wire, *ways = name.split()
+    kit = Kit(wire, staged="staged" in ways, encrypted="encrypted" in ways)
     with kit.opened, kit.proxies:
         yield kit
 

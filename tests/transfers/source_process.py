@@ -16,8 +16,9 @@ from tests.transfers.kits import register, transport_of
 def main(name: str, seed: int, size_bytes: int, listen: str) -> None:
     arena = create_arena(size_bytes)
     source = Source()
-    transport = transport_of(name.removesuffix(" staged"), source, listen)
-    region = register(transport, arena, name.endswith(" staged"))
+    wire, *ways = name.split()
+    transport = transport_of(wire, source, listen, encrypted="encrypted" in ways)
+    region = register(transport, arena, "staged" in ways)
     arena.memory[:] = random.Random(seed).randbytes(size_bytes)
     ticket = transport.offer([Extent(0, size_bytes, region)], lease_s=600.0)
     print(msgspec.json.encode(ticket).decode(), flush=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 Alter = Callable[[int, bytearray], None]
+Tap = Callable[[bytes], None]
 
 
 class Gate:
@@ -41,11 +42,15 @@ class Gate:
 class Proxy:
     """A proxy that passes a TCP source's answers through a gate and may change them."""
 
-    def __init__(self, address: str, *, gate: Gate | None = None, alter: Alter | None = None) -> None:
+    def __init__(
+        self, address: str, *, gate: Gate | None = None, alter: Alter | None = None, tap: Tap | None = None
+    ) -> None:
+        """`tap` sees the bytes of both directions, in the threads of the proxy."""
         host, port = address.rsplit(":", 1)
         self._target = (host, int(port))
         self._gate = gate
         self._alter = alter
+        self._tap = tap
         self._passed_bytes = 0
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
@@ -98,6 +103,8 @@ class Proxy:
     def _pump(self, source: socket.socket, target: socket.socket, *, answers: bool) -> None:
         with contextlib.suppress(OSError):
             while data := bytearray(source.recv(65536)):
+                if self._tap:
+                    self._tap(bytes(data))
                 if answers:
                     if self._gate:
                         self._gate.pass_bytes(len(data))

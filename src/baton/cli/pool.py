@@ -29,7 +29,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
     add("--bytes", type=float, required=True, metavar="N", help="memory to offer, such as 16e9")
     add("--host", default="127.0.0.1", metavar="ADDR", help="address to listen on (default: %(default)s)")
     add("--port", type=int, default=PORT, metavar="P", help="0 takes a free one (default: %(default)s)")
-    add("--secret-file", type=Path, metavar="FILE", help="secret of the clients: pool://HOST?secret_file=FILE")
+    add(
+        "--secret-file",
+        type=Path,
+        metavar="FILE",
+        help="secret that clients need, and that encrypts: pool://HOST?secret_file=FILE",
+    )
     add("--insecure", action="store_true", help="allow an address beyond loopback without a secret")
 
 

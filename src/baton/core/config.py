@@ -11,7 +11,7 @@ from msgspec import Struct, structs
 from baton.core.class_config import ClassConfig, RouteConfig, class_problems, late_targets
 from baton.core.engine_config import EnginesConfig
 from baton.core.errors import ConfigError
-from baton.core.http_config import HttpConfig, Port
+from baton.core.http_config import HttpConfig, Port, is_loopback
 from baton.core.limits import LimitsConfig
 from baton.core.served_model import ServedModelConfig
 from baton.core.validation import Range, out_of_range, type_problems, valid_part
@@ -232,6 +232,9 @@ class HostsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     transports: tuple[Literal["shm", "tcp", "nixl"], ...] = ("shm", "tcp")
     """Transports for KV between hosts, in order of preference. `shm` works between hosts on one machine; `nixl` needs
     the extra `nixl` on every host."""
+    encrypt_kv: bool = True
+    """Encrypt KV between hosts with TLS, by a secret that the server gives them. `false` needs `http.insecure` beyond
+    loopback. `nixl` cannot encrypt."""
     advertise: str = ""
     """Address at which other hosts reach this one. Empty: the address at which the first host reached the server."""
     silent_s: ShortTimeout = 10.0
@@ -347,6 +350,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
         if not self.hosts.transports:
             found.append("hosts.transports is empty, so hosts cannot exchange KV: name shm, tcp or both")
+        if "nixl" in self.hosts.transports and self.hosts.encrypt_kv:
+            found.append("hosts.transports has nixl, which cannot encrypt: remove it, or set hosts.encrypt_kv = false")
         found += self.http.problems() + self.engines.problems()
         found += class_problems(self.classes, self.routes, self.default_class)
         return found
@@ -360,7 +365,13 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             return [f"--engine {self.engines.start} starts all workers: leave out --engine-url, --hosts and --tier"]
         if self.kv.preemption == "swap" and not self.tiers and not self.hosts.expected:  # joining hosts may bring tiers
             return ["kv.preemption is 'swap', but there are 0 tiers to read from: add --tier URL, or take 'recompute'"]
-        return [*self.http.missing_keys(), *late_targets(self.classes, self.slo.ttft_s, self.limits.queue_s)]
+        found = self.http.missing_keys()
+        offers_at = self.hosts.listen or self.http.host
+        if not (self.hosts.encrypt_kv or self.http.insecure or is_loopback(offers_at)):
+            found.append(
+                f"hosts.encrypt_kv is false, so {offers_at} sends KV in plain text: remove it, or add --insecure"
+            )
+        return found + late_targets(self.classes, self.slo.ttft_s, self.limits.queue_s)
 
 
 def load(text: str) -> Config:

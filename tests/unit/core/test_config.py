@@ -175,3 +175,15 @@ def test_a_swap_that_has_nowhere_to_read_from_is_lacking() -> None:
     assert Config(kv=swap, tiers=(TierConfig(url="file:///kv"),)).lacks() == []
     assert Config(kv=swap, hosts=HostsConfig(expected=1)).lacks() == []
     assert Config().lacks() == []
+
+
+def test_kv_in_plain_text_leaves_the_machine_with_insecure_only() -> None:
+    """`nixl` cannot encrypt, so it needs the same consent."""
+    (problem,) = problems_of("[hosts]\ntransports = ['nixl']")
+    assert "nixl, which cannot encrypt: remove it, or set hosts.encrypt_kv = false" in problem
+    plain = "[hosts]\nencrypt_kv = false\ntransports = ['nixl']\n"
+    assert load(plain).lacks() == []
+    exposed = f"{plain}[http]\nhost = '10.0.0.1'\napi_keys = ['k']\n"
+    (problem,) = load(exposed).lacks()
+    assert "hosts.encrypt_kv is false, so 10.0.0.1 sends KV in plain text: remove it, or add --insecure" in problem
+    assert load(f"{exposed}insecure = true\n").lacks() == []

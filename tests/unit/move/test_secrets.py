@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import random
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from baton.cli.main import main
 from baton.core.errors import ConfigError, StoreError, TransferError
 from baton.core.keys import read_shared_secret
 from baton.move.ipc.challenge import WrongSecretError, admit, prove
+from baton.move.ipc.cluster_tls import ClusterTls
 from baton.move.store.node import StoreNode
 from baton.move.store.store_url import open_store
 from baton.move.transport.port import Extent
+from baton.move.transport.protection import Protection
 from baton.move.transport.tcp import TcpTransport
 from baton.move.transport.tcp_peer import TcpLimits
+from tests.transfers.wires import Proxy
 
 SECRET, OTHER = b"s" * 32, b"o" * 32
 BLOCK_BYTES = 1024
 NAME = bytes(range(16))
+KV = random.Random(4).randbytes(1 << 16)
+
+
+def shows_kv(seen: list[bytes]) -> bool:
+    """Return whether an eavesdropper has seen a run of 32 bytes of `KV`."""
+    return any(KV[start : start + 32] in data for data in seen for start in range(0, len(KV), 4096))
 
 
 def outcome(work: Callable[[], None], caught: list[Exception]) -> None:
@@ -119,6 +132,37 @@ def test_a_client_without_the_secret_is_refused_with_the_remedy(
     opened(locked_node, f"secret_file={files[SECRET]}")
 
 
+@pytest.mark.parametrize("secret", [SECRET, b""])
+def test_an_eavesdropper_sees_blocks_only_without_a_secret(files: dict[bytes, Path], secret: bytes) -> None:
+    node = StoreNode(host="127.0.0.1", port=0, capacity_bytes=1 << 20, secret=secret)
+    seen: list[bytes] = []
+    options = f"via=tcp&secret_file={files[SECRET]}" if secret else "via=tcp"
+    into = memoryview(bytearray(len(KV)))
+    try:
+        with Proxy(node.address, tap=seen.append) as proxy:
+            store = open_store(f"pool://{proxy.address}?{options}", layout_fingerprint="f", block_bytes=len(KV))
+            try:
+                assert store.put([(NAME, memoryview(bytearray(KV)))]) == [True]
+                assert shows_kv(seen) is not bool(secret)
+                seen.clear()
+                assert store.get([(NAME, into)]) == [True]
+            finally:
+                store.close()
+    finally:
+        node.close()
+    assert into == KV
+    assert shows_kv(seen) is not bool(secret)
+    assert any(NAME in data for data in seen) is not bool(secret)
+
+
+def test_a_silent_client_is_disconnected_soon(monkeypatch: pytest.MonkeyPatch, locked_node: StoreNode) -> None:
+    """Before it is admitted. The 256 connections of a node must not be held without the secret."""
+    monkeypatch.setattr("baton.move.store.node.FIRST_REQUEST_S", 0.1)
+    host, _, port = locked_node.address.rpartition(":")
+    with socket.create_connection((host, int(port)), 60) as silent:
+        assert silent.recv(1) == b""
+
+
 def test_a_client_with_a_secret_uses_no_node_without_one(node: StoreNode, files: dict[bytes, Path]) -> None:
     """Another process that listens at the node's port could otherwise read the blocks."""
     with pytest.raises(StoreError, match="asks for no secret"):
@@ -141,26 +185,83 @@ def test_a_short_secret_is_refused(tmp_path: Path) -> None:
 # ---- movers
 
 
-def pulled(secret: bytes) -> bytes:
-    """Pull bytes from a source with `SECRET`. Raises TransferError."""
-    source = TcpTransport("127.0.0.1:0", secret=SECRET)
-    target = TcpTransport("127.0.0.1:0", limits=TcpLimits(breaks_max=1, pause_s=0.01, stall_s=2.0), secret=secret)
+def pulled(theirs: Protection, ours: Protection, seen: list[bytes]) -> bytes:
+    """Pull `KV` through an eavesdropper from a source with another protection or the same. Raises TransferError."""
+    source = TcpTransport("127.0.0.1:0", protection=theirs)
+    limits = TcpLimits(breaks_max=1, pause_s=0.01, stall_s=2.0)
+    target = TcpTransport("127.0.0.1:0", limits=limits, protection=ours)
     try:
-        memory, into = memoryview(bytearray(b"k" * 64)), memoryview(bytearray(64))
-        ticket = source.offer([Extent(0, 64, source.register(memory))], lease_s=30)
-        target.pull(ticket, [Extent(0, 64, target.register(into))]).wait(20)
+        memory, into = memoryview(bytearray(KV)), memoryview(bytearray(len(KV)))
+        ticket = source.offer([Extent(0, len(KV), source.register(memory))], lease_s=30)
+        with Proxy(ticket.address, tap=seen.append) as proxy:
+            through = structs.replace(ticket, address=proxy.address)
+            target.pull(through, [Extent(0, len(KV), target.register(into))]).wait(20)
+        assert any(ticket.secret in data for data in seen) is shows_kv(seen)
         return bytes(into)
     finally:
         target.close()
         source.close()
 
 
-def test_movers_of_one_cluster_exchange_kv() -> None:
-    assert pulled(SECRET) == b"k" * 64
+@pytest.mark.parametrize("encrypt", [True, False])
+def test_an_eavesdropper_sees_kv_only_if_encryption_is_turned_off(encrypt: bool) -> None:
+    seen: list[bytes] = []
+    ours, theirs = (Protection(SECRET, encrypt=encrypt) for _ in range(2))
+    assert pulled(theirs, ours, seen) == KV
+    assert shows_kv(seen) is not encrypt
 
 
-@pytest.mark.parametrize("secret", [OTHER, b""])
-def test_a_mover_without_the_clusters_secret_gets_no_byte(secret: bytes) -> None:
-    """Even with a valid ticket."""
-    with pytest.raises(TransferError):
-        pulled(secret)
+@pytest.mark.parametrize(
+    ("theirs", "ours", "why"),
+    [
+        (Protection(SECRET), Protection(OTHER), "another secret"),
+        (Protection(SECRET), Protection(SECRET, encrypt=False), "hosts.encrypt_kv"),
+        (Protection(SECRET), Protection(), "hosts.encrypt_kv"),
+        (Protection(SECRET, encrypt=False), Protection(SECRET), "hosts.encrypt_kv"),
+        (Protection(SECRET, encrypt=False), Protection(OTHER, encrypt=False), "another secret"),
+        (Protection(SECRET, encrypt=False), Protection(), "hosts.encrypt_kv"),
+        (Protection(), Protection(SECRET), "hosts.encrypt_kv"),
+    ],
+)
+def test_a_mover_with_another_secret_or_protection_gets_no_byte(theirs: Protection, ours: Protection, why: str) -> None:
+    """Even with a valid ticket. The error names the setting."""
+    seen: list[bytes] = []
+    with pytest.raises(TransferError, match=why):
+        pulled(theirs, ours, seen)
+    assert not shows_kv(seen)
+
+
+def test_a_listener_without_the_secret_cannot_pose_as_a_source() -> None:
+    """A certificate of the other authority, as an attacker between two hosts has one."""
+    listening, client = socket.socketpair()
+    refusals: list[Exception] = []
+
+    def pose() -> None:
+        with listening:
+            outcome(lambda: ClusterTls(OTHER).accept(listening).close(), refusals)
+
+    thread = threading.Thread(target=pose)
+    thread.start()
+    with client, pytest.raises(WrongSecretError, match="another secret"):
+        ClusterTls(SECRET).connect(client)
+    thread.join()
+    assert len(refusals) == 1
+
+
+def test_a_client_without_a_certificate_is_refused() -> None:
+    """TLS alone is no proof: a source accepts certificates of the cluster only."""
+    listening, client = socket.socketpair()
+    refusals: list[Exception] = []
+
+    def accept() -> None:
+        with listening:
+            outcome(lambda: ClusterTls(SECRET).accept(listening).close(), refusals)
+
+    thread = threading.Thread(target=accept)
+    thread.start()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with context.wrap_socket(client) as stranger, suppress(OSError):
+        stranger.recv(1)
+    thread.join()
+    assert "PEER_DID_NOT_RETURN_A_CERTIFICATE" in str(refusals[0])

@@ -37,7 +37,7 @@ class EncryptedStore:
             from cryptography.exceptions import InvalidTag
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
         except ImportError:
-            raise StoreError("encryption needs the package cryptography: pip install 'baton[encryption]'") from None
+            raise StoreError("encryption lacks a package: pip install cryptography") from None
         self._cipher = AESGCM(key)
         self._wrong: type[Exception] = InvalidTag
         fingerprint = f"{layout_fingerprint} aes-256-gcm:{key_fingerprint(key)}"

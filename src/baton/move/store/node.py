@@ -13,11 +13,12 @@ import secrets
 import socket
 import threading
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 
 from baton.core.errors import StoreError
 from baton.core.types import BlockHash
 from baton.move.ipc.challenge import admit
+from baton.move.ipc.cluster_tls import ClusterTls
 from baton.move.ipc.connections import ConnectionServer, receive_views, send_views
 from baton.move.ipc.shared_memory import bind_abstract, create_sealed, is_same_user, machine_id
 from baton.move.store import node_wire as wire
@@ -30,6 +31,8 @@ CONNECTIONS_MAX = 256
 """Bound of the TCP connections, and separately of the connections from this machine."""
 SLOTS_MAX = 1 << 24
 """Bound of the slots. Without it, a client that chooses a tiny block size would fill this process with bookkeeping."""
+FIRST_REQUEST_S = 5.0
+"""A client that is not admitted within this time is disconnected."""
 IDLE_S = 600.0
 """The node closes a connection that sends no request for this time. A client that is still there connects again."""
 
@@ -44,7 +47,7 @@ class StoreNode:
     def __init__(self, *, host: str, port: int, capacity_bytes: int, secret: bytes = b"") -> None:
         """Bind the port, then reserve and fault in the memory, which takes a while.
 
-        `secret`: clients must know it. Empty: every client may read and write.
+        `secret`: clients must know it, and those of other machines use TLS. Empty: every client may read and write.
         Raises StoreError if the port or the memory is not available.
         """
         name = f"baton-pool-{secrets.token_hex(8)}"
@@ -65,6 +68,7 @@ class StoreNode:
         self.address = "{}:{}".format(*far.getsockname()[:2])
         self._lends_at = f"{machine_id()}/{name}"
         self._secret = secret
+        self._tls = ClusterTls(secret) if secret else None
         self._lock = threading.Lock()
         self._layout: tuple[bytes, int] | None = None
         """Digest of the layout and bytes of a block, as the first client has set them."""
@@ -82,8 +86,24 @@ class StoreNode:
 
     def _serve(self, connection: socket.socket) -> None:
         """Serve one client until it hangs up, stalls (OSError) or sends an invalid request."""
+        wire.bound_waits(connection, FIRST_REQUEST_S)
+        hello = wire.receive(connection, wire.HELLO.size)
+        if not hello.startswith(wire.MAGIC) or (_is_near(connection) and not is_same_user(connection)):
+            return
+        if not self._secret:
+            self._serve_admitted(connection, hello)
+            return
+        send_views(connection, [wire.ANSWER.pack(wire.PROVE_SECRET, wire.MAGIC, b"", 0, b"")])
+        if self._tls is None or _is_near(connection):
+            admit(connection, self._secret)
+            self._serve_admitted(connection, hello)
+            return
+        with closing(self._tls.accept(connection)) as encrypted:
+            self._serve_admitted(encrypted, wire.receive(encrypted, wire.HELLO.size))
+
+    def _serve_admitted(self, connection: socket.socket, hello: bytes) -> None:
         wire.bound_waits(connection, IDLE_S)
-        if not self._handshake(connection):
+        if not self._welcome(connection, hello):
             return
         while True:
             verb, count = wire.REQUEST.unpack(wire.receive(connection, wire.REQUEST.size))
@@ -91,14 +111,9 @@ class StoreNode:
                 return
             self._answer(connection, verb, wire.receive_hashes(connection, count))
 
-    def _handshake(self, connection: socket.socket) -> bool:
-        """Exchange greetings, and lend the memory to a client of this machine. Return whether it is accepted."""
-        magic, digest, block_bytes = wire.HELLO.unpack(wire.receive(connection, wire.HELLO.size))
-        if magic != wire.MAGIC or (_is_near(connection) and not is_same_user(connection)):
-            return False
-        if self._secret:
-            send_views(connection, [wire.ANSWER.pack(wire.PROVE_SECRET, wire.MAGIC, b"", 0, b"")])
-            admit(connection, self._secret)
+    def _welcome(self, connection: socket.socket, hello: bytes) -> bool:
+        """Answer a greeting, and lend the memory to a client of this machine. Return whether the layouts agree."""
+        _, digest, block_bytes = wire.HELLO.unpack(hello)
         with self._lock:
             if self._layout is None and 0 < block_bytes <= len(self._memory):
                 self._layout = (digest, block_bytes)

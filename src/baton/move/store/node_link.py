@@ -17,6 +17,7 @@ import xxhash
 from baton.core.errors import StoreError
 from baton.core.types import BlockHash
 from baton.move.ipc.challenge import WrongSecretError, prove
+from baton.move.ipc.cluster_tls import ClusterTls
 from baton.move.ipc.connections import receive_views, send_views
 from baton.move.ipc.dialing import Dialer
 from baton.move.ipc.shared_memory import is_same_user, map_sealed, shares_machine
@@ -158,7 +159,7 @@ class NodeDialer:
     ) -> None:
         """`shares`: number of threads that divide the copies of one call. 0: always connect over TCP.
 
-        `secret`: both ends must prove that they know it. Empty: the node must not ask for one.
+        `secret`: both ends must prove that they know it, and TCP is encrypted. Empty: the node must not ask for one.
         """
         self._where = "pool://{}:{}".format(*address)
         self._dialer = Dialer(*address)
@@ -166,6 +167,7 @@ class NodeDialer:
         self._threads = threads
         self._shares = shares
         self._secret = secret
+        self._tls = ClusterTls(secret) if secret else None
         self._lock = threading.Lock()
         self._lent: tuple[str, memoryview] | None = None
         """Name of the node's process and its mapped memory. A restarted node has another name."""
@@ -193,7 +195,9 @@ class NodeDialer:
         try:
             wire.bound_waits(connection, ANSWER_TIMEOUT_S)
             send_views(connection, [self._hello])
-            self._prove_secret(connection)
+            if self._asks_for_secret(connection):
+                connection = self._encrypted(connection)
+                send_views(connection, [self._hello])
             return connection, self._check_answer(wire.receive(connection, wire.ANSWER.size))
         except (OSError, StoreError):
             connection.close()
@@ -208,7 +212,8 @@ class NodeDialer:
             if not is_same_user(connection):
                 raise PermissionError("the node belongs to another user")
             send_views(connection, [self._hello])
-            self._prove_secret(connection)
+            if self._asks_for_secret(connection):
+                prove(connection, self._secret)
             answer, descriptors, _, _ = socket.recv_fds(connection, wire.ANSWER.size, 1, socket.MSG_WAITALL)
             memory = self._map(name, answer, descriptors)
             return SharedMemoryLink(connection, memory, self._threads, self._shares)
@@ -230,8 +235,8 @@ class NodeDialer:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _prove_secret(self, connection: socket.socket) -> None:
-        """Prove the secret if the node asks for it. Raises StoreError unless both have the same secret, or none."""
+    def _asks_for_secret(self, connection: socket.socket) -> bool:
+        """Return whether the node asks for the secret. Raises StoreError unless both have a secret, or none."""
         try:
             first = connection.recv(1, socket.MSG_PEEK)  # a descriptor of the node's memory may be beside the answer
         except BlockingIOError:  # the limit of `bound_waits`
@@ -243,10 +248,14 @@ class NodeDialer:
             raise StoreError(f"{self._where} asks for no secret: start it with baton pool --secret-file FILE")
         if asks:
             wire.receive(connection, wire.ANSWER.size)
-            try:
-                prove(connection, self._secret)
-            except (WrongSecretError, ConnectionResetError):
-                raise StoreError(f"{self._where} has another secret: give both the same file") from None
+        return asks
+
+    def _encrypted(self, connection: socket.socket) -> socket.socket:
+        assert self._tls is not None, "the node was asked for TLS without a secret"
+        try:
+            return self._tls.connect(connection)
+        except WrongSecretError:
+            raise StoreError(f"{self._where} has another secret: give both the same file") from None
 
     def _check_answer(self, answer: bytes) -> str:
         """Return the name under which the node lends its memory. Raises StoreError if the layouts differ."""

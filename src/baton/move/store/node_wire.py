@@ -1,7 +1,8 @@
 """Wire format between a pool node and its clients: fixed headers, block hashes, then the bytes of blocks.
 
 A connection begins with the client's HELLO and the node's ANSWER. If the node has a secret, it first answers with
-PROVE_SECRET, and both prove it (move/ipc/challenge.py). Then the client sends requests, one at a time:
+PROVE_SECRET. Over TCP, both open TLS by the secret (move/ipc/cluster_tls.py), and the client repeats its HELLO. Over a
+Unix socket, both prove the secret (move/ipc/challenge.py). Then the client sends requests, one at a time:
 
     put   hashes -> flags of the missing ones -> checksum and bytes of each missing one -> flags of those now kept
     get   hashes -> flags of those present, then checksum and bytes of each
@@ -28,7 +29,7 @@ HASHES_MAX = 1 << 16
 """Bound of the hashes in one request."""
 HELLO = struct.Struct("<8s16sQ")
 """MAGIC, digest of the layout's fingerprint, bytes per block."""
-MAGIC = b"BATONP04"
+MAGIC = b"BATONP05"
 ANSWER = struct.Struct("<c8s16sQ128s")
 """WELCOME, OTHER_LAYOUT or PROVE_SECRET, the node's own HELLO, and where it lends its memory: `machine/socket`."""
 PLACE = struct.Struct("<16sQ")

@@ -33,6 +33,7 @@ class OfferStatus(IntEnum):
     BUSY = 5
     NOT_SHARED = 6
     OTHER_USER = 7
+    OTHER_PROTECTION = 8
 
 
 REFUSALS = {
@@ -42,6 +43,8 @@ REFUSALS = {
     OfferStatus.OTHER_RANGE: "the ticket's extents are not those offered; use the ticket as the source gave it",
     OfferStatus.BUSY: "the source has reached its limit of connections; raise its connections_max",
     OfferStatus.OTHER_USER: "it lends memory to processes of its own user only; run both as one user, or use tcp",
+    OfferStatus.OTHER_PROTECTION: "it protects connections in another way; the server sets the secret and"
+    " hosts.encrypt_kv of all hosts: let both join the same server",
     OfferStatus.NOT_SHARED: "the source's memory has no descriptor; register it with one, or pull over tcp",
 }
 

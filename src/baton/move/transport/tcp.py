@@ -10,6 +10,7 @@ from baton.core.errors import TransferError
 from baton.move.transport.offers import Source
 from baton.move.transport.piecewise_pull import CLOSED, PiecewisePull
 from baton.move.transport.port import Extent, Memory, Ticket
+from baton.move.transport.protection import Protection
 from baton.move.transport.tcp_peer import TcpLimits, TcpPeer
 from baton.move.transport.tcp_source import serve_reads
 from baton.move.transport.wire import listen_for_pulls
@@ -30,17 +31,17 @@ class TcpTransport:
         advertise: str | None = None,
         limits: TcpLimits | None = None,
         source: Source | None = None,
-        secret: bytes = b"",
+        protection: Protection | None = None,
     ) -> None:
-        """Listen on `host:port`; port 0 takes a free one. Any client with a ticket can read its offer.
+        """Listen on `host:port`; port 0 takes a free one. A client needs a ticket, and the secret of `protection`.
 
-        `secret`: that of the cluster; connections that do not know it are closed. Empty: no connection is checked.
+        `protection` None: any client with a ticket can read its offer, and KV is not encrypted.
 
         `advertise` is the address in tickets, if consumers reach this host by another one. Raises TransferError if
         `listen` is not available.
         """
         self._limits = limits or TcpLimits()
-        self._secret = secret
+        self._protection = protection or Protection()
         self._owned = source is None
         self._source = source or Source()
         listening = bind_address(listen)
@@ -48,7 +49,7 @@ class TcpTransport:
         self.address = advertise or join_address(host, port)
         self._listener = listen_for_pulls(
             listening,
-            lambda connection: serve_reads(self._source.offers, connection, secret),
+            lambda connection: serve_reads(self._source.offers, connection, self._protection),
             self._limits.connections_max,
         )
         self._lock = threading.Lock()
@@ -89,7 +90,7 @@ class TcpTransport:
             if len(self._peers) >= _PEERS_MAX:
                 self._peers = {name: peer for name, peer in self._peers.items() if not peer.is_unused}
             if address not in self._peers:
-                self._peers[address] = TcpPeer(split_address(address), self._limits, self._secret)
+                self._peers[address] = TcpPeer(split_address(address), self._limits, self._protection)
             return self._peers[address]
 
 

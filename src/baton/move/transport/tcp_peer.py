@@ -13,11 +13,12 @@ from msgspec import Struct
 
 from baton.core.errors import TransferError
 from baton.move.backoff import Backoff
-from baton.move.ipc.challenge import prove
+from baton.move.ipc.challenge import WrongSecretError
 from baton.move.ipc.connections import hang_up, limit_waits, receive_views
 from baton.move.ipc.dialing import Dialer
 from baton.move.transport.offers import REFUSALS, OfferStatus
 from baton.move.transport.piecewise_pull import BUG, CLOSED, PiecewisePull, PullPiece
+from baton.move.transport.protection import Protection
 from baton.move.transport.wire import (
     TRAILER_BYTES,
     BrokenStreamError,
@@ -40,6 +41,7 @@ class TcpLimits(Struct, frozen=True, kw_only=True):
     piece_bytes: int = 4 << 20
     """Size of a request, and of a retry after a broken connection."""
     connect_s: float = 5.0
+    """Time to connect, and then for each answer until the connection is protected."""
     stall_s: float = 15.0
     """A connection without a byte for this time counts as broken."""
     breaks_max: int = 4
@@ -60,12 +62,11 @@ class TcpLimits(Struct, frozen=True, kw_only=True):
 class TcpPeer:
     """Queue of pieces from one source, and its connections. They are made on demand and closed when idle."""
 
-    def __init__(self, address: tuple[str, int], limits: TcpLimits, secret: bytes) -> None:
-        """`secret`: the key of the cluster, with which each connection proves its right to read. Empty: no proof."""
+    def __init__(self, address: tuple[str, int], limits: TcpLimits, protection: Protection) -> None:
         self.address = address
         self.dialer = Dialer(*address)
         self.limits = limits
-        self.secret = secret
+        self.protection = protection
         self._changed = threading.Condition()
         self._wanted: deque[PullPiece] = deque()
         self._streams: dict[TcpStream, threading.Thread] = {}
@@ -227,7 +228,7 @@ class TcpStream:
             try:
                 connection.sendall(request.packed())
             except OSError as error:
-                raise _busy_error(connection) or error from error
+                raise _refusal(connection) or error from error
         return bool(self._requested)
 
     def _fetch(self, piece: PullPiece) -> None:
@@ -290,14 +291,10 @@ class TcpStream:
         connection = self._peer.dialer.connect(limits.connect_s)
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        limit_waits(connection, receive_s=limits.stall_s, send_s=limits.stall_s)
+        limit_waits(connection, receive_s=limits.connect_s, send_s=limits.connect_s)
         fit_buffers(connection)
-        if self._peer.secret:
-            try:
-                prove(connection, self._peer.secret)
-            except OSError:
-                connection.close()
-                raise
+        connection = self._peer.protection.connect(connection)
+        limit_waits(connection, receive_s=limits.stall_s, send_s=limits.stall_s)
         with self._lock:
             self._connection = connection
             if self._closed:
@@ -317,7 +314,10 @@ class TcpStream:
         self._disconnect()
         pieces = [piece for piece in self._requested if piece.pull.wanted]
         self._requested.clear()
-        if not is_own:
+        if isinstance(error, WrongSecretError):
+            for piece in pieces:
+                piece.pull.fail(f"{self._source()} sends no KV to this host: {error}")
+        elif not is_own:
             self._count_break(pieces, error)
         self._peer.requeue(reversed([piece for piece in pieces if piece.pull.wanted]))
         if not is_own:
@@ -355,12 +355,14 @@ def _receive_bytes(piece: PullPiece, connection: socket.socket, end: memoryview)
     return state.intdigest()
 
 
-def _busy_error(connection: socket.socket) -> BrokenStreamError | None:
-    """Return the error if the source has refused the connection with BUSY before it read the request."""
+def _refusal(connection: socket.socket) -> OSError | None:
+    """Return the error if the source has refused the connection before it read the request."""
     try:
         status, _, _ = receive_answer(connection)
     except OSError:
         return None
+    if status is OfferStatus.OTHER_PROTECTION:
+        return WrongSecretError(REFUSALS[status])
     return BrokenStreamError(REFUSALS[status]) if status is OfferStatus.BUSY else None
 
 

@@ -10,12 +10,13 @@ from contextlib import closing
 import xxhash
 
 from baton.core.errors import TransferError
-from baton.move.ipc.challenge import admit
 from baton.move.ipc.connections import limit_waits, send_views
 from baton.move.transport.offers import Offer, Offers, OfferStatus
+from baton.move.transport.protection import Protection
 from baton.move.transport.wire import (
     BrokenStreamError,
     SourceRequest,
+    Verb,
     answer_head,
     fit_buffers,
     receive_request,
@@ -37,20 +38,22 @@ _SUMMED_BYTES = 256 * 1024
 """Bytes that are checksummed and sent at a time, while the cache holds them."""
 
 
-def serve_reads(offers: Offers, connection: socket.socket, secret: bytes) -> None:
-    """Answer one consumer until it hangs up. Raises OSError after a break, a stall or an invalid request.
-
-    A consumer that does not know the secret of the cluster is disconnected. If `secret` is empty, none is checked.
-    """
+def serve_reads(offers: Offers, connection: socket.socket, protection: Protection) -> None:
+    """Answer one consumer until it hangs up. Raises OSError after a break, a stall or an invalid request."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     fit_buffers(connection)
     limit_waits(connection, receive_s=FIRST_REQUEST_S, send_s=_STALL_S)
-    if secret:
-        admit(connection, secret)
+    with closing(protection.accept(connection)) as protected:
+        _answer_requests(offers, protected)
+
+
+def _answer_requests(offers: Offers, connection: socket.socket) -> None:
     request = receive_request(connection)
     limit_waits(connection, receive_s=_IDLE_S, send_s=_STALL_S)
     while request is not None:
         offer = offers.find(request.epoch, request.number, request.secret)
+        if request.verb in (Verb.PROVE, Verb.ENCRYPT):
+            offer = OfferStatus.OTHER_PROTECTION
         status = offer if isinstance(offer, OfferStatus) else _check_range(request, offer)
         if isinstance(offer, OfferStatus) or status is not OfferStatus.VALID:
             connection.sendall(answer_head(status, offers.epoch, 0))
@@ -88,13 +91,12 @@ def _send_bytes(
         for views in portions:
             if not offer.checksum:
                 send_views(connection, [*first, *views])
-            else:
-                for view in first:
-                    connection.sendall(view, socket.MSG_MORE)
-                for view in _pieces(views, _SUMMED_BYTES):
-                    state.update(view)
-                    connection.sendall(view)
-            first = []
+                first = []
+                continue
+            for view in _pieces(views, _SUMMED_BYTES):
+                state.update(view)
+                send_views(connection, [*first, view])
+                first = []
 
 
 def _pieces(views: Sequence[memoryview], size_bytes: int) -> Iterator[memoryview]:

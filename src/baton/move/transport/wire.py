@@ -49,6 +49,10 @@ class Verb(IntEnum):
     """As CHECK, and attach the descriptor of the region whose number is in `size_bytes`."""
     CARD = 4
     """As CHECK, and describe the memory for NIXL. The source polls NIXL until the next CHECK."""
+    PROVE = 5
+    """First request of a connection: prove the secret of the cluster. The other fields are empty."""
+    ENCRYPT = 6
+    """First request of a connection: open TLS. The other fields are empty."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,6 +180,7 @@ class Membership:
             advertise=address.advertise,
             tiers=self._config.tiers,
             secret=address.mover_secret,
+            encrypt=self._config.hosts.encrypt_kv,
             fingerprint=fingerprint_of(self._identity, self._computing.layout, self._computing.dtype),
         )
         silent_s = self._config.hosts.mover_silent_s

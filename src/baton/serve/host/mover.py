@@ -29,6 +29,7 @@ from baton.move.ipc.shared_memory import machine_id
 from baton.move.transport.convert import source_extents
 from baton.move.transport.nixl import NixlTransport
 from baton.move.transport.port import Memory, Pull, Ticket, Transport
+from baton.move.transport.protection import Protection
 from baton.move.transport.shm import ShmTransport
 from baton.move.transport.staged import StagedMemory
 from baton.move.transport.tcp import TcpTransport, with_port
@@ -100,7 +101,10 @@ class Mover:
         if name == ShmTransport.name:
             return ShmTransport()
         listen = with_port(setup.listen, 0)
-        made = NixlTransport(listen) if name == NixlTransport.name else TcpTransport(listen, secret=setup.secret)
+        if name == NixlTransport.name:
+            made: NixlTransport | TcpTransport = NixlTransport(listen)
+        else:
+            made = TcpTransport(listen, protection=Protection(setup.secret, encrypt=setup.encrypt))
         assert made.name == name, f"{name} is no transport"
         if setup.advertise:
             made.address = with_port(setup.advertise, int(made.address.rpartition(":")[2]))

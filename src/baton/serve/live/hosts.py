@@ -270,6 +270,7 @@ class Hosts:
             listen=config.listen or self._parts.config.http.host,
             advertise=config.advertise or address,
             secret=self._mover_secret,
+            encrypt=config.encrypt_kv,
         )
         self._mover = MoverSupervisor(setup, own.arena.fd, self, silent_s=config.mover_silent_s, tell=self._tell)
         self.copying.add_host(own.id, self._mover, self.driver.layout)

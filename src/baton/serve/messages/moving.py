@@ -32,6 +32,8 @@ class MoverSetup(Struct, frozen=True, kw_only=True, tag=True):
     """Tiers below the arena, the fastest first."""
     secret: bytes = b""
     """Secret of all movers of the cluster. A mover that reads KV must prove that it has the secret. Empty: none."""
+    encrypt: bool = True
+    """Whether KV between movers is encrypted, by the `secret`."""
     fingerprint: str = ""
     """Digest of everything that a block's bytes depend on, except its tokens."""
 

@@ -13,8 +13,6 @@ from baton.move.store.port import Store
 from baton.move.store.store_url import open_store
 from tests.stores import content, get, names, put
 
-pytest.importorskip("cryptography", reason="no package cryptography: pip install 'baton[encryption]'")
-
 BLOCK_BYTES = 5000
 KEY, OTHER_KEY = bytes(range(32)), bytes(range(1, 33))
 

@@ -65,7 +65,6 @@ def test_every_mistake_in_a_url_is_told_at_once(url: str, problems: list[str]) -
 
 
 def test_a_url_with_a_key_opens_an_encrypted_store(tmp_path: Path) -> None:
-    pytest.importorskip("cryptography", reason="no package cryptography: pip install 'baton[encryption]'")
     key = tmp_path / "key"
     key.touch(mode=0o600)
     key.write_text("5a" * 32)
