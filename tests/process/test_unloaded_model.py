@@ -14,7 +14,7 @@ from baton.serve.models import Models
 
 async def _run() -> None:
     config = Config(model="hash:a", topology=Topology(mixed=1), kv=KVConfig(blocks=8))
-    facts = ServerFacts(url="", tls=None, tell=lambda _line: None)
+    facts = ServerFacts(url="", join_url="", tls=None, tell=lambda _line: None)
     models = Models(config, assemble_models(config), facts, changed=lambda: None)
     try:
         await models.start()

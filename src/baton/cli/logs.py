@@ -12,14 +12,11 @@ from baton.cli.output import warn
 from baton.core.config import PolicyConfig
 from baton.core.errors import ConfigError
 from baton.core.plugin import source_digests
-from baton.decide.control.build import build_policies
+from baton.decide.control.build import build_coordinator, build_policies
 from baton.decide.control.cluster import Cluster
-from baton.decide.control.coordinator import Coordinator
 from baton.decide.control.decision_log import Decision, LogHeader, SimHeader
 from baton.decide.control.guarded_eviction import eviction_maker
 from baton.decide.control.host_pools import PoolRules
-from baton.decide.control.retries import Retries
-from baton.decide.control.start_queue import StartQueue
 from baton.decide.cost.load import load_cost
 from baton.decide.policy.policy_sets import policy_set
 from baton.lab.report.questions import Notes, watched
@@ -61,11 +58,9 @@ def build_cluster(header: Header, notes: Notes | None = None) -> Cluster:
     policies = build_policies(header.policy, load_cost(header.cost, folder=Path()).cost)
     if notes is not None:
         policies = watched(policies, notes)
-    queue, window, retries = StartQueue(header.queue_s), header.prompts.window, Retries(header.retries)
-    coordinator = Coordinator(policies, header.block_tokens, retries, window, queue)
     eviction = eviction_maker(header.policy.eviction, _warn)
     rules = PoolRules(eviction=eviction, prompts=header.prompts, handover_bytes=header.handover_bytes)
-    return Cluster(coordinator, rules)
+    return Cluster(build_coordinator(header, policies), rules)
 
 
 def _warn(why: str) -> None:

@@ -21,6 +21,7 @@ COMMANDS = {
     "pool": "give this machine's memory to hosts, for KV blocks that they share",
     "keys": "edit the API keys of a server",
     "restart": "restart the workers of a server one after the other",
+    "ray": "start and end a server on a Ray cluster",
     "bench": "measure a server with a load",
     "sim": "simulate a cluster on a trace",
     "plan": "find the hardware, the roles and the parallelism that meet an SLO",

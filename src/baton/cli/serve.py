@@ -7,9 +7,10 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
@@ -21,6 +22,7 @@ from baton.core.engine_config import engine_of
 from baton.core.errors import ConfigError
 from baton.core.files import in_file
 from baton.core.keys import read_keys
+from baton.core.launching import Launcher
 from baton.core.model_tables import model_configs
 from baton.core.served_model import ServedModelConfig
 from baton.move.ipc.tls import ServerTls
@@ -72,6 +74,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
     parser.add_argument("--engine-flags", metavar="FLAGS", help="further flags of each started server, as one text")
     parser.add_argument("--engine-store", metavar="URL", help="store for the KV of started servers, as of a tier")
     parser.add_argument("--engine-key-file", type=Path, metavar="FILE", help=f"their key (default: {ENGINE_KEY})")
+    parser.add_argument(
+        "--launcher",
+        choices=get_args(Launcher),
+        help="ray: hosts run on Ray; external: another system scales (default: local)",
+    )
     parser.add_argument("--host", metavar="H", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, metavar="P", help="port to listen on; 0 takes a free one (default: 8000)")
     _add_computing(parser)
@@ -220,6 +227,12 @@ def run(args: argparse.Namespace) -> int:
     from baton.serve.live.several_models import assemble_models  # late, so that a wrong flag is reported at once
     from baton.serve.service import serve
 
+    if config.launcher.use == "ray":
+        from baton.integrations.ray.launcher import RayLauncher  # an optional part
+
+        launcher = RayLauncher(config, tell)
+        models = [replace(parts, launcher=launcher) for parts in assemble_models(config)]
+        return event_loop()(serve(config, models, tell=tell))
     if not config.engines.servers and config.engines.start == "baton":
         return event_loop()(serve(config, assemble_models(config), tell=tell))
     from baton.integrations.engines.fleet import EngineFleet  # an optional part
@@ -235,7 +248,7 @@ def run(args: argparse.Namespace) -> int:
 
 def configuration(args: argparse.Namespace) -> Config:
     """Return the configuration of the file, overridden by the flags. Raises ConfigError with every problem."""
-    config = _read(args.config) if args.config is not None else Config()
+    config = read_config(args.config) if args.config is not None else Config()
     topology = config.topology
     hosts = _with(config.hosts, {"expected": args.hosts, "port": args.hosts_port})
     if any(count is not None for count in (args.prefill, args.decode, args.mixed)):
@@ -244,6 +257,13 @@ def configuration(args: argparse.Namespace) -> Config:
             raise ConfigError(
                 "--prefill, --decode and --mixed are all 0: there would be no worker; give at least one, or --hosts"
             )
+    launcher = _with(config.launcher, {"use": args.launcher})
+    parallel = _with(config.parallel, {"tensor": args.tp, "pipeline": args.pp})
+    if launcher.use == "ray":
+        gpus = parallel.tensor * parallel.pipeline if (args.device or config.device).startswith("cuda") else 0
+        launcher = launcher.with_groups(topology.counts(), cpus=args.threads or config.threads or 1, gpus=gpus)
+        expected = sum(group.hosts for group in launcher.groups)
+        topology, hosts = Topology(), msgspec.structs.replace(hosts, expected=expected)
     kv = {"dtype": args.kv_dtype, "blocks": args.kv_blocks, "block_tokens": args.block_tokens}
     top = {
         name: vars(args)[name]
@@ -267,7 +287,8 @@ def configuration(args: argparse.Namespace) -> Config:
             "topology": topology,
             "hosts": hosts,
             "engines": _with(config.engines, _engines(args)),
-            "parallel": _with(config.parallel, {"tensor": args.tp, "pipeline": args.pp}),
+            "launcher": launcher,
+            "parallel": parallel,
             "kv": _with(config.kv, kv),
             "tiers": tuple(TierConfig(url=url) for url in args.tier) if args.tier else None,
             "batch": _with(config.batch, {"step_tokens_max": args.step_tokens, "requests_max": args.batch_requests}),
@@ -369,7 +390,8 @@ def _with(struct: Section, given: Mapping[str, Any]) -> Section:
     return msgspec.structs.replace(struct, **{name: value for name, value in given.items() if value is not None})
 
 
-def _read(path: Path) -> Config:
+def read_config(path: Path) -> Config:
+    """Return the configuration of a file. Raises ConfigError with every problem."""
     with in_file(path, "the configuration"):
         return load(path.read_text(encoding="utf-8"))
 

@@ -12,8 +12,10 @@ from baton.core.class_config import ClassConfig, RouteConfig, class_problems, la
 from baton.core.engine_config import EnginesConfig
 from baton.core.errors import ConfigError
 from baton.core.http_config import HttpConfig, Port, is_loopback
+from baton.core.launching import LauncherConfig
 from baton.core.limits import LimitsConfig
 from baton.core.served_model import ServedModelConfig
+from baton.core.types import Role
 from baton.core.validation import Range, out_of_range, type_problems, valid_part
 
 WORKERS_MAX = 256
@@ -59,6 +61,10 @@ class Topology(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     prefill: int = 0
     decode: int = 0
     mixed: int = 0
+
+    def counts(self) -> dict[Role, int]:
+        """Return the number of workers by role."""
+        return {"prefill": self.prefill, "decode": self.decode, "mixed": self.mixed}
 
 
 class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -314,6 +320,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sandbox: SandboxConfig = SandboxConfig()
     hosts: HostsConfig = HostsConfig()
     engines: EnginesConfig = EnginesConfig()
+    launcher: LauncherConfig = LauncherConfig()
 
     def problems(self) -> list[str]:
         """Return every problem of the configuration. Empty: the server can start."""
@@ -352,7 +359,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             found.append("hosts.transports is empty, so hosts cannot exchange KV: name shm, tcp or both")
         if "nixl" in self.hosts.transports and self.hosts.encrypt_kv:
             found.append("hosts.transports has nixl, which cannot encrypt: remove it, or set hosts.encrypt_kv = false")
-        found += self.http.problems() + self.engines.problems()
+        found += self.http.problems() + self.engines.problems() + self.launcher.problems()
         found += class_problems(self.classes, self.routes, self.default_class)
         return found
 
@@ -363,6 +370,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             return ["engines.servers lists all workers: leave out --prefill, --decode, --mixed, --hosts and --tier"]
         if self.engines.start != "baton" and (self.engines.servers or self.hosts.expected or self.tiers):
             return [f"--engine {self.engines.start} starts all workers: leave out --engine-url, --hosts and --tier"]
+        if self.launcher.use == "ray" and len(self.models) > 1:
+            return [f"launcher.use is 'ray', whose hosts serve one model, but there are {len(self.models)}: name one"]
         if self.kv.preemption == "swap" and not self.tiers and not self.hosts.expected:  # joining hosts may bring tiers
             return ["kv.preemption is 'swap', but there are 0 tiers to read from: add --tier URL, or take 'recompute'"]
         found = self.http.missing_keys()

@@ -36,6 +36,8 @@ class ServerFacts:
 
     url: str
     """Address of the server, for messages."""
+    join_url: str
+    """URL at which hosts join."""
     tls: ServerTls | None
     """Its certificate. None: connections are not encrypted."""
     tell: Tell
@@ -90,6 +92,8 @@ class ModelFleet:
         await self._start_tiers()
         if self._engines is not None:
             await self._engines.start(self._on_hosts)
+        if self.parts.launcher is not None:
+            await self.parts.launcher.start(self._server.join_url, self.parts.driver.lose)
         self._start_workers()
         # Read the tokenizer while the workers start: it takes as long as their imports.
         self.services = await asyncio.to_thread(self._load_services)
@@ -120,6 +124,8 @@ class ModelFleet:
             await self._engines.stop()
         if self._own is not None:
             await self._own.stop()
+        if parts.launcher is not None:
+            await parts.launcher.stop()
         for task in self._tasks:
             task.cancel()
         if parts.driver.log is not None:
@@ -173,7 +179,8 @@ class ModelFleet:
         if self._engines is not None:
             return
         if parts.own is None:
-            self._tell(f"waiting for {parts.config.hosts.expected} hosts: baton host --join {self._server.url}")
+            hint = f": baton host --join {self._server.url}" if parts.launcher is None else ""
+            self._tell(f"waiting for {parts.config.hosts.expected} hosts{hint}")
             return
         own, notices = parts.own, Notices(tell=self._tell, ready=self._on_own_ready, failed=self._on_failed)
         cores, survival = parts.computing.share.cores, parts.config.survival
@@ -213,7 +220,8 @@ class ModelFleet:
             if engines.failure:
                 self._on_failed(engines.failure)
                 return
-        if gateway.state == "ready" and self._own is None and not joined:
+        is_asleep = self.parts.driver.cluster.coordinator.reshaping.is_asleep
+        if gateway.state == "ready" and self._own is None and not joined and not is_asleep:
             gateway.state = "deserted"
             waiting, wait_s = len(self.parts.driver.live), self.parts.config.survival.wait_s
             self._tell(f"all hosts are gone; {waiting} requests wait for one, up to {wait_s:g} s{hint}")
@@ -273,12 +281,28 @@ class ModelFleet:
             host = command.host
         if not isinstance(command, DismissHost) and self._own is not None and own is not None and host == own.id:
             self._own.resize(command)
-        elif not self._hosts.resize(command):
+        elif not self._resize_launched(command) and not self._hosts.resize(command):
             self._tell(f"no host can carry out this decision: {command}")
             if isinstance(command, StartWorker):
                 driver.lose(command.worker, "no host can start it")
             elif isinstance(command, RestartWorker) and command.worker in driver.links:
                 driver.join(driver.links[command.worker])  # it stays; the restart goes on with the next one
+
+    def _resize_launched(self, command: StartWorker | RetireWorker | RestartWorker | DismissHost) -> bool:
+        """Start a host for a worker, or end the host of the last one. Return False if that is not the launcher's."""
+        launcher, driver = self.parts.launcher, self.parts.driver
+        if launcher is not None and isinstance(command, StartWorker):
+            launcher.launch(command)
+            return True
+        if launcher is None or not isinstance(command, RetireWorker) or command.worker not in driver.links:
+            return False
+        host = driver.links[command.worker].view.host
+        others = [link for name, link in driver.links.items() if link.view.host == host and name != command.worker]
+        if any(link.state != "lost" for link in others) or not launcher.retire(host):
+            return False
+        if host in self._hosts.members:
+            self._hosts.members[host].ask_to_leave("scaling asks for fewer hosts")
+        return True
 
     async def _check_at_idle(self) -> None:
         """Check for lost KV blocks (INV-2, INV-4) whenever no request is running."""

@@ -85,7 +85,9 @@ class Service:
         self._failure = ""
         self._announced: Sequence[ModelFleet] | None = None
         """The models that were announced as ready. None: the first ones are loading."""
-        facts = ServerFacts(url=self._url, tls=self._tls, tell=tell)
+        join_host = http.admin_host if http.admin_port else http.host
+        join_url = _url(join_host, listeners[-1].getsockname()[1], scheme=self._url.partition(":")[0])
+        facts = ServerFacts(url=self._url, join_url=join_url, tls=self._tls, tell=tell)
         self._models = Models(config, models, facts, changed=self._on_change, engines=engines)
         self._keyring = Keyring(
             KeySources(

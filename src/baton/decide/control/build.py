@@ -11,9 +11,10 @@ from baton.core.config import Plugin, PolicyConfig
 from baton.core.plugin import check_port, load_plugin
 from baton.core.ports import CostModel
 from baton.decide.control.coordinator import Coordinator, Policies
-from baton.decide.control.retries import Retries, RetryRules
+from baton.decide.control.decision_log import LogHeader
+from baton.decide.control.reshaping import Reshaping
+from baton.decide.control.retries import Retries
 from baton.decide.control.start_queue import StartQueue
-from baton.decide.kv.window import Window
 from baton.decide.policy.admission import AdmissionPolicy
 from baton.decide.policy.fairness import FairnessPolicy
 from baton.decide.policy.fleet import MovesPolicy, RolesPolicy, ScalingPolicy
@@ -26,17 +27,19 @@ from baton.decide.policy.streaming import StreamingPolicy
 Port = TypeVar("Port")
 
 
-def build_coordinator(
-    policy: PolicyConfig,
-    *,
-    cost: CostModel,
-    block_tokens: int,
-    retries: RetryRules,
-    window: Window | None = None,
-    queue_s: float | None = None,
-) -> Coordinator:
-    """Return a coordinator with the configured policies. Raises ConfigError if a plug-in is invalid."""
-    return Coordinator(build_policies(policy, cost), block_tokens, Retries(retries), window, StartQueue(queue_s))
+def build_coordinator(header: LogHeader, policies: Policies) -> Coordinator:
+    """Return the coordinator that a log's header describes, in its state before the first event.
+
+    `policies`: those of the header, or wrappers around them.
+    """
+    return Coordinator(
+        policies,
+        header.block_tokens,
+        Retries(header.retries),
+        header.prompts.window,
+        StartQueue(header.queue_s),
+        Reshaping(header.scaling),
+    )
 
 
 def build_policies(policy: PolicyConfig, cost: CostModel) -> Policies:

@@ -65,7 +65,7 @@ class Coordinator:
     window: Window | None = None
     """Attention window of the model. None: at least one layer attends to all tokens."""
     queue: StartQueue = field(default_factory=StartQueue)
-    _reshaping: Reshaping = field(default_factory=Reshaping)
+    reshaping: Reshaping = field(default_factory=Reshaping)
     _fleet: Fleet = field(default_factory=Fleet)
     _bound: Bound = field(default_factory=Bound)
     _prefixes: Prefixes = field(default_factory=Prefixes)
@@ -88,11 +88,11 @@ class Coordinator:
     def open_host(self, host: HostId, workers_max: int | None) -> None:
         """Record the maximum number of workers of a host. None: it has not stated one."""
         if workers_max is not None:
-            self._reshaping.workers_max[host] = workers_max
+            self.reshaping.workers_max[host] = workers_max
 
     def leave_host(self, host: HostId) -> list[CoordinatorCommand]:
         """Assign no further requests to a leaving host, and begin to move its decodes."""
-        self._reshaping.workers_max.pop(host, None)
+        self.reshaping.workers_max.pop(host, None)
         self.moves.drain_host(host)
         return self.moves.leave_draining(self.policies, self._cluster())
 
@@ -112,10 +112,10 @@ class Coordinator:
                 return self._close(request_id, "cancelled")
             case WorkerJoined(view=view):
                 self._fleet.join(view)
-                self._reshaping.joined(view.id)
+                self.reshaping.joined(view.id)
                 return [*self._empty_room(), *self.moves.roll()]
             case WorkerLost(worker=worker, reason=reason):
-                self._reshaping.lost(worker, now_s)
+                self.reshaping.lost(worker, now_s)
                 return self._lose([worker], reason, is_planned=self.moves.rolling.is_ending(worker))
             case RestartWanted(workers=workers):
                 self.moves.rolling.want(workers)
@@ -123,7 +123,7 @@ class Coordinator:
             case HostLost(host=host):
                 self._prefixes.forget(host)
                 self.moves.forget_host(host)
-                self._reshaping.workers_max.pop(host, None)
+                self.reshaping.workers_max.pop(host, None)
                 return self._lose([view.id for view in processes_of(self._fleet) if view.host == host], None)
             case WaitedTooLong(wait_s=wait_s):
                 return [end for close in self._room.reject_overdue(wait_s, now_s) for end in self._end(close)]
@@ -147,12 +147,12 @@ class Coordinator:
     @property
     def reshaping_failure(self) -> str:
         """Error message of the last failure of a policy for roles, scaling or moves. Empty: there was none."""
-        return self._reshaping.failure
+        return self.reshaping.failure
 
     @property
     def starting(self) -> Mapping[Role, int]:
         """Number of requested workers that have not joined, by role."""
-        return self._reshaping.starting
+        return self.reshaping.starting
 
     @property
     def waiting_since_s(self) -> float | None:
@@ -224,7 +224,7 @@ class Coordinator:
         self.slot_queue.begin(flight.request)
         if not candidates:
             self._room.enter(flight.request.id, self._now_s)
-            return [*self._reshaping.wake(self._cluster(), self.policies, self._fleet, self._now_s)]
+            return [*self.reshaping.wake(self._cluster(), self.policies, self._fleet, self._now_s)]
         start = self._start_prefill if flight.stage == "prefill" else self._start_decode
         return start(flight, candidates, cluster)
 
@@ -349,10 +349,10 @@ class Coordinator:
     def _reshape(self, window: LoadWindow, now_s: float) -> list[CoordinatorCommand]:
         """Apply the fleet's policies, and begin moves: those that a policy chose, and those off draining workers."""
         commands = self.moves.roll()
-        commands += self._reshaping.tick(window, self._cluster(), self.policies, self._fleet, now_s)
+        commands += self.reshaping.tick(window, self._cluster(), self.policies, self._fleet, now_s)
         commands += self.moves.leave_draining(self.policies, self._cluster())
         if flights := self.moves.movable():
-            wanted = self._reshaping.moves(self._cluster(), flights, self.policies, now_s)
+            wanted = self.reshaping.moves(self._cluster(), flights, self.policies, now_s)
             commands += [command for name, target in wanted.items() for command in self.moves.begin(name, target)]
         return commands
 
@@ -394,6 +394,6 @@ class Coordinator:
             workers=self._fleet.views(),
             prefix_hit_tokens={},
             waiting_requests=len(self._room) + len(self.slot_queue) + len(self.turns) + self.moves.draining_requests(),
-            starting=self._reshaping.starting,
+            starting=self.reshaping.starting,
             bound=self._bound.loads,
         )

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from baton.core.config import PolicyConfig
 from baton.core.copies import CopyEnded, LandingWanted, LayersDone, LeaseWanted
 from baton.core.handoff_paths import PathChosen
+from baton.core.launching import ScalingRules
 from baton.core.leaving import HostLeaving
 from baton.core.messages import (
     CoordinatorEvent,
@@ -34,7 +35,7 @@ from baton.decide.control.cluster_messages import ClusterEvent, HostAdded, Logge
 from baton.decide.control.retries import RetryRules
 from baton.decide.kv.window import PromptRules
 
-LOG_VERSION = 13
+LOG_VERSION = 14
 """Version of the log's format; a test fails if the format changes without it. Since version 4 there is one entry per
 event from outside, with all commands. Earlier versions held the coordinator's decisions only. Version 5 adds the
 deadline of the queue. Version 6 names a chosen path `PathChosen.path` (`WayChosen.way` before) and a store's event
@@ -43,7 +44,8 @@ learned prices of steps in the view of a worker, and `StopRequest.only_unstarted
 queue, `TokensServed`, service classes, predicted latencies in `StartPrefill`, and hosts that leave. Version 9 adds
 `Request.deferred_s`. Version 10 adds `Request.resumed_tokens`, rolling restarts, and the bounds of retries and of
 prefixes that are handed over. Version 11 adds `Request.client`. Version 12 adds
-`ServiceClass.urgent_ttft_s`. Version 13 adds `EngineCacheChanged`."""
+`ServiceClass.urgent_ttft_s`. Version 13 adds `EngineCacheChanged`. Version 14
+adds the rules of scaling."""
 
 
 class LogHeader(Struct, frozen=True, kw_only=True, tag=True):
@@ -60,6 +62,7 @@ class LogHeader(Struct, frozen=True, kw_only=True, tag=True):
     retries: RetryRules = RetryRules()
     handover_bytes: int = 0
     """As in `PoolRules`."""
+    scaling: ScalingRules = ScalingRules()
     sources: dict[str, str] = {}
     """The digest of the source of each user-defined policy, by its `module:Class`. See `source_digests`."""
 

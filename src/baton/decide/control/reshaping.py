@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from baton.core.launching import ScalingRules
 from baton.core.messages import RetireWorker, SetRole, StartWorker
 from baton.core.types import ROLES, ClusterView, FlightView, HostId, LoadWindow, RequestId, Role, WorkerId, WorkerView
 from baton.decide.control.advice import Policies, PolicyFailure, asked
@@ -22,7 +23,10 @@ START_AGAIN_S = 10.0
 class Reshaping:
     """Applies the choices of the policies for roles and scaling to the fleet."""
 
+    rules: ScalingRules = field(default_factory=ScalingRules)
     history: LoadHistory = field(default_factory=LoadHistory)
+    targets: Mapping[Role, int] = field(default_factory=dict[Role, int])
+    """Workers per role that the scaling policy asked for last. Roles that it left out are missing."""
     failure: str = ""
     """Error message of the last failure of such a policy. After a failure the fleet stays as it is."""
     workers_max: dict[HostId, int] = field(default_factory=dict[HostId, int])
@@ -38,6 +42,17 @@ class Reshaping:
     def starting(self) -> dict[Role, int]:
         """Number of requested workers that have not joined, by role."""
         return dict(Counter(start.role for start in self._starting.values())) if self._starting else {}
+
+    @property
+    def is_asleep(self) -> bool:
+        """Return whether the scaling policy has retired the whole fleet because it is idle."""
+        return bool(self.targets) and not any(self.targets.values())
+
+    @property
+    def waits_for_hosts(self) -> bool:
+        """Return whether hosts were requested that may not have joined yet."""
+        is_started_elsewhere = self.rules.starts == "none" and any(self.targets.values())
+        return is_started_elsewhere or (self.rules.starts == "hosts" and bool(self._starting))
 
     def tick(
         self, window: LoadWindow, cluster: ClusterView, policies: Policies, fleet: Fleet, now_s: float
@@ -74,6 +89,9 @@ class Reshaping:
         target = asked(scaling, lambda: scaling.target(cluster, self.history, policies.cost, now_s))
         if isinstance(target, PolicyFailure):
             self.failure = target.reason
+            return []
+        self.targets = dict(target)
+        if self.rules.starts == "none":
             return []
         retired = self._shrink(target, cluster, fleet)
         return [*(self._grow(target, fleet) if now_s >= self._again_s else []), *retired]
@@ -112,20 +130,27 @@ class Reshaping:
         processes = Counter(view.host for view in processes_of(fleet))
         processes.update(start.host for start in self._starting.values())
         for _ in range(sum(max(0, count) for count in missing.values())):
-            host = self._freest_host(processes)
+            role = max(ROLES, key=lambda role: missing.get(role, 0) / max(1, target.get(role, 0)))
+            name = f"{role}-added-{self._started + 1}"
+            host = self._host_for(HostId(name), processes)
             if host is None:
                 break
-            role = max(ROLES, key=lambda role: missing.get(role, 0) / max(1, target.get(role, 0)))
             missing[role] -= 1
             processes[host] += 1
             self._started += 1
-            command = StartWorker(WorkerId(f"{role}-added-{self._started}"), role, host)
+            worker = first_worker(host, role) if self.rules.starts == "hosts" else WorkerId(name)
+            command = StartWorker(worker, role, host)
             self._starting[command.worker] = command
             commands.append(command)
         return commands
 
-    def _freest_host(self, processes: Mapping[HostId, int]) -> HostId | None:
-        """Return the host with the most room for workers; empty if no host has a limit, None if all are full."""
+    def _host_for(self, new: HostId, processes: Mapping[HostId, int]) -> HostId | None:
+        """Return the new host if scaling starts hosts, else the host with the most room. None: there is no room.
+
+        Empty: no host has a limit.
+        """
+        if self.rules.starts == "hosts":
+            return new if len(processes) < self.rules.hosts_max else None
         if not self.workers_max:
             return HostId("")
         host = min(self.workers_max, key=lambda host: (processes.get(host, 0) - self.workers_max[host], host))
@@ -153,6 +178,11 @@ class Reshaping:
                 fleet.leave(worker.id)
                 idle.append(RetireWorker(worker.id))
         return idle
+
+
+def first_worker(host: HostId, role: Role) -> WorkerId:
+    """Return the id of the first worker with this role on a host that joins."""
+    return WorkerId(f"{host}.{role}-0")
 
 
 def _flips(roles: Mapping[WorkerId, Role], cluster: ClusterView) -> list[SetRole]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from baton.core.messages import WorkerCommand, WorkerFailed, WorkerProgress, WorkerReady
-from baton.core.types import WorkerId, WorkerView
+from baton.core.messages import StartWorker, WorkerCommand, WorkerFailed, WorkerProgress, WorkerReady
+from baton.core.types import HostId, WorkerId, WorkerView
 from baton.serve.messages.setup import Pong
 
 WorkerMessage = WorkerReady | WorkerProgress | WorkerFailed | Pong
@@ -76,4 +76,27 @@ class EngineHosts(Protocol):
 
     async def stop(self) -> None:
         """End all requests to the servers."""
+        ...
+
+
+class HostLauncher(Protocol):
+    """Starts hosts of a server on other machines, and starts them again if they are lost."""
+
+    async def start(self, url: str, lost: Callable[[WorkerId, str], None]) -> None:
+        """Start the configured hosts, which join the server at `url`. Raises ConfigError if that is impossible.
+
+        `lost` gets each worker of `launch` whose host is given up, with the reason.
+        """
+        ...
+
+    def launch(self, command: StartWorker) -> None:
+        """Start a host of the command's name, with the one worker."""
+        ...
+
+    def retire(self, host: HostId) -> bool:
+        """Do not start this host again after its end. Return False if it was not started here."""
+        ...
+
+    async def stop(self) -> None:
+        """End every host that was started."""
         ...

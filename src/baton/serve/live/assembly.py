@@ -16,7 +16,7 @@ from baton.core.config import Config, Plugin, PolicyConfig, Topology
 from baton.core.keys import read_keys
 from baton.core.plugin import load_plugin
 from baton.core.types import HostId, Slo
-from baton.decide.control.build import build_coordinator
+from baton.decide.control.build import build_coordinator, build_policies
 from baton.decide.control.cluster import Cluster
 from baton.decide.control.cluster_messages import HostAdded
 from baton.decide.control.decision_log import LogHeader
@@ -39,6 +39,7 @@ from baton.serve.host.build import (
 )
 from baton.serve.host.sizing import HostShare
 from baton.serve.host.tier_opening import check_tiers, fingerprint_of, open_tiers
+from baton.serve.host.worker_link import HostLauncher
 from baton.serve.live.driver import Driver
 from baton.serve.live.gateway import LiveGateway
 from baton.serve.live.history import History
@@ -73,6 +74,8 @@ class Parts:
     """The section `cost` as configured. Without estimated prices, because joining hosts estimate their own."""
     own_tiers: OwnTiers | None = None
     """The tiers below the arena of the server's own host."""
+    launcher: HostLauncher | None = None
+    """Starts hosts on other machines. None: hosts join by themselves."""
 
 
 def assemble(config: Config, card: ModelCard, share: HostShare | None = None) -> Parts:
@@ -97,14 +100,15 @@ def assemble(config: Config, card: ModelCard, share: HostShare | None = None) ->
         growth_tokens=batch_limits(config).growth_tokens,
         preemption=config.kv.preemption,
     )
+    header = _header(policy, config, layout, prompts)
     metrics, survival = Metrics(), config.survival
     driver = Driver(
-        _build_cluster(policy, config, layout, prompts),
+        _build_cluster(header, config),
         layout,
         metrics,
         waits=Waits(survival.wait_s, survival.start_s),
         copy_s=config.hosts.copy_s,
-        log_writer=_open_log(policy, config, layout, prompts),
+        log_writer=_open_log(header, config),
     )
     own_tiers: OwnTiers | None = None
     if own is not None:
@@ -138,43 +142,34 @@ def window_of(card: ModelCard) -> Window | None:
     return None if card.window_tokens is None else Window(tokens=card.window_tokens)
 
 
-def _build_cluster(policy: PolicyConfig, config: Config, layout: KVLayout, prompts: PromptRules) -> Cluster:
+def _build_cluster(header: LogHeader, config: Config) -> Cluster:
     """Build the cluster with the configured policies. Raises ConfigError if a policy is invalid."""
-    coordinator = build_coordinator(
-        policy,
-        cost=load_cost(config.cost, folder=Path()).cost,
-        block_tokens=layout.block_tokens,
-        window=prompts.window,
-        queue_s=config.limits.queue_s or None,
-        retries=_retry_rules(config),
-    )
-    eviction = eviction_maker(policy.eviction, partial(log.error, "%s"))
-    rules = PoolRules(eviction=eviction, prompts=prompts, handover_bytes=config.hosts.handover_bytes)
-    return Cluster(coordinator, rules)
+    policies = build_policies(header.policy, load_cost(config.cost, folder=Path()).cost)
+    eviction = eviction_maker(header.policy.eviction, partial(log.error, "%s"))
+    rules = PoolRules(eviction=eviction, prompts=header.prompts, handover_bytes=header.handover_bytes)
+    return Cluster(build_coordinator(header, policies), rules)
 
 
-def _retry_rules(config: Config) -> RetryRules:
+def _header(policy: PolicyConfig, config: Config, layout: KVLayout, prompts: PromptRules) -> LogHeader:
     survival = config.survival
-    return RetryRules(
-        attempts_max=survival.attempts_max, per_minute=survival.retries_per_minute, ratio=survival.retry_ratio
-    )
-
-
-def _open_log(policy: PolicyConfig, config: Config, layout: KVLayout, prompts: PromptRules) -> LogThread | None:
-    """Open the decision log. Return None if none is configured. Raises ConfigError if it cannot be written."""
-    if not config.log:
-        return None
-    header = LogHeader(
+    return LogHeader(
         policy=policy,
         block_tokens=layout.block_tokens,
         cost=config.cost,
         prompts=prompts,
         queue_s=config.limits.queue_s or None,
-        retries=_retry_rules(config),
+        retries=RetryRules(
+            attempts_max=survival.attempts_max, per_minute=survival.retries_per_minute, ratio=survival.retry_ratio
+        ),
         handover_bytes=config.hosts.handover_bytes,
+        scaling=config.launcher.rules(),
         sources=own_sources(policy),
     )
-    return LogThread(LogWriter(Path(config.log), header, config.log_bytes_max))
+
+
+def _open_log(header: LogHeader, config: Config) -> LogThread | None:
+    """Open the decision log. Return None if none is configured. Raises ConfigError if it cannot be written."""
+    return LogThread(LogWriter(Path(config.log), header, config.log_bytes_max)) if config.log else None
 
 
 def _open_tiers(

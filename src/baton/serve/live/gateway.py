@@ -118,6 +118,7 @@ class LiveGateway:
             hosts=tuple(hosts),
             policy=self._policy_names,
             restarting=self._driver.cluster.coordinator.moves.rolling.workers,
+            targets=dict(self._driver.cluster.coordinator.reshaping.targets),
         )
 
     def _host_status(self, pool: HostPool) -> HostStatus:

@@ -17,6 +17,7 @@ from baton.compute.models.fingerprint import kv_identity
 from baton.core.config import Config, HooksConfig, KVConfig
 from baton.core.errors import RequestError
 from baton.core.http_config import HttpConfig
+from baton.core.launching import LauncherConfig
 from baton.core.leaving import DismissHost, RestartWorker
 from baton.core.messages import RetireWorker, StartWorker
 from baton.core.tier_messages import StoreEvent
@@ -354,4 +355,5 @@ def shared_config(parts: Parts) -> Config:
         cost=parts.given_cost,
         http=HttpConfig(),
         hooks=HooksConfig(),
+        launcher=LauncherConfig(),
     )

@@ -72,3 +72,5 @@ class ClusterStatus(Struct, frozen=True, kw_only=True):
     """Short name or `module:Class` of the policy of each family."""
     restarting: tuple[str, ...] = ()
     """Workers that the rolling restart has not restarted yet."""
+    targets: dict[Role, int] = {}
+    """Workers per role that the scaling policy asked for last. Roles that it left out are missing."""

@@ -86,6 +86,7 @@ class WaitTimers:
     def _limit_s(self) -> float:
         driver, waits = self._driver, self._waits
         starts = driver.arrivals.is_any or any(link.state == "starting" for link in driver.links.values())
+        starts = starts or driver.cluster.coordinator.reshaping.waits_for_hosts
         return waits.wait_s + waits.start_s if starts else waits.wait_s
 
     def _reject_waiting(self, limit_s: float) -> None:

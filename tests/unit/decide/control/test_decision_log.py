@@ -30,7 +30,7 @@ from baton.core.messages import (
 from baton.core.prefixes import CachedRun, EngineCacheChanged
 from baton.core.tier_messages import FromTier, TierOpened
 from baton.core.types import BlockHash, HostId, Request, RequestId, Sampling, Slo, WorkerId, WorkerView
-from baton.decide.control.build import build_coordinator
+from baton.decide.control.build import build_coordinator, build_policies
 from baton.decide.control.cluster import Cluster
 from baton.decide.control.cluster_messages import ClusterEvent, HostAdded, ToPool, WorkerSaid
 from baton.decide.control.decision_log import LOG_VERSION, Decision, LogEntry, LogHeader, decided, replay
@@ -50,7 +50,7 @@ ROAD = LinkView(expected_s=0.1, is_measured=True)
 """On which nothing has ever failed."""
 
 
-FORMAT = (13, "77fee1672d03633a")
+FORMAT = (14, "b97db35a29128a11")
 """The version of the log, and the digest of what may stand in one of that version."""
 
 
@@ -71,9 +71,7 @@ def test_a_change_of_the_format_raises_the_version() -> None:
 
 
 def fresh(header: LogHeader = HEADER) -> Cluster:
-    coordinator = build_coordinator(
-        header.policy, cost=LinearCost(), block_tokens=header.block_tokens, retries=header.retries
-    )
+    coordinator = build_coordinator(header, build_policies(header.policy, LinearCost()))
     return Cluster(coordinator, PoolRules(eviction=LeastRecentlyUsed, prompts=header.prompts))
 
 
@@ -175,7 +173,7 @@ def test_other_attempts_decide_otherwise(decisions: list[Decision]) -> None:
 def test_a_policy_that_is_not_there_any_more_is_a_configuration_error() -> None:
     policy = PolicyConfig(routing=Plugin(use="tests.hosting:Gone"))
     with pytest.raises(ConfigError, match="has no Gone"):
-        build_coordinator(policy, cost=LinearCost(), block_tokens=4, retries=RetryRules(attempts_max=2))
+        build_policies(policy, LinearCost())
 
 
 @pytest.mark.parametrize("family", ["admission", "routing", "placement", "fairness"])
@@ -183,9 +181,4 @@ def test_a_policy_of_another_family_is_refused(family: str) -> None:
     """Each is checked against its own family."""
     wrong = Plugin(use="lru")
     with pytest.raises(ConfigError, match="is no"):
-        build_coordinator(
-            msgspec.structs.replace(PolicyConfig(), **{family: wrong}),
-            cost=LinearCost(),
-            block_tokens=4,
-            retries=RetryRules(attempts_max=2),
-        )
+        build_policies(msgspec.structs.replace(PolicyConfig(), **{family: wrong}), LinearCost())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from baton.core.launching import ScalingRules
 from baton.core.messages import (
     AheadEnded,
     CoordinatorCommand,
@@ -88,6 +89,40 @@ def test_a_host_that_has_stated_no_limit_has_none() -> None:
     made = coordinator(Wanted({"prefill": 4}), (P0, "prefill", H0))
     made.open_host(H0, None)
     assert [start.host for start in tick(made, 1.0) if isinstance(start, StartWorker)] == ["", "", ""]
+
+
+def test_scaling_may_start_a_host_for_each_worker() -> None:
+    """Their names are known in advance, so that the worker that joins is the one that was asked for."""
+    made = coordinator(Wanted({"prefill": 9, "decode": 1}), (P0, "prefill", H0), (D0, "decode", H1))
+    made.reshaping.rules = ScalingRules(starts="hosts", hosts_max=4)
+    made.open_host(H0, 8)
+    starts = [start for start in tick(made, 1.0) if isinstance(start, StartWorker)]
+    assert [(start.worker, start.host) for start in starts] == [
+        ("prefill-added-1.prefill-0", "prefill-added-1"),
+        ("prefill-added-2.prefill-0", "prefill-added-2"),
+    ]
+    assert tick(made, 2.0) == [], "there is no room for a fifth host"
+    made.handle(WorkerJoined(WorkerView(id=starts[0].worker, host=starts[0].host, role="prefill")), 3.0)
+    assert made.starting == {"prefill": 1}
+    made.handle(WorkerLost(starts[1].worker, "Ray has no room"), 3.0)
+    assert tick(made, 4.0) == [], "a failed start delays the next one"
+    (again,) = tick(made, 20.0)
+    assert isinstance(again, StartWorker)
+    assert again.host == "prefill-added-3"
+
+
+def test_targets_are_only_published_if_another_system_scales() -> None:
+    made = coordinator(ForecastScaling(idle_s=10.0), (P0, "prefill", H0), (D0, "decode", H1))
+    made.reshaping.rules = ScalingRules(starts="none")
+    for now_s in (1.0, 11.0):
+        assert tick(made, now_s) == []
+    assert made.reshaping.targets == {"prefill": 0, "decode": 0}
+    assert made.reshaping.is_asleep
+    for worker in (P0, D0):
+        made.handle(WorkerLost(worker, "its pod has ended"), 12.0)
+    assert made.handle(RequestArrived(REQUEST), 12.5) == []
+    assert made.reshaping.targets == {"prefill": 1, "decode": 1}, "the request wakes the fleet"
+    assert made.reshaping.waits_for_hosts
 
 
 def test_an_idle_fleet_sleeps_and_a_request_wakes_it_at_once() -> None:

@@ -7,7 +7,7 @@ import pytest
 from baton.core.config import Plugin, PolicyChoice, PolicyConfig, load
 from baton.core.errors import ConfigError
 from baton.decide.control.build import build_coordinator, build_policies
-from baton.decide.control.retries import RetryRules
+from baton.decide.control.decision_log import LogHeader
 from baton.decide.policy.policy_sets import POLICY_SETS, policy_set, resolve
 from tests.unit.decide.policy.views import COST
 
@@ -42,12 +42,8 @@ def test_the_names_are_the_published_ones() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_makes_a_coordinator(name: str) -> None:
-    assert (
-        build_coordinator(
-            policy_set(name), cost=COST, block_tokens=16, retries=RetryRules(attempts_max=3)
-        ).live_requests
-        == 0
-    )
+    header = LogHeader(policy=policy_set(name), block_tokens=16)
+    assert build_coordinator(header, build_policies(header.policy, COST)).live_requests == 0
 
 
 def test_a_family_that_is_given_wins_over_the_name() -> None:

@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+
+def get_node_ip_address() -> str:
+    return "127.0.0.1"
