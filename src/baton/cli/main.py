@@ -22,6 +22,7 @@ COMMANDS = {
     "keys": "edit the API keys of a server",
     "restart": "restart the workers of a server one after the other",
     "ray": "start and end a server on a Ray cluster",
+    "keda": "let KEDA scale the hosts of a server",
     "bench": "measure a server with a load",
     "sim": "simulate a cluster on a trace",
     "plan": "find the hardware, the roles and the parallelism that meet an SLO",

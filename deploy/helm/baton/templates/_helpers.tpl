@@ -34,11 +34,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- toJson $found }}
 {{- end }}
 
+{{- /* `yes` if KEDA scales a group. */ -}}
+{{- define "baton.keda" -}}
+{{- range $group := include "baton.groups" . | fromJson }}
+{{- if and $group.autoscaling.enabled $group.autoscaling.keda }}yes{{ end }}
+{{- end }}
+{{- end }}
+
 {{- /* Number of hosts that the server waits for before it is ready. */ -}}
 {{- define "baton.hosts" -}}
 {{- $hosts := 0 -}}
 {{- range $group := include "baton.groups" . | fromJson }}
-{{- $hosts = add $hosts (ternary $group.autoscaling.minReplicas $group.replicas $group.autoscaling.enabled | int) }}
+{{- $hosts = add $hosts (ternary ($group.autoscaling.minReplicas | default 1) $group.replicas $group.autoscaling.enabled | int) }}
 {{- end }}
 {{- $hosts }}
 {{- end }}

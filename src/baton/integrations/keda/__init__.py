@@ -1,0 +1,1 @@
+"""KEDA scales the hosts of a server by the targets of its scaling policy."""
