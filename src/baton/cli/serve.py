@@ -63,22 +63,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
         help="wait for N hosts to join; without a role, this machine then has no workers",
     )
     parser.add_argument("--hosts-port", type=int, metavar="P", help="port for joining hosts (default: any)")
-    parser.add_argument(
-        "--engine-url",
-        action="append",
-        metavar="[ROLE=]URL",
-        help="a vLLM server as a worker; llamacpp=URL: llama.cpp (repeatable)",
-    )
-    parser.add_argument("--engine", choices=("baton", "vllm"), help="vllm: start a vLLM server for each worker")
-    parser.add_argument("--engine-command", metavar="CMD", help="program that starts a vLLM server (default: vllm)")
-    parser.add_argument("--engine-flags", metavar="FLAGS", help="further flags of each started server, as one text")
-    parser.add_argument("--engine-store", metavar="URL", help="store for the KV of started servers, as of a tier")
-    parser.add_argument("--engine-key-file", type=Path, metavar="FILE", help=f"their key (default: {ENGINE_KEY})")
-    parser.add_argument(
-        "--launcher",
-        choices=get_args(Launcher),
-        help="ray: hosts run on Ray; external: another system scales (default: local)",
-    )
+    _add_fleet(parser)
     parser.add_argument("--host", metavar="H", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, metavar="P", help="port to listen on; 0 takes a free one (default: 8000)")
     _add_computing(parser)
@@ -119,6 +104,26 @@ def _add_api(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--strict-api", action="store_true", default=None, help="reject unknown fields of requests (default: ignore)"
+    )
+
+
+def _add_fleet(parser: argparse.ArgumentParser) -> None:
+    """Add the flags for servers of another engine, and for a system that starts hosts."""
+    parser.add_argument(
+        "--engine-url",
+        action="append",
+        metavar="[ROLE=]URL",
+        help="a vLLM server as a worker; llamacpp=URL: llama.cpp (repeatable)",
+    )
+    parser.add_argument("--engine", choices=("baton", "vllm"), help="vllm: start a vLLM server for each worker")
+    parser.add_argument("--engine-command", metavar="CMD", help="program that starts a vLLM server (default: vllm)")
+    parser.add_argument("--engine-flags", metavar="FLAGS", help="further flags of each started server, as one text")
+    parser.add_argument("--engine-store", metavar="URL", help="store for the KV of started servers, as of a tier")
+    parser.add_argument("--engine-key-file", type=Path, metavar="FILE", help=f"their key (default: {ENGINE_KEY})")
+    parser.add_argument(
+        "--launcher",
+        choices=get_args(Launcher),
+        help="ray: hosts run on Ray; external: another system scales (default: local)",
     )
 
 

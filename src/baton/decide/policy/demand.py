@@ -263,7 +263,7 @@ class ForecastScaling:
     _quiet_since_s: float | None = None
     """When the cluster became idle. None: it is busy."""
     _asleep: tuple[Role, ...] = ()
-    """Roles of the workers that were retired because the cluster was idle. Empty: it is awake."""
+    """Roles of the workers that were retired because the cluster was idle, and have not started again since."""
     _calm_since_s: dict[Role, float] = field(default_factory=dict[Role, float])
     _forecast: ForecastPolicy = field(init=False)
 
@@ -274,19 +274,21 @@ class ForecastScaling:
         self, cluster: ClusterView, history: Sequence[LoadWindow], cost: CostModel, now_s: float
     ) -> Mapping[Role, int]:
         if not cluster.workers:
+            if cluster.waiting_requests:
+                self._quiet_since_s = None
             return dict.fromkeys(self._asleep, 1 if cluster.waiting_requests else 0)
-        self._asleep = ()
         live = {role: sum(worker.role == role for worker in cluster.workers) for role in ROLES}
         if self._is_idle(cluster, history[-1], now_s):
-            self._quiet_since_s, self._asleep = None, tuple(role for role in ROLES if live[role])
+            self._asleep = tuple(role for role in ROLES if live[role] or role in self._asleep)
             return dict.fromkeys(self._asleep, 0)
+        self._asleep = tuple(role for role in self._asleep if not live[role])
         demand = self._forecast.ahead(history, self.start_s)
         work = workers_needed(demand, cluster.workers[0], cost, recent_slo_tpot_s(history, self.tpot_s))
         load: dict[Role, float] = {"prefill": work.prefill, "decode": work.decode, "mixed": work.prefill + work.decode}
         return {
             role: self._steady(role, live[role], max(1, ceil(load[role] / self.busy_ratio)), now_s)
             for role in ROLES
-            if live[role]
+            if live[role] or role in self._asleep
         }
 
     def _is_idle(self, cluster: ClusterView, window: LoadWindow, now_s: float) -> bool:

@@ -118,11 +118,27 @@ def test_targets_are_only_published_if_another_system_scales() -> None:
         assert tick(made, now_s) == []
     assert made.reshaping.targets == {"prefill": 0, "decode": 0}
     assert made.reshaping.is_asleep
-    for worker in (P0, D0):
-        made.handle(WorkerLost(worker, "its pod has ended"), 12.0)
-    assert made.handle(RequestArrived(REQUEST), 12.5) == []
+    for number, worker in enumerate((P0, D0)):
+        made.handle(WorkerLost(worker, "its pod has ended"), 12.0 + number)
+        assert tick(made, 12.5 + number) == []
+        assert made.reshaping.is_asleep, "pods end one after the other, which wakes no role"
+    assert made.handle(RequestArrived(REQUEST), 14.0) == []
     assert made.reshaping.targets == {"prefill": 1, "decode": 1}, "the request wakes the fleet"
     assert made.reshaping.waits_for_hosts
+
+
+def test_a_worker_that_comes_back_to_a_sleeping_fleet_does_not_stay_alone() -> None:
+    """A launcher has started its lost host again. Before, no target named the other role any more."""
+    made = coordinator(ForecastScaling(idle_s=10.0), (P0, "prefill", H0), (D0, "decode", H1))
+    tick(made, 1.0)
+    assert len(tick(made, 11.0)) == 2
+    made.handle(WorkerJoined(WorkerView(id=D1, host=H1, role="decode")), 20.0)
+    assert tick(made, 21.0) == [RetireWorker(D1)], "it is as idle as before"
+    made.handle(WorkerJoined(WorkerView(id=D1, host=H1, role="decode")), 22.0)
+    made.handle(RequestArrived(REQUEST), 22.5)
+    (start,) = tick(made, 23.0)
+    assert isinstance(start, StartWorker)
+    assert start.role == "prefill"
 
 
 def test_an_idle_fleet_sleeps_and_a_request_wakes_it_at_once() -> None:
