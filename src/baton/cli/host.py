@@ -8,7 +8,8 @@ import socket
 from typing import get_args
 
 from baton.cli.key_flags import API_KEY, JOIN_KEY, add_client_key, client_key
-from baton.cli.serve import add_parallel, event_loop, tell
+from baton.cli.serve import event_loop, tell
+from baton.cli.serve_flags import add_parallel
 from baton.core.config import DEVICE, KVDtypeChoice, TierConfig, Topology
 from baton.core.errors import ConfigError, TransferError
 from baton.move.transport.tcp import split_address, with_port

@@ -10,19 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import msgspec
 
-from baton.cli.foreign_flags import DTYPES, tokens
+from baton.cli.foreign_flags import DTYPES
 from baton.cli.key_flags import ADMIN_KEY, API_KEY, ENGINE_KEY, JOIN_KEY, empty_variables, key_lines, take_variable
 from baton.cli.output import warn
+from baton.cli.serve_flags import add_access, add_api, add_computing, add_fleet, add_sizes
 from baton.core.config import Config, TierConfig, Topology, load
 from baton.core.engine_config import engine_of
 from baton.core.errors import ConfigError
 from baton.core.files import in_file
 from baton.core.keys import read_keys
-from baton.core.launching import Launcher
 from baton.core.model_tables import model_configs
 from baton.core.served_model import ServedModelConfig
 from baton.move.ipc.tls import ServerTls
@@ -63,167 +63,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
         help="wait for N hosts to join; without a role, this machine then has no workers",
     )
     parser.add_argument("--hosts-port", type=int, metavar="P", help="port for joining hosts (default: any)")
-    _add_fleet(parser)
+    add_fleet(parser)
     parser.add_argument("--host", metavar="H", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, metavar="P", help="port to listen on; 0 takes a free one (default: 8000)")
-    _add_computing(parser)
-    _add_sizes(parser)
-    _add_api(parser)
+    add_computing(parser)
+    add_sizes(parser)
+    add_api(parser)
     parser.add_argument(
         "--queue-s", type=float, metavar="S", help="reject requests that wait longer than S s (default: 10)"
     )
     parser.add_argument("--log", metavar="FILE", help="write every decision to FILE, for `baton replay`")
     parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file; see docs/config.md")
     add_access(parser)
-
-
-def _add_api(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for the names, adapters and fields that clients see."""
-    parser.add_argument(
-        "--served-name",
-        action="append",
-        metavar="NAME",
-        help="name of the model for clients; further ones mean the same model (repeatable; default: its own name)",
-    )
-    parser.add_argument(
-        "--served-model-name",
-        dest="served_name",
-        action="extend",
-        nargs="+",
-        metavar="NAME",
-        help="the same, for commands written for vLLM",
-    )
-    parser.add_argument(
-        "--lora-modules",
-        nargs="+",
-        metavar="NAME=FOLDER",
-        help="serve LoRA adapters of MODEL beside it, each as a model of its own",
-    )
-    parser.add_argument(
-        "--metrics-names", choices=("baton", "vllm"), help="vllm: /metrics has vLLM's metrics as well (default: baton)"
-    )
-    parser.add_argument(
-        "--strict-api", action="store_true", default=None, help="reject unknown fields of requests (default: ignore)"
-    )
-
-
-def _add_fleet(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for servers of another engine, and for a system that starts hosts."""
-    parser.add_argument(
-        "--engine-url",
-        action="append",
-        metavar="[ROLE=]URL",
-        help="a vLLM server as a worker; llamacpp=URL: llama.cpp (repeatable)",
-    )
-    parser.add_argument("--engine", choices=("baton", "vllm"), help="vllm: start a vLLM server for each worker")
-    parser.add_argument("--engine-command", metavar="CMD", help="program that starts a vLLM server (default: vllm)")
-    parser.add_argument("--engine-flags", metavar="FLAGS", help="further flags of each started server, as one text")
-    parser.add_argument("--engine-store", metavar="URL", help="store for the KV of started servers, as of a tier")
-    parser.add_argument("--engine-key-file", type=Path, metavar="FILE", help=f"their key (default: {ENGINE_KEY})")
-    parser.add_argument(
-        "--launcher",
-        choices=get_args(Launcher),
-        help="ray: hosts run on Ray; external: another system scales (default: local)",
-    )
-
-
-def _add_computing(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for the device, the precision and the parallelism of the workers."""
-    parser.add_argument("--device", metavar="D", help="auto, cpu, cuda or cuda:N (default: a GPU if there is one)")
-    parser.add_argument(
-        "--load-format", choices=("auto", "dummy"), help="dummy: random weights for a folder with only config.json"
-    )
-    parser.add_argument(
-        "--dtype", choices=("auto", "float32", "bfloat16", *DTYPES), help="precision; half and float16 select bfloat16"
-    )
-    parser.add_argument(
-        "--weights", choices=("dense", "stored", "int8"), help="form of the weights in memory (default: dense)"
-    )
-    parser.add_argument("--threads", type=int, metavar="N", help="threads of each worker (default: cores / workers)")
-    add_parallel(parser)
-
-
-def _add_sizes(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for the KV cache and the limits of requests and steps."""
-    parser.add_argument(
-        "--kv-dtype",
-        choices=("auto", "float32", "bfloat16", "int8", "fp8"),
-        help="precision of the KV cache (default: as --dtype)",
-    )
-    parser.add_argument("--kv-blocks", type=int, metavar="N", help="KV blocks of the host (default: 2 GiB)")
-    parser.add_argument(
-        "--block-tokens", "--block-size", type=int, metavar="N", help="tokens in a KV block (default: 16)"
-    )
-    parser.add_argument(
-        "--tier",
-        action="append",
-        metavar="URL",
-        help="keep KV below the arena, such as in file:///var/cache/kv?bytes=100e9 (repeatable, the fastest first)",
-    )
-    parser.add_argument(
-        "--context-tokens",
-        "--max-model-len",
-        type=tokens,
-        metavar="N",
-        help="maximum tokens of a request (default: all)",
-    )
-    parser.add_argument(
-        "--step-tokens",
-        "--max-num-batched-tokens",
-        type=tokens,
-        metavar="N",
-        help="maximum tokens of a step (default: 512)",
-    )
-    parser.add_argument(
-        "--batch-requests",
-        "--max-num-seqs",
-        type=int,
-        metavar="N",
-        help="requests that a worker runs at once (default: 64)",
-    )
-
-
-def add_access(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for API keys, the admin port and other access of clients."""
-    parser.add_argument(
-        "--api-key", action="append", metavar="K", help="require this bearer key (repeatable); docs/security.md"
-    )
-    parser.add_argument(
-        "--api-key-file", type=Path, metavar="FILE", help=f"file with keys, one per line (default: {API_KEY})"
-    )
-    parser.add_argument("--keys", metavar="FILE", help="key file of `baton keys`")
-    parser.add_argument("--admin-key", metavar="K", help=f"key with the scopes admin and join (default: {ADMIN_KEY})")
-    parser.add_argument("--admin-port", type=int, metavar="P", help="port of its own for admin and join routes")
-    parser.add_argument("--admin-host", metavar="H", help="address of --admin-port (default: 127.0.0.1)")
-    parser.add_argument("--tls-cert", metavar="FILE", help="certificate chain for HTTPS (PEM)")
-    parser.add_argument("--tls-key", metavar="FILE", help="private key of --tls-cert (PEM)")
-    parser.add_argument(
-        "--insecure", action="store_true", default=None, help="allow an address beyond loopback without keys"
-    )
-    parser.add_argument(
-        "--allowed-host", action="append", metavar="NAME", help="further name of this server (repeatable)"
-    )
-    parser.add_argument(
-        "--cors-origin", action="append", metavar="O", help="origin of web pages that may use it (repeatable)"
-    )
-
-
-def add_parallel(parser: argparse.ArgumentParser, *, default: str = "1") -> None:
-    """Add the flags for tensor and pipeline parallelism."""
-    parser.add_argument(
-        "--tp",
-        "--tensor-parallel-size",
-        type=int,
-        metavar="N",
-        help=f"tensor-parallel ranks of each worker (default: {default})",
-    )
-    parser.add_argument(
-        "--pp",
-        "--pipeline-parallel-size",
-        type=int,
-        metavar="N",
-        help=f"pipeline stages of each worker (default: {default})",
-    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -50,7 +50,7 @@ ROAD = LinkView(expected_s=0.1, is_measured=True)
 """On which nothing has ever failed."""
 
 
-FORMAT = (14, "b97db35a29128a11")
+FORMAT = (14, "369f193e54d0ddfd")
 """The version of the log, and the digest of what may stand in one of that version."""
 
 
