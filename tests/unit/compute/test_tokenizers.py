@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import threading
 from pathlib import Path
 
 import gguf
@@ -19,7 +20,7 @@ from baton.compute.models.grammar import token_trie
 from baton.compute.models.grammar_masks import GrammarMasks
 from baton.compute.models.resolve import resolve_model
 from baton.compute.models.tokenizer import StreamDecoder, Tokenizer, load_tokenizer
-from baton.compute.models.tokenizer_files import tokenizer_from_folder, tokenizer_from_gguf
+from baton.compute.models.tokenizer_files import INLINE_CHARS_MAX, tokenizer_from_folder, tokenizer_from_gguf
 from baton.compute.sandbox.messages import MaskJob
 from baton.core.errors import ModelError, RequestError
 from baton.core.types import Grammar, RequestId
@@ -145,6 +146,28 @@ def test_an_added_token_that_takes_the_spaces_beside_it_has_no_bound(tmp_path: P
     spaces = " " * 1000
     assert len(tokenizer.encode(f"{spaces}<turn>" if side == "lstrip" else f"<turn>{spaces}")) == 1
     assert tokenizer.token_chars_max is None
+
+
+def test_other_threads_run_while_a_large_text_is_tokenized(smollm: Tokenizer) -> None:
+    """A tokenizer that keeps Python's lock for half a second would stop every stream of the server."""
+    text, found = "1234567890" * 30_000, list[int]()
+    thread = threading.Thread(target=lambda: found.extend(smollm.encode(text, add_special=False)))
+    thread.start()
+    turns = 0
+    while thread.is_alive():
+        thread.join(0.001)
+        turns += 1
+    assert len(found) == len(text)
+    assert turns > 40
+
+
+def test_a_large_text_has_the_tokens_of_its_parts(any_tokenizer: Tokenizer) -> None:
+    line = "A large text, of 7 words.\n"
+    count = INLINE_CHARS_MAX // len(line) + 1
+    one, two = (any_tokenizer.encode(line * times, add_special=True) for times in (1, 2))
+    assert any_tokenizer.encode(line * count, add_special=True) == one + two[len(one) :] * (count - 1)
+    with pytest.raises(RequestError, match="Unicode"):
+        any_tokenizer.encode(line * count + "\ud800")
 
 
 def test_special_tokens_are_known_and_skipped(smollm: Tokenizer) -> None:

@@ -19,6 +19,8 @@ from baton.core.errors import BatonError, ModelError, RequestError
 SPACE_MARK = "▁"
 CONTROL, USER_DEFINED = 3, 4
 """GGUF types of tokens that are matched as a whole, before the text is split."""
+INLINE_CHARS_MAX = 8192
+"""Longer texts are tokenized as a batch of one: that releases Python's lock, which `encode` holds until its end."""
 TOKEN_CHARS_MAX = 4096
 """Maximum characters of a SentencePiece token. The time to find its merges grows with the square of its length."""
 
@@ -80,7 +82,10 @@ class VocabularyTokenizer:
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         try:
-            tokens: list[int] = self._backend.encode(text, add_special_tokens=add_special).ids
+            if len(text) > INLINE_CHARS_MAX:
+                tokens: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
+            else:
+                tokens = self._backend.encode(text, add_special_tokens=add_special).ids
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError("the text is not valid Unicode (a lone surrogate); send whole characters") from error
         if not add_special or self._bos is None or self._add_bos in (None, self._backend_adds_bos):
