@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 
-from baton.core.types import Request, RequestId
+from baton.core.types import Request, RequestId, ServiceClass
 from baton.decide.kv.hashing import block_hashes
 from baton.lab.sim.cluster import SimCluster, build_cluster
 from baton.lab.sim.engines import ContentEngine
@@ -83,6 +83,7 @@ class Play:
             sampling=planned.sampling,
             priority=planned.priority,
             cache_salt=planned.cache_salt,
+            service=ServiceClass(name="copied", copy_tokens=planned.copy_tokens) if planned.copy_tokens else None,
         )
         self.cluster.server.submit(request, prompt)
 

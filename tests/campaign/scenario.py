@@ -64,6 +64,8 @@ class PlannedRequest(Struct, frozen=True, kw_only=True):
     priority: int = 0
     follows: RequestId | None = None
     cache_salt: str = ""
+    copy_tokens: int = 0
+    """As in `ServiceClass`. 0: it has no class."""
 
 
 class Scenario(Struct, frozen=True, kw_only=True):
@@ -126,7 +128,14 @@ def draw_scenario(seed: int) -> Scenario:
         policy = streams.choice((RESTLESS, RESTLESS, RESTLESS, "central"))
     elif len(cluster.hosts()) > 1 and any(tier.shared for tier in cluster.tiers):
         policy = Random(f"pool {seed}").choice((policy, RESTLESS, "central"))
-    return _with_restless_fleet(Scenario(seed=seed, cluster=cluster, requests=requests, policy=policy))
+    scenario = Scenario(seed=seed, cluster=cluster, requests=_with_copies(seed, requests), policy=policy)
+    return _with_restless_fleet(scenario)
+
+
+def _with_copies(seed: int, requests: tuple[PlannedRequest, ...]) -> tuple[PlannedRequest, ...]:
+    """Let the requests of a share of the scenarios be copied to a second host or a shared tier while they decode."""
+    copy_tokens = Random(f"copies {seed}").choice((0, 0, 0, 1, 12))
+    return tuple(replace(request, copy_tokens=copy_tokens) for request in requests) if copy_tokens else requests
 
 
 def _with_restless_fleet(scenario: Scenario) -> Scenario:

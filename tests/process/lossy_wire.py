@@ -12,7 +12,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Literal
 
-from baton.move.ipc.frames import FrameReader, frame
+import msgspec
+
+from baton.move.ipc.frames import HEAD_BYTES, NUMBER_BYTES, FrameReader, frame
 
 Trouble = Literal["lost", "repeated"]
 Direction = Literal["to_server", "from_server"]
@@ -27,15 +29,22 @@ def free_port() -> int:
         return int(listening.getsockname()[1])
 
 
+PATIENCE_MESSAGES = 200
+"""Messages among which a strike looks for one of a kind that was never struck."""
+
+
 class LossyWire:
-    """Forwards connections to the server. `strike` acts on the next control message of a host."""
+    """Forwards connections to the server. `strike` acts on a control message of a host."""
 
     def __init__(self, *, http_port: int, hosts_port: int) -> None:
         self.url = f"http://{ADDRESS}:{http_port}"
         self.struck = {"lost": 0, "repeated": 0}
         """Messages that were lost and repeated so far."""
+        self.kinds: dict[Trouble, set[str]] = {"lost": set(), "repeated": set()}
+        """Kinds of the messages that were lost and repeated so far."""
         self._changed = threading.Condition()
-        self._pending: dict[Direction, Trouble] = {}
+        self._pending: dict[Direction, tuple[Trouble, int]] = {}
+        """For each direction: the trouble to come, and the messages among which it looks for another kind."""
         self._open: set[socket.socket] = set()
         self._held = threading.Event()
         self._held.set()
@@ -44,10 +53,13 @@ class LossyWire:
             threading.Thread(target=self._accept, args=(listening, is_control), daemon=True).start()
 
     def strike(self, what: Trouble, direction: Direction) -> None:
-        """Lose or repeat the next control message in this direction, and wait until that has happened."""
+        """Lose or repeat a control message in this direction, and wait until that has happened.
+
+        Kinds of messages that were not struck before come first. Of each such kind, one message is repeated.
+        """
         with self._changed:
             goal = self.struck[what] + 1
-            self._pending[direction] = what
+            self._pending[direction] = what, PATIENCE_MESSAGES
             assert self._changed.wait_for(lambda: self.struck[what] >= goal, 60), "no control message came"
 
     def cut(self) -> None:
@@ -108,9 +120,24 @@ class LossyWire:
 
     def _copies(self, message: bytes, direction: Direction) -> list[bytes]:
         with self._changed:
-            what = self._pending.pop(direction, None)
+            what, left = self._pending.pop(direction, (None, 0))
             if what is None:
                 return [message]
+            kind = _kind(message)
+            is_struck = left == 1 or kind not in self.kinds[what]
+            if left > 1 and not (is_struck and what == "lost"):
+                self._pending[direction] = what, left - 1
+            if not is_struck:
+                return [message]
+            self.kinds[what].add(kind)
             self.struck[what] += 1
             self._changed.notify_all()
             return [] if what == "lost" else [message, message]
+
+
+def _kind(message: bytes) -> str:
+    """Return the type of a framed control message, and that of the message inside it."""
+    fields = msgspec.msgpack.decode(message[HEAD_BYTES + NUMBER_BYTES :])
+    inside = [fields[name] for name in ("order", "event", "command") if name in fields]
+    inside += [msgspec.msgpack.decode(fields["payload"])] if "payload" in fields else []
+    return "/".join(each["type"] for each in (fields, *inside))

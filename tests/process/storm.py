@@ -21,6 +21,10 @@ from tests.process.lossy_wire import DIRECTIONS, LossyWire
 from tests.serving import NO_TLS, RunningServer
 
 CONFIG = """
+default_class = "copied"
+[[classes]]
+name = "copied"
+copy_tokens = 32
 [survival]
 silent_s = 1.0
 attempts_max = 100

@@ -81,6 +81,7 @@ def play(stage: Stage, seed: int, count: int, pause_s: float) -> None:
     asyncio.run(storm(cluster, load, faults, count, pause_s))
     assert not load.wrong, f"seed {seed}, {faults.seen}: {load.wrong[:3]}\n{server.output()[-4000:]}"
     assert load.answered["right"] > count, load.answered
+    assert all(stage.wire.kinds.values()), stage.wire.kinds
     stage.preloaded.delay_disk(0.0)
     cluster.mend()
     assert len(server.cluster()["workers"]) == len(workers)

@@ -37,6 +37,9 @@ class ClassConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Instead of a rejection, a request may get at most this many output tokens. 0: it is rejected."""
     defer_s: Annotated[float, Range(least=0, most=86400)] = 0.0
     """Maximum wait of a request that cannot meet its SLO and is served without one. 0: rejected."""
+    copy_tokens: Annotated[int, Range(least=0, most=2**20)] = 0
+    """Output tokens after which the new KV blocks of a decode are copied to a shared tier, or else to another host. If
+    its host is lost, it continues from the copy. 0: no copies."""
 
 
 class RouteConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -204,9 +204,10 @@ class SurvivalConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     drain_s: Annotated[float, Range(least=0, most=86400)] = 10.0
     """Grace period for running requests after SIGTERM or Ctrl-C. A second signal ends them at once."""
     resume_folder: str = ""
-    """Folder where a stopping server saves unfinished streams, for clients to resume. Empty: none is saved."""
+    """Folder where a stopping server saves unfinished streams, for clients to resume, and tables of the KV that joined
+    hosts keep meanwhile. Empty: none is saved."""
     resume_s: Timeout = 600.0
-    """How long a saved stream can be resumed."""
+    """How long a saved stream can be resumed, and a table be used."""
     resume_bytes_max: Bytes = 64 * 1024 * 1024
     """Maximum size of all saved streams together."""
 

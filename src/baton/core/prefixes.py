@@ -1,10 +1,22 @@
-"""Prefix-cache events of a host's arena, and of an engine server's own cache, used for routing."""
+"""Prefix-cache events of arenas and of other engines' caches, for routing, and the blocks of a kept arena."""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-from baton.core.types import BlockHash, HostId
+from baton.core.types import BlockHash, BlockId, HostId
+
+
+class SealedBlock(Struct, frozen=True, array_like=True, gc=False):
+    """A sealed block of an arena that a host keeps while its server restarts."""
+
+    block: BlockId
+    block_hash: BlockHash
+    parent: BlockHash | None
+    """Hash of the previous block. None: this is the first block of a prompt, or the previous one is not known."""
+    start_tokens: int
+    """Number of tokens before the block."""
+    tenant: str
 
 
 class BlocksStored(Struct, frozen=True, tag=True, gc=False):

@@ -107,6 +107,8 @@ class ServiceClass(Struct, frozen=True, kw_only=True, gc=False):
     """A request that would be rejected is served with at most this many output tokens instead. 0: it is rejected."""
     defer_s: float = 0.0
     """A request that cannot meet its SLO waits without one for at most this long. 0: it is rejected."""
+    copy_tokens: int = 0
+    """Output tokens after which new KV of a decode is copied, in case that its host is lost. 0: no copies."""
 
 
 OVERTAKEN_TURNS = 64

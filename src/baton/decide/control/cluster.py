@@ -116,13 +116,16 @@ class Cluster:
             case HostAdded(host=host, workers_max=workers_max):
                 self.transfers.hosts.add(event)
                 self.coordinator.open_host(host, workers_max)
+                if event.kept:
+                    hashes = tuple(each.block_hash for each in event.kept)
+                    self._carry_out([BlocksStored(host, hashes, self.pools[host].block_runs)], now_s)
             case EngineCacheChanged(host=host):
                 if host in self.pools:
                     self._carry_out(self.transfers.tell_pool(host, event), now_s)
             case HostLeaving(host=host):
+                self.transfers.hosts.leaving.add(host)
                 self._carry_out(self.coordinator.leave_host(host), now_s)
-                leaving = self.coordinator.moves.fleet.leaving
-                self._carry_out(self.transfers.handover.begin(host, leaving, now_s), now_s)
+                self._carry_out(self.transfers.handover.begin(host, now_s), now_s)
         self._dismiss_hosts()
         return self._out
 

@@ -32,7 +32,7 @@ from baton.core.messages import (
     WorkerJoined,
     WorkerLost,
 )
-from baton.core.prefixes import EngineCacheChanged
+from baton.core.prefixes import EngineCacheChanged, SealedBlock
 from baton.core.ticking import QueuedTooLong, Tick, TokensServed, WaitedTooLong
 from baton.core.tier_messages import DropBlocks, FromTier, LoadBlocks, StoreBlocks
 from baton.core.types import BlockId, HostId, Request, RequestId, Until, WorkerId, WorkerView
@@ -53,6 +53,8 @@ class HostAdded(Struct, frozen=True, tag=True):
     """Tiers below the arena, the fastest first."""
     workers_max: int | None = None
     """Maximum number of workers that the host's cores, memory and devices can run. None: no limit is known."""
+    kept: tuple[SealedBlock, ...] = ()
+    """Sealed blocks in the arena, which the host has kept while its server restarted. Each has another hash."""
 
 
 class WorkerSaid(Struct, frozen=True, tag=True, gc=False):

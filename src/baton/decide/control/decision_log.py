@@ -45,7 +45,7 @@ queue, `TokensServed`, service classes, predicted latencies in `StartPrefill`, a
 `Request.deferred_s`. Version 10 adds `Request.resumed_tokens`, rolling restarts, and the bounds of retries and of
 prefixes that are handed over. Version 11 adds `Request.client`. Version 12 adds
 `ServiceClass.urgent_ttft_s`. Version 13 adds `EngineCacheChanged`. Version 14
-adds the rules of scaling."""
+adds the rules of scaling, `ServiceClass.copy_tokens` and `HostAdded.kept`."""
 
 
 class LogHeader(Struct, frozen=True, kw_only=True, tag=True):

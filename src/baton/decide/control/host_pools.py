@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from baton.core.messages import StartDecode
+from baton.core.messages import StartDecode, StartPrefill
 from baton.core.types import BlockHash, HostId, Request, RequestId, TierHit, WorkerId, WorkerView
 from baton.decide.control.cluster_messages import HostAdded
 from baton.decide.control.transfer import Start
@@ -48,6 +48,9 @@ class LostBlocks:
         sealed, runs = self._hashes.get(request_id, ((), 1))
         return hashes_per_block(sealed, pool.block_runs // runs) if pool.block_runs % runs == 0 else ()
 
+    def __contains__(self, request_id: RequestId) -> bool:
+        return request_id in self._hashes
+
     def forget(self, request_id: RequestId) -> None:
         """Remove a closed request."""
         self._hashes.pop(request_id, None)
@@ -65,6 +68,8 @@ class HostPools:
     homes: dict[RequestId, set[HostId]] = field(default_factory=dict[RequestId, set[HostId]])
     """Hosts whose pools know each request."""
     lost_blocks: LostBlocks = field(default_factory=LostBlocks)
+    leaving: set[HostId] = field(default_factory=set[HostId])
+    """Live hosts that leave."""
     _shared: dict[tuple[str, str, int], Tier] = field(default_factory=dict[tuple[str, str, int], Tier])
     """Tiers that hosts share, by name, store and block size. They outlive their hosts: the store keeps its blocks. Live
     hosts and the newest host bound their number."""
@@ -75,7 +80,7 @@ class HostPools:
         """Build the pool of a host."""
         block_tokens = added.layout.block_tokens
         self.layouts[added.host] = added.layout
-        self.pools[added.host] = HostPool(
+        pool = self.pools[added.host] = HostPool(
             host=added.host,
             blocks_total=added.blocks_total,
             block_tokens=block_tokens,
@@ -83,6 +88,8 @@ class HostPools:
             tiers=self._tiers(added),
             prompts=self.rules.prompts,
         )
+        if added.kept:
+            pool.hot_prefixes.restore(added.kept)
 
     def _tiers(self, added: HostAdded) -> list[Tier]:
         """Return a host's tiers: one object for all hosts that share a store.
@@ -103,6 +110,7 @@ class HostPools:
     def lose(self, host: HostId) -> None:
         """Remove a lost host with its workers, and end the reads and writes of its tiers."""
         self.layouts.pop(host, None)
+        self.leaving.discard(host)
         pool = self.pools.pop(host, None)
         if pool is not None and pool.tiers is not None:
             pool.tiers.abandon()
@@ -123,17 +131,25 @@ class HostPools:
             return 0
         request = start.request
         if isinstance(start, StartDecode):
-            return pool.table(request.id)[1]
+            cached = known_hashes(self, pool.host, start) if self._is_cached(start) else ()
+            return max(pool.table(request.id)[1], pool.held_tokens(cached))
         if request.sampling.prompt_logprobs:
             return 0  # every prompt token has to be computed
-        return min(pool.held_tokens(request.block_hashes), request.prompt_tokens - 1)
+        held_tokens = pool.held_tokens(hashes_per_block(request.block_hashes, pool.block_runs))
+        return min(held_tokens, request.prompt_tokens - 1)
 
     def best_source(self, start: Start, target: HostId) -> HostId:
-        """Return the host with the most KV of the request; the target on a tie."""
-        homes = self.homes[start.request.id]
+        """Return the host with the most KV of the request; the target on a tie.
+
+        After the loss of a host or a restart of the server, any host may have the KV among its cached blocks.
+        """
+        homes = set(self.pools) if self._is_cached(start) else self.homes[start.request.id]
         if homes <= {target}:
             return target
         return max((target, *sorted(homes)), key=lambda host: self.tokens_at(host, start))
+
+    def _is_cached(self, start: Start) -> bool:
+        return start.request.id in self.lost_blocks or start.request.resumed_tokens > 0
 
     def hashes_at(self, source: HostId, target: HostId, request: Request, tokens: int) -> tuple[BlockHash, ...]:
         """Return the known hashes of the full blocks that the request's leading tokens fill at the target.
@@ -185,3 +201,21 @@ class HostPools:
         if source == target or giver is None or taker is None or giver.tiers is None or taker.tiers is None:
             return None
         return giver.tiers.shared_with(taker.tiers) if giver.window is None else None
+
+
+def take_home(homes: set[HostId], host: HostId) -> list[HostId]:
+    """Leave only this host among the homes of a request. Return the others, which must release its blocks."""
+    others = sorted(homes - {host}) if homes != {host} else []
+    homes.difference_update(others)
+    return others
+
+
+def known_hashes(hosts: HostPools, host: HostId, start: Start) -> tuple[BlockHash, ...]:
+    """Return the hashes of the blocks that a start can use on this host.
+
+    For a decode whose host was lost, they include the sealed blocks of its answer.
+    """
+    hashes = hosts.prefix_hashes(host, start.request)
+    if isinstance(start, StartPrefill):
+        return hashes
+    return max(hashes, hosts.lost_blocks.hashes(start.request.id, hosts.pools[host]), key=len)

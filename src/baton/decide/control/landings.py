@@ -9,7 +9,7 @@ from baton.core.messages import ReleaseBlocks
 from baton.core.tier_messages import LoadWanted
 from baton.core.types import BlockHash, HostId
 from baton.decide.control.cluster_messages import ToPool
-from baton.decide.control.host_pools import HostPools
+from baton.decide.control.host_pools import HostPools, known_hashes
 from baton.decide.control.transfer import Start, Steps, Transfer, TransferTable
 
 
@@ -59,9 +59,10 @@ class Landings:
 
     def _lease(self, transfer: Transfer) -> Steps[bool]:
         """Lease the source's blocks. Return whether it has tokens that the target lacks."""
-        request, source = transfer.request, transfer.source
+        request, source, start = transfer.request, transfer.source, transfer.start
         self.hosts.homes[request.id].add(source)  # the host may have been lost and joined again meanwhile
-        yield ToPool(source, LeaseWanted(request, self.hosts.prefix_hashes(source, request)))
+        prefix = known_hashes(self.hosts, source, start) if start else self.hosts.prefix_hashes(source, request)
+        yield ToPool(source, LeaseWanted(request, prefix))
         pool = self.hosts.pools[source]
         transfer.tokens, transfer.is_leasing = min(transfer.tokens, pool.table(request.id)[1]), True
         if pool.held_from_tokens(request.id) > transfer.cached_tokens:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
 from dataclasses import dataclass, field
 
 from baton.core.messages import ReleaseBlocks
@@ -22,16 +21,16 @@ class PrefixHandover:
     """Prefixes that are still to be copied, by leaving host: each is the prompt of an internal request."""
     _under_way: set[RequestId] = field(default_factory=set[RequestId])
 
-    def begin(self, source: HostId, leaving: Set[HostId], now_s: float) -> Steps[None]:
+    def begin(self, source: HostId, now_s: float) -> Steps[None]:
         """Begin to copy the hot prefixes of a host that leaves to the host with the most free blocks.
 
-        `leaving`: all hosts that leave. Only a host with the same block size can take prefixes by their hashes.
+        Only a host with the same block size can take prefixes by their hashes.
         """
         pool = self.hosts.pools.get(source)
         takers = [
             other
             for name, other in self.hosts.pools.items()
-            if name not in leaving and pool is not None and other.block_tokens == pool.block_tokens
+            if name not in self.hosts.leaving and pool is not None and other.block_tokens == pool.block_tokens
         ]
         if pool is None or pool.window is not None or source in self._left or not takers:
             return

@@ -169,11 +169,11 @@ class Streams:
         return self.chunks.call_off(request_id)
 
     def lose_host(self, host: HostId) -> list[Stream]:
-        """Remove and return the streams from a lost host and to it."""
+        """Remove the streams from a lost host and to it. Return those that the coordinator waits for."""
         lost = [stream for stream in self._streams.values() if host in (stream.source, stream.target)]
         for stream in lost:
             del self._streams[stream.request.id]
-        return lost
+        return [stream for stream in lost if stream.report]
 
     def _end(self, stream: Stream, *, landed: bool) -> Steps[None]:
         del self._streams[stream.request.id]

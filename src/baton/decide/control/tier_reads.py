@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.core.messages import StartDecode, StartPrefill
+from baton.core.messages import StartPrefill
 from baton.core.ports import CostModel
 from baton.core.tier_messages import ReadBack, ReadBackWanted
 from baton.core.types import HostId, Request, TierHit, WorkerId
-from baton.decide.control.host_pools import HostPools
+from baton.decide.control.host_pools import HostPools, known_hashes
 from baton.decide.control.transfer import Start
 from baton.decide.policy.preemption import read_back_tokens
 from baton.decide.policy.prefix import best_prefix
@@ -43,9 +43,7 @@ class TierReads:
         if tiers is None or request.sampling.prompt_logprobs:
             return 0
         tokens = max(self.hosts.tokens_at(target, start), self.hosts.tokens_at(source, start))
-        hashes = self.hosts.prefix_hashes(target, request)
-        if isinstance(start, StartDecode):
-            hashes = max(hashes, self.hosts.lost_blocks.hashes(request.id, self.hosts.pools[target]), key=len)
+        hashes = known_hashes(self.hosts, target, start)
         hits = self.hosts.tier_hits(target, hashes)
         if isinstance(start, StartPrefill) and start.attempt == 1:
             wanted_tokens = min(start.read_tokens, max((hit.tokens for hit in hits), default=0))

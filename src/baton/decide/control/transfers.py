@@ -35,11 +35,12 @@ from baton.core.tier_messages import FromTier, LoadEnded, PutEnded, ReadBackWant
 from baton.core.types import HostId, RequestId, WorkerId
 from baton.decide.control.advice import Policies
 from baton.decide.control.cluster_messages import BeginRequest, CoordinatorDecision, PoolDecision, RequestQueued, ToPool
-from baton.decide.control.host_pools import HostPools, PoolRules
+from baton.decide.control.host_pools import HostPools, PoolRules, take_home
 from baton.decide.control.landings import Landings
 from baton.decide.control.link_estimates import LinkEstimates
 from baton.decide.control.pool_transfers import PoolHandoff, PoolTransfers
 from baton.decide.control.prefix_handover import PrefixHandover
+from baton.decide.control.second_copies import SecondCopies
 from baton.decide.control.streams import ChunkTransfers, Streams
 from baton.decide.control.tier_reads import TierReads
 from baton.decide.control.transfer import ChunkTransfer, Start, Steps, Transfer, TransferEvent, TransferTable
@@ -60,6 +61,7 @@ class Transfers:
         self._chunks = ChunkTransfers(self.hosts, self.table)
         self._streams = Streams(self.hosts, self.table, self._chunks)
         self.handover = PrefixHandover(self.hosts, self.table)
+        self._copies = SecondCopies(self.hosts, self.table)
         self._by_pool = PoolTransfers(self.hosts, self.table, self.links, policies)
         self._held: dict[RequestId, tuple[Start, HostId]] = {}
         """Starts that wait for a read ahead, with the host of the read."""
@@ -129,6 +131,7 @@ class Transfers:
         if isinstance(event, BlocksSealed):
             yield from self._streams.sealed(event.request_id)
             yield from self._by_pool.sealed(event.request_id)
+            yield from self._copies.sealed(event.request_id)
 
     def settle(self, request_id: RequestId) -> Steps[None]:
         """End a chunk's transfer if no copy is under way. Call it after the coordinator handled the prompt's end."""
@@ -198,12 +201,10 @@ class Transfers:
         request, worker = start.request, self.hosts.workers.get(start.worker)
         if worker is None:
             return  # the worker died during the transfer: the coordinator starts the request elsewhere
-        host, homes = worker.host, self.hosts.homes[request.id]
-        if homes != {host}:
-            others = sorted(homes - {host})
-            homes.difference_update(others)
-            for other in others:
-                yield ToPool(other, ReleaseBlocks(request.id))
+        host = worker.host
+        for other in take_home(self.hosts.homes[request.id], host):
+            yield ToPool(other, ReleaseBlocks(request.id))
+        self._copies.begin(start, host)
         # The request begins before further commands of its pool are carried out.
         commands = self.tell_pool(host, start)
         table, computed_tokens = self.hosts.pools[host].table(request.id)
@@ -251,7 +252,7 @@ class Transfers:
         transfer = self.table.awaited(request_id)
         if transfer is not None:
             self.table.give_up(transfer)
-        self.hosts.lost_blocks.forget(request_id)
+        self._copies.close(request_id)
         for host in sorted(self.hosts.homes.pop(request_id, ())):
             yield ToPool(host, ReleaseBlocks(request_id))
 
@@ -282,13 +283,13 @@ class Transfers:
         host = lost.host
         self.hosts.lose(host)
         self.table.lose_host(host)
-        streams = self._streams.lose_host(host)
+        self._copies.lose_host(host)
+        moving = self._streams.lose_host(host)
         self.links.lose_host(host)
         yield from self._lose_chunks(host)
         yield lost
-        for stream in streams:
-            if stream.report:  # without this event, the request would count as moving until its end
-                yield AheadEnded(stream.request.id, stream.attempt, landed=False)
+        for stream in moving:  # without this event, the request would count as moving until its end
+            yield AheadEnded(stream.request.id, stream.attempt, landed=False)
         for handoff in self._by_pool.lose_host(host):
             yield from self._hand_off_rest(handoff)
 
@@ -358,8 +359,7 @@ class Transfers:
         assert start is not None, f"no start waits for the transfer of {transfer.request.id}"
         if transfer.state == "landed" and isinstance(start, StartDecode) and target in self.hosts.pools:
             source = self.hosts.best_source(start, target)
-            tokens = self.hosts.tokens_at(source, start)
-            if tokens > self.hosts.tokens_at(target, start):
+            if (tokens := self.hosts.tokens_at(source, start)) > self.hosts.tokens_at(target, start):
                 yield from self._landings.begin(start, source, target, tokens)
                 return
         yield from self._begin(start)
@@ -367,7 +367,7 @@ class Transfers:
     def _continue_ahead(self, transfer: Transfer, *, landed: bool) -> Steps[None]:
         """Continue a stream. After a read ahead, continue the start or the pool handoff that waited for it."""
         held = self._held.get(transfer.request.id)
-        if (yield from self.handover.ended(transfer)):
+        if self._copies.ended(transfer, landed=landed) or (yield from self.handover.ended(transfer)):
             return
         if not transfer.is_read_ahead:
             yield from self._streams.transfer_ended(transfer, landed=landed)

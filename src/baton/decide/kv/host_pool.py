@@ -42,7 +42,7 @@ from baton.decide.kv.arena_blocks import empty_arena
 from baton.decide.kv.blocks import EvictionOrder
 from baton.decide.kv.engine_cache import mirror_cache
 from baton.decide.kv.grants import Grants
-from baton.decide.kv.hashing import hashes_per_block, prefix_of, runs_per_block
+from baton.decide.kv.hashing import prefix_of, runs_per_block
 from baton.decide.kv.holding import KEPT_FREE_RATIO, Holding, granted
 from baton.decide.kv.hot_prefixes import HotPrefixes
 from baton.decide.kv.quotas import Quotas
@@ -141,8 +141,8 @@ class HostPool:
         return (held := self._holdings.get(request_id)) is not None and held.is_computed_by(worker, attempt)
 
     def held_tokens(self, hashes: Sequence[BlockHash]) -> int:
-        """Return the number of leading prompt tokens whose KV the arena holds, by the prompt's hashes."""
-        return self._arena.hit(hashes_per_block(hashes, self.block_runs)).count * self.block_tokens
+        """Return the number of leading tokens whose KV the arena holds, by the hashes of their blocks."""
+        return self._arena.hit(hashes).count * self.block_tokens
 
     def behind(self, computed_tokens: int) -> int:
         """Return the number of leading blocks behind the attention window after `computed_tokens` tokens."""

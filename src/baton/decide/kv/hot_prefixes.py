@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from baton.core.prefixes import SealedBlock
 from baton.core.types import BlockHash, BlockId
 from baton.decide.kv.blocks import BlockFacts, Blocks
 
@@ -22,6 +24,32 @@ class HotPrefixes:
     """Finds the prefixes of an arena whose blocks were used most."""
 
     blocks: Blocks
+
+    def sealed(self, blocks_max: int) -> list[SealedBlock]:
+        """Return at most `blocks_max` sealed blocks, pinned or not. Blocks that more requests used come first."""
+        found = ((BlockId(block), self.blocks.facts(BlockId(block))) for block in range(self.blocks.total))
+        ranked = sorted(
+            ((block, facts) for block, facts in found if facts is not None),
+            key=lambda pair: (-pair[1].uses, pair[1].start_tokens, pair[1].block_hash),
+        )
+        return [
+            SealedBlock(block, facts.block_hash, facts.parent, facts.start_tokens, facts.tenant)
+            for block, facts in ranked[:blocks_max]
+        ]
+
+    def restore(self, kept: Sequence[SealedBlock]) -> None:
+        """Cache blocks of an arena that the host has kept. Requires that no other block is in use or cached.
+
+        Of each prompt, the deepest block is evicted first. The blocks are not written to tiers, which may have them.
+        """
+        blocks, fresh = self.blocks, self.blocks.fresh
+        blocks.fresh = None
+        taken, _ = blocks.take(blocks.total)
+        for each in kept:
+            blocks.seal(each.block, BlockFacts(each.block_hash, each.parent, each.start_tokens, each.tenant))
+        first_tokens = {each.block: each.start_tokens for each in kept}
+        blocks.unpin(sorted(taken, key=lambda block: first_tokens.get(block, -1)))
+        blocks.fresh = fresh
 
     def chains(self, blocks_max: int) -> list[Prefix]:
         """Return prefixes of at most `blocks_max` different blocks in all. Blocks that more requests used come first.

@@ -152,6 +152,11 @@ class Tiers:
         """The fastest tier that is not resting."""
         return next((tier for tier in self.tiers if tier.name not in self.resting), None)
 
+    @property
+    def shared(self) -> Tier | None:
+        """The fastest tier that other hosts share and that is not resting."""
+        return next((tier for tier in self.tiers if tier.rules.shared_as and tier.name not in self.resting), None)
+
     def has(self, block_hash: BlockHash) -> bool:
         """Return whether a tier can serve the block."""
         return any(tier.has(block_hash) for tier in self.tiers)

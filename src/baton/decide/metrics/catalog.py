@@ -175,6 +175,11 @@ PREEMPTIONS = Counter(
 FAILOVERS = Counter(
     "baton_failovers_total", "requests", "Requests that continued on another worker after theirs was lost."
 )
+FAILOVER_TOKENS = Counter(
+    "baton_failover_tokens_total", "tokens",
+    "Tokens of requests that continued after the loss of a worker or host: their KV was read or recomputed.",
+    labels=(Label("kv", ("read", "recomputed")),),
+)  # fmt: skip
 RESUMED = Counter(
     "baton_resumed_streams_total", "streams",
     "Streams that were saved at the end of the server, resumed after its restart, or refused.",
@@ -211,7 +216,7 @@ METRICS: tuple[Metric, ...] = (
     KV_BLOCKS, PREFIX_QUERY_TOKENS, PREFIX_HIT_TOKENS, PREEMPTIONS, FAILOVERS, ROLE_FLIPS, STEP,
     SPECULATION_DRAFTED_TOKENS, SPECULATION_ACCEPTED_TOKENS, TIER_BLOCKS, TIER_RESTS, HANDOFF_LAYER_BYTES,
     LIVE_MOVES, READ_BACK_BLOCKS, HTTP_REFUSALS, PREDICTION_ERROR, STEP_ERROR, CLASS_REQUESTS, CLASS_TTFT,
-    GENERATED_TOKENS, RESUMED, UNLOGGED_DECISIONS, FINISH_REASONS,
+    GENERATED_TOKENS, RESUMED, UNLOGGED_DECISIONS, FINISH_REASONS, FAILOVER_TOKENS,
 )  # fmt: skip
 EDGE_METRICS: tuple[Metric, ...] = (HTTP_REFUSALS, RESUMED)
 """Metrics of the HTTP edge, which all models of a server share."""

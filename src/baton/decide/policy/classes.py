@@ -61,6 +61,7 @@ class ClassTable:
             aging_s=found.aging_s,
             output_tokens_max=found.output_tokens_max,
             defer_s=found.defer_s,
+            copy_tokens=found.copy_tokens,
         )
         if found.ttft_slo_s is None or found.tpot_slo_s is None:
             return ClassChoice(service)

@@ -14,6 +14,7 @@ from baton.core.copies import CopyEnded
 from baton.core.handoff_paths import HandoffView, LinkView, PathChosen
 from baton.core.messages import (
     AheadEnded,
+    BlocksGranted,
     CloseRequest,
     CoordinatorEvent,
     DecodeBegun,
@@ -30,6 +31,7 @@ from baton.core.messages import (
     StartDecode,
     StartPrefill,
     StopRequest,
+    ToWorker,
     WorkerJoined,
     WorkerLost,
 )
@@ -37,7 +39,7 @@ from baton.core.ticking import QueuedTooLong, Tick, WaitedTooLong
 from baton.core.tier_messages import FromTier
 from baton.core.types import RequestId, Slo
 from baton.decide.control.cluster import Cluster
-from baton.decide.control.cluster_messages import ClusterEvent, LoggedCommand, WorkerSaid
+from baton.decide.control.cluster_messages import BeginRequest, ClusterEvent, LoggedCommand, WorkerSaid
 from baton.decide.control.decision_log import Decision, coordinator_events, decided
 from baton.decide.policy.handoff import central_s
 from baton.lab.report.questions import Notes, Question
@@ -166,6 +168,10 @@ def _about(message: CoordinatorEvent | LoggedCommand) -> RequestId | None:
             return request.id
         case PathChosen(handoff=handoff):
             return handoff.request.id
+        case BeginRequest(request_id=request_id, attempt=attempt) if attempt > 1:
+            return request_id
+        case ToWorker(command=BlocksGranted(request_id=request_id, attempt=attempt, cached_blocks=blocks)) if blocks:
+            return request_id if attempt > 1 else None
         case (
             RequestCancelled(request_id=request_id)
             | PrefillFinished(request_id=request_id)
@@ -327,6 +333,10 @@ def _order(command: LoggedCommand) -> str:
         case StartDecode(worker=worker, attempt=attempt, source=source):
             pull = f", its KV comes from {source}" if source else ""
             return f"{worker} continues it{pull} (attempt {attempt})"
+        case BeginRequest(worker=worker, computed_tokens=tokens):
+            return f"{worker} begins with KV of {tokens:,} tokens" if tokens else ""
+        case ToWorker(worker=worker, command=BlocksGranted(cached_blocks=blocks)):
+            return f"KV of {blocks:,} blocks is cached on the host of {worker}"
         case StopRequest(worker=worker, only_unstarted=only_unstarted):
             return f"{worker} is told to drop it" + (" unless it was in a step" if only_unstarted else "")
         case PathChosen(handoff=handoff, path=path):

@@ -18,7 +18,7 @@ from baton.move.backoff import Backoff
 from baton.move.clock import now_s
 from baton.serve.host.build import choose_computing, limit_context, priced
 from baton.serve.host.join_request import JoinFailedError, request_terms, server_address
-from baton.serve.host.membership import HostAddress, Membership
+from baton.serve.host.membership import HostAddress, KeptArena, Membership
 from baton.serve.host.tasks import run_in_thread
 from baton.serve.messages.hosting import HostTerms
 
@@ -66,6 +66,8 @@ class Agent:
         self._staying: asyncio.Task[str] | None = None
         self._membership: Membership | None = None
         """None: the server's terms and the model are not known yet."""
+        self._kept: KeptArena | None = None
+        """The arena of the last membership, if the next server will know its KV."""
 
     async def run(self) -> int:
         """Run until the host ends. Return the exit code.
@@ -128,8 +130,11 @@ class Agent:
             advertise=options.advertise,
         )
         computing = choose_computing(config, card, terms.config.kv.block_tokens)
-        self._membership = Membership(priced(config, card, computing), card, computing, self._tell)
-        return await self._membership.join_and_serve(address)
+        self._membership = Membership(priced(config, card, computing), card, computing, self._tell, self._kept)
+        try:
+            return await self._membership.join_and_serve(address)
+        finally:
+            self._kept = self._membership.kept
 
     async def _pause(self, pause_s: float) -> None:
         with contextlib.suppress(TimeoutError):

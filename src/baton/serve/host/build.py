@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,10 +57,21 @@ class Computing:
 
 
 @dataclass(frozen=True, slots=True)
+class HostArena:
+    """A host's arena. It may outlive the host's membership in a cluster."""
+
+    id: str
+    """32 hexadecimal digits, drawn at random."""
+    bytes: Arena | CudaArena
+    blocks_total: int
+
+
+@dataclass(frozen=True, slots=True)
 class HostParts:
     """A host's arena and the setups of its workers, before any process runs."""
 
     id: HostId
+    arena_id: str
     blocks_total: int
     arena: Arena | CudaArena
     setups: list[WorkerSetup]
@@ -139,11 +151,36 @@ def limit_context(config: Config, card: ModelCard) -> ModelCard:
     return msgspec.structs.replace(card, name=name, context_tokens=context_tokens)
 
 
-def build_host(config: Config, card: ModelCard, computing: Computing, host: HostId, prefix: str = "") -> HostParts:
-    """Reserve the arena and build the workers' setups, but start no process. Raises ConfigError or ArenaError.
+def build_host(
+    config: Config,
+    card: ModelCard,
+    computing: Computing,
+    host: HostId,
+    prefix: str = "",
+    kept: HostArena | None = None,
+) -> HostParts:
+    """Build a host's arena and its workers' setups, but start no process. Raises ConfigError or ArenaError.
 
-    `prefix` starts the names of the host's workers. It is empty on the server's own host.
+    `prefix` starts the names of the host's workers. It is empty on the server's own host. `kept`: the arena of an
+    earlier membership with the same model and layout. None: a new arena is reserved.
     """
+    arena = kept or _reserve_arena(config, card, computing)
+    drivers, total = computing.device.drivers, arena.blocks_total
+    views = worker_views(config.topology, host, prefix)
+    setups = _setups(config, card, computing, views, total)
+    weights, is_shared = weights_bytes(card, computing.dtype, config.weights), shares_weights(card, computing)
+    most = workers_max(
+        len(setups),
+        cores=len(computing.share.cores),
+        threads=setups[0].threads,
+        worker_bytes=0 if is_shared else weights,
+        shared_bytes=arena.bytes.bytes_total + (weights if is_shared else 0),
+        is_on_gpu=bool(drivers),
+    )
+    return HostParts(host, arena.id, total, arena.bytes, setups, most)
+
+
+def _reserve_arena(config: Config, card: ModelCard, computing: Computing) -> HostArena:
     drivers, layout = computing.device.drivers, computing.layout
     requests_max = config.batch.requests_max
     if drivers:
@@ -155,18 +192,7 @@ def build_host(config: Config, card: ModelCard, computing: Computing, host: Host
         arena = create_cuda_arena(places_of(drivers, layout, total))
     else:
         arena = create_arena(total * layout.block_bytes)
-    views = worker_views(config.topology, host, prefix)
-    setups = _setups(config, card, computing, views, total)
-    weights, is_shared = weights_bytes(card, computing.dtype, config.weights), shares_weights(card, computing)
-    most = workers_max(
-        len(setups),
-        cores=len(computing.share.cores),
-        threads=setups[0].threads,
-        worker_bytes=0 if is_shared else weights,
-        shared_bytes=arena.bytes_total + (weights if is_shared else 0),
-        is_on_gpu=bool(drivers),
-    )
-    return HostParts(host, total, arena, setups, most)
+    return HostArena(secrets.token_hex(16), arena, total)
 
 
 def batch_limits(config: Config) -> BatchLimits:

@@ -1,6 +1,7 @@
 """One membership of a host in a cluster: from joining to the end of the host's last process.
 
-Each membership has a new arena, so that late messages of an earlier membership cannot touch its blocks.
+Each membership has a new arena, unless the server has saved which KV is in the old one. Then that one is used again,
+after every process that could write into it has ended.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from baton.decide.kv.conversion import KVForm
 from baton.move.ipc.dialing import Dialer
 from baton.move.ipc.stream import FramedStream, watch
 from baton.move.ipc.tls import client_context
-from baton.serve.host.build import Computing, HostParts, build_host, device_prices
+from baton.serve.host.build import Computing, HostArena, HostParts, build_host, device_prices
 from baton.serve.host.child_process import WorkerProcess
 from baton.serve.host.join_request import JoinFailedError
 from baton.serve.host.mover_supervisor import MoverSupervisor
@@ -87,14 +88,33 @@ class HostAddress:
     """Address by which other hosts reach the mover. Empty: the address it listens on."""
 
 
+@dataclass(frozen=True, slots=True)
+class KeptArena:
+    """An arena whose KV the next membership may use."""
+
+    key: str
+    """Equal for memberships whose KV has the same bytes."""
+    arena: HostArena
+
+
 class Membership:
     """Implements `WorkerListener` and `MoverListener`: forwards events over the connection to the server."""
 
-    def __init__(self, config: Config, card: ModelCard, computing: Computing, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        card: ModelCard,
+        computing: Computing,
+        tell: Callable[[str], None],
+        kept: KeptArena | None = None,
+    ) -> None:
         self._config = config
         self._card = card
         self._computing = computing
         self._identity = kv_identity(card)
+        self._fingerprint = fingerprint_of(self._identity, computing.layout, computing.dtype)
+        self.kept = self._usable(kept)
+        """The arena for the next membership. None: its KV is of no use, so the next one gets a new arena."""
         self._tell = tell
         self._stream = FramedStream[ToAgentMessage](ToAgentMessage, on_message=self._on_message, on_end=self._end)
         self._decoder = msgspec.msgpack.Decoder(
@@ -106,6 +126,7 @@ class Membership:
         self._answer: asyncio.Future[Welcome | JoinRefused] = asyncio.get_running_loop().create_future()
         self._mover: MoverSupervisor | None = None
         self._supervisor: Supervisor | None = None
+        self._keep_arena = False
         self.is_leaving = False
         """This host was told to leave: by a signal, or by an operator of the server."""
         self.failure = ""
@@ -116,7 +137,8 @@ class Membership:
 
         Raises JoinFailedError if the host may try again, ConfigError if another attempt cannot succeed.
         """
-        parts = build_host(self._config, self._card, self._computing, address.host, f"{address.host}.")
+        arena = None if self.kept is None else self.kept.arena
+        parts = build_host(self._config, self._card, self._computing, address.host, f"{address.host}.", arena)
         tasks: list[asyncio.Task[None]] = []
         try:
             await self._connect(address)
@@ -131,7 +153,22 @@ class Membership:
                 task.cancel()
             self._stream.end("the membership has ended")
             await self._stop()
-            parts.arena.close()
+            if self.kept is None and not self._keep_arena:
+                parts.arena.close()
+            else:
+                self.kept = KeptArena(self._key, HostArena(parts.arena_id, parts.arena, parts.blocks_total))
+
+    @property
+    def _key(self) -> str:
+        """Everything that the bytes of a block depend on, except its tokens."""
+        return f"{self._fingerprint} {self._config.weights}"
+
+    def _usable(self, kept: KeptArena | None) -> KeptArena | None:
+        """Return the arena if its KV fits this model, else free it and return None."""
+        if kept is not None and kept.key != self._key:
+            kept.arena.bytes.close()
+            return None
+        return kept
 
     def leave(self, reason: str) -> None:
         """Leave the cluster after the server has moved the running requests away, for which it has `drain_s` seconds.
@@ -181,7 +218,7 @@ class Membership:
             tiers=self._config.tiers,
             secret=address.mover_secret,
             encrypt=self._config.hosts.encrypt_kv,
-            fingerprint=fingerprint_of(self._identity, self._computing.layout, self._computing.dtype),
+            fingerprint=self._fingerprint,
         )
         silent_s = self._config.hosts.mover_silent_s
         self._mover = MoverSupervisor(setup, parts.arena.fd, self, silent_s=silent_s, tell=self._tell)
@@ -201,6 +238,7 @@ class Membership:
             workers_max=parts.workers_max,
             mover=ready,
             mover_generation=generation,
+            arena_id=parts.arena_id,
             prices=device_prices(self._config, self._card, self._computing),
         )
         self._stream.put(hello)
@@ -210,6 +248,7 @@ class Membership:
         if isinstance(answer, JoinRefused):
             why = f"the server refuses {address.host}: {answer.reason}"
             raise JoinFailedError(why, answer.again_s) if answer.again else ConfigError(why)
+        self.kept = None  # from now on, the server decides about its blocks
 
     async def _wait_for(self, wanted: asyncio.Future[Any], limit_s: float | None) -> bool:
         """Return whether `wanted` is done within `limit_s` (None: no limit).
@@ -260,7 +299,8 @@ class Membership:
             case Welcome() | JoinRefused():
                 if not self._answer.done():
                     self._answer.set_result(message)
-            case Dismissed(reason=reason):
+            case Dismissed(reason=reason, keep_arena=keep_arena):
+                self._keep_arena = keep_arena
                 self._end(reason)
             case LeaveCluster(reason=reason):
                 if not self.is_leaving:  # a second call of `leave` would not wait

@@ -267,7 +267,7 @@ class Driver:
             return
         if isinstance(to.command, BlocksGranted):
             cached_tokens = to.command.cached_blocks * self.layouts[link.view.host].block_tokens
-            self._note_hit(to.command.request_id, cached_tokens)
+            self._note_hit(to.command.request_id, cached_tokens, is_granted=True)
         link.send(to.command)
 
     def _begin(self, begin: BeginRequest) -> None:
@@ -275,7 +275,7 @@ class Driver:
         link, live = self.links.get(begin.worker), self.live.get(begin.request_id)
         if link is None or live is None:
             return
-        self._note_hit(begin.request_id, begin.computed_tokens)
+        self._note_hit(begin.request_id, begin.computed_tokens, is_granted=bool(begin.block_table))
         link.view = _given(link.view, begin)
         start = StartRequest(
             request=live.request,
@@ -296,6 +296,7 @@ class Driver:
             self.recorder.note("moves")
         elif start.attempt > live.attempt:
             self.recorder.note("failovers")
+            live.lost_worker = live.stamps.started_s is not None
         if isinstance(start, StartDecode) and not live.output_tokens:
             live.stamps.leave(live.worker, now_s())
         if isinstance(start, StartPrefill) and start.predicted is not None and start.attempt == 1:
@@ -325,11 +326,19 @@ class Driver:
         link.view = msgspec.structs.replace(link.view, role=role)
         self.recorder.note("role_flips")
 
-    def _note_hit(self, request_id: RequestId, cached_tokens: int) -> None:
-        """Record how many prompt tokens were cached or copied from another host when the first worker began."""
+    def _note_hit(self, request_id: RequestId, cached_tokens: int, *, is_granted: bool) -> None:
+        """Record how many tokens were cached or copied when the first worker began, or one after the loss of another.
+
+        `is_granted`: the worker has blocks.
+        """
         live = self.live.get(request_id)
-        if live is not None and live.stamps.started_s is None and cached_tokens:
+        if live is None:
+            return
+        if live.stamps.started_s is None and cached_tokens:
             live.stamps.cached_tokens = cached_tokens
+        if live.lost_worker and is_granted:
+            live.lost_worker = False
+            self.recorder.failed_over(live, cached_tokens)
 
     def _has_moved(self, live: LiveRequest) -> bool:
         """Return whether a policy, and no failover, has moved the request: its old worker is still ready."""

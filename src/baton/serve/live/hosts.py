@@ -34,6 +34,7 @@ from baton.serve.host.tier_opening import is_shared
 from baton.serve.live.assembly import Parts, window_of
 from baton.serve.live.gateway import SERVING_STATES
 from baton.serve.live.joined_host import AgentReceiver, JoinedHost
+from baton.serve.live.kept_arenas import KeptArenas
 from baton.serve.live.waiting import TOKEN_S
 from baton.serve.messages.hosting import HostHello, HostTerms, JoinRefused, Welcome
 from baton.serve.messages.moving import MoverEvent, MoverReady, MoverSetup, TierOrder
@@ -80,6 +81,7 @@ class Hosts:
         self._movers: dict[HostId, int] = {}
         """Generation of each host's mover, for the hosts whose mover is ready."""
         self._form: KVForm | None = None
+        self._kept = KeptArenas(parts.config.survival)
 
     @property
     def joined(self) -> int:
@@ -150,13 +152,15 @@ class Hosts:
         self._arrivals.unauthenticated.discard(host)
         self._joined[hello.host] = host
         self._arrivals.without_workers.add(hello.host)
+        kept = self._kept.take(hello.arena_id, hello.blocks_total)
         self.driver.add_host(
-            HostAdded(hello.host, hello.blocks_total, layout, tuple(hello.mover.tiers), hello.workers_max)
+            HostAdded(hello.host, hello.blocks_total, layout, tuple(hello.mover.tiers), hello.workers_max, kept)
         )
         self._parts.gateway.limit_requests()
         self.copying.add_host(hello.host, host, layout)
         self.mover_ready(hello.host, hello.mover_generation, hello.mover)
-        self._tell(f"{hello.host} has joined from {host.stream.peer} with {hello.blocks_total} KV blocks")
+        full = f", {len(kept)} of them with KV from before the restart" if kept else ""
+        self._tell(f"{hello.host} has joined from {host.stream.peer} with {hello.blocks_total} KV blocks{full}")
         believed, given = self._parts.config.cost, self._parts.given_cost
         remark = mispriced(hello.host, hello.prices, believed=believed, given=given)
         if remark:
@@ -246,13 +250,17 @@ class Hosts:
         return True
 
     async def stop(self) -> None:
-        """Disconnect every host, and stop the server's own mover."""
+        """Disconnect every host, and stop the server's own mover. Save which KV the hosts have."""
         if self._acceptor is not None:
             await self._acceptor.close()
         if self._listening is not None:
             self._listening.close()
-        for host in [*self._joined.values(), *self._arrivals.unauthenticated]:
-            host.dismiss("the server ends")
+        for connection in [*self._arrivals.unauthenticated]:
+            connection.dismiss("the server ends")
+        tables = {host.arena_id: self._kept.table(self.driver.pools[host.id]) for host in self._joined.values()}
+        for host in [*self._joined.values()]:  # no block changes after its table
+            host.dismiss("the server ends", keep_arena=tables[host.arena_id] is not None)
+        await asyncio.to_thread(self._kept.save, tables)
         if self._mover is not None:
             await self._mover.stop()
 

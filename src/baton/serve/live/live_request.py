@@ -169,6 +169,8 @@ class LiveRequest:
         self.finish_reason: FinishReason | None = None
         self.stopped = False
         """The client has all the text that it asked for, so that a cancellation counts as `finished`."""
+        self.lost_worker = False
+        """Its worker was lost after its first step, and no other one has its KV yet."""
         self.was_cancelled_by_operator = False
         """By POST /cluster/cancel: the client must not send it again."""
         self.finish: Finish | None = None

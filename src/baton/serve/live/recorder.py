@@ -53,6 +53,12 @@ class Recorder:
         self._metrics.count(_EVENTS[event])
         self._recent.counts[event] += 1
 
+    def failed_over(self, live: LiveRequest, read_tokens: int) -> None:
+        """Record how much KV a request has on its new worker. Its newest token had none before."""
+        recomputed_tokens = max(0, len(live.tokens) - 1 - read_tokens)
+        self._metrics.count(catalog.FAILOVER_TOKENS, "read", amount=read_tokens)
+        self._metrics.count(catalog.FAILOVER_TOKENS, "recomputed", amount=recomputed_tokens)
+
     def copied(self, moved_bytes: int, layer_bytes: int) -> None:
         """Record a completed transfer of KV from another host. `layer_bytes`: its part that was sent by layer."""
         self._metrics.count(catalog.HANDOFF_BYTES, amount=moved_bytes)

@@ -44,6 +44,8 @@ class HostHello(Struct, frozen=True, kw_only=True, tag=True):
     """Maximum number of workers that scaling may run on the host. None: no limit is known."""
     mover: MoverReady
     mover_generation: int
+    arena_id: str = ""
+    """32 hexadecimal digits, drawn with the arena. A server that saved a table of its blocks uses them again."""
     prices: dict[str, float] = {}
     """Expected prices of its workers' steps, by the keys of the linear cost model. Empty: not known."""
 
@@ -145,6 +147,8 @@ class Dismissed(Struct, frozen=True, tag=True):
     """The server shuts down or has given up the host. The host may ask to join again."""
 
     reason: str
+    keep_arena: bool = False
+    """The next server will know which KV is in the host's arena."""
 
 
 class LeaveCluster(Struct, frozen=True, tag=True):

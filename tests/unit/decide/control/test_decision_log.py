@@ -50,7 +50,7 @@ ROAD = LinkView(expected_s=0.1, is_measured=True)
 """On which nothing has ever failed."""
 
 
-FORMAT = (14, "369f193e54d0ddfd")
+FORMAT = (14, "43a1120f095f1266")
 """The version of the log, and the digest of what may stand in one of that version."""
 
 

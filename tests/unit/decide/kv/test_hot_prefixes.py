@@ -62,3 +62,29 @@ def test_a_chain_without_its_beginning_is_left_out() -> None:
     (block,), _ = blocks.take(1)
     assert blocks.seal(block, BlockFacts(name_of("?"), None, 8))
     assert chains(blocks, 32) == [(chain("c"), "x")]
+
+
+def test_a_kept_arena_has_its_blocks_again_and_evicts_the_deepest_first() -> None:
+    """Pinned blocks are kept too, unsealed ones are not: INV-4 holds, and nothing is written to tiers again."""
+    before = arena(("sab", 2, "x"), ("sc", 1, "y"), total=8)
+    used, tail = before.find(name_of("sa")), before.take(1)[0]
+    assert used is not None
+    before.pin([used])
+    kept = HotPrefixes(before).sealed(8)
+    assert [block.block for block in kept if block.block in tail] == []
+    after = Blocks(8, LeastRecentlyUsed())
+    after.fresh = []
+    HotPrefixes(after).restore(kept)
+    after.check([0] * 8)
+    assert (after.free, after.cached, after.fresh) == (4, 4, [])
+    assert after.hit(chain("sab"), None, 4).blocks == [before.find(each) for each in chain("sab")]
+    facts = after.facts(used)
+    assert facts is not None
+    assert (facts.parent, facts.start_tokens, facts.tenant) == (name_of("s"), 4, "x")
+    _, evicted = after.take(5)
+    assert evicted == [name_of("sab")]
+
+
+def test_the_most_used_blocks_of_a_large_arena_are_kept() -> None:
+    kept = HotPrefixes(arena(("ab", 3, "x"), ("c", 1, "x"))).sealed(2)
+    assert sorted(block.block_hash for block in kept) == [name_of("a"), name_of("ab")]

@@ -34,6 +34,7 @@ BESIDE = [
     "baton_resumed_streams_total{outcome}",
     "baton_unlogged_decisions_total",
     "baton_finish_reasons_total{reason}",
+    "baton_failover_tokens_total{kv}",
 ]
 """What we tell beyond it. A name that is once told is kept."""
 

@@ -1,15 +1,19 @@
-"""A host sends nothing before its hello."""
+"""A host sends nothing before its hello, and keeps no arena that is of no use."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+
+import pytest
 
 from baton.compute.models.resolve import resolve_model
 from baton.core.config import Config
 from baton.core.types import HostId
+from baton.move.arena.memfd import create_arena
 from baton.move.ipc.stream import FramedStream
-from baton.serve.host.build import choose_computing
-from baton.serve.host.membership import Membership
+from baton.serve.host.build import HostArena, choose_computing
+from baton.serve.host.membership import KeptArena, Membership
 from baton.serve.messages.hosting import FromAgentMessage, HostLeaves, MoverDown
 from baton.serve.messages.moving import MoverReady
 
@@ -36,3 +40,15 @@ def test_a_mover_that_dies_at_its_first_start_is_not_told_of() -> None:
 
     heard = asyncio.run(asyncio.wait_for(run(), 30))
     assert heard == [MoverDown(2, "killed"), HostLeaves("the test is over")]
+
+
+def test_a_kept_arena_is_freed_if_the_server_has_another_model_now() -> None:
+    config, card, arena = Config(model="hash"), resolve_model("hash"), create_arena(4096)
+    kept = KeptArena("of another model", HostArena("0" * 32, arena, 1))
+
+    async def run() -> Membership:
+        return Membership(config, card, choose_computing(config, card), lambda _line: None, kept)
+
+    assert asyncio.run(run()).kept is None
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(arena.fd)
