@@ -14,10 +14,10 @@ from baton.decide.control.decision_log import replay
 from baton.decide.kv.host_pool import HostPool
 from baton.decide.kv.window import Window
 from baton.lab.sim.cluster import SimCluster, fresh_cluster
-from baton.lab.sim.engines import ContentEngine
 from baton.lab.sim.journal import Life
 from baton.lab.sim.replay_trace import Violation, check_nothing_left, require
 from baton.lab.sim.worker import SimWorker
+from tests.campaign.content_engine import ContentEngine
 from tests.campaign.restless import play_policies
 
 POOL_CHECK_EVENTS = 8

@@ -8,11 +8,11 @@ from functools import partial
 from baton.core.types import Request, RequestId, ServiceClass
 from baton.decide.kv.hashing import block_hashes
 from baton.lab.sim.cluster import SimCluster, build_cluster
-from baton.lab.sim.engines import ContentEngine
 from baton.lab.sim.faults import Hang, HostKill, HostLeave, Kill, MessageFault
 from baton.lab.sim.journal import Journal, Life
 from tests.campaign.checkers import Watch, check_end, check_refusal, check_text
 from tests.campaign.client_checks import check_client
+from tests.campaign.content_engine import ContentEngine
 from tests.campaign.edge import HttpEdge
 from tests.campaign.restless import play_policies
 from tests.campaign.scenario import PlannedRequest, Scenario

@@ -1,4 +1,4 @@
-"""Engines of simulated workers: the hash engine, which computes text, and a stand-in that knows only lengths."""
+"""The interface of engines of simulated workers, and an engine that knows only the lengths of answers."""
 
 from __future__ import annotations
 
@@ -8,22 +8,17 @@ from dataclasses import dataclass
 from typing import Protocol
 from zlib import crc32
 
-import numpy as np
-import numpy.typing as npt
 from msgspec.structs import replace
 
-from baton.compute.hash_engine import HashEngine, hash_card
+from baton.compute.hash_engine import hash_card
 from baton.core.copies import LayerSpan
 from baton.core.step import Slice, SliceResult, Step, StepResult
 from baton.core.types import BlockId, Request, RequestId
 from baton.decide.control.decode_run import DecodeRun
 from baton.decide.kv.layout import KVLayout
-from baton.decide.kv.window import Window
 
 STOP_TOKEN = 0
-"""Ends a text in both engines."""
-_FRESH_BYTE = 0xEE
-_GARBAGE_BYTE = 0xDD
+"""Ends a text."""
 _NO_TOKEN, _STOP = SliceResult(), SliceResult(token=STOP_TOKEN)
 
 
@@ -72,48 +67,6 @@ class SimEngine(Protocol):
     def write(self, table: Sequence[BlockId], slot: int, kv: bytes, layers: LayerSpan | None = None) -> None:
         """Write one token's KV that `kv_of` of another host's engine returned for the same layers."""
         ...
-
-
-class ContentEngine:
-    """The real hash engine: any lost, swapped or stale block changes the text (INV-8). All workers share one arena."""
-
-    def __init__(self, *, blocks: int, block_tokens: int, window: Window | None = None, layers: int = 1) -> None:
-        layout = content_layout(block_tokens, layers)
-        self.layers = layers
-        arena = bytearray([_FRESH_BYTE]) * (blocks * layout.block_bytes)
-        shape = (blocks, layers, layout.planes, block_tokens, layout.kv_heads * layout.head_dim)
-        self._blocks = np.frombuffer(arena, np.uint8).reshape(shape)
-        seen = None if window is None else window.tokens
-        self._engine = HashEngine(layout, memoryview(arena), window_tokens=seen)
-
-    @property
-    def predictor(self) -> None:
-        """None: the text depends on the KV bytes, so every step is computed."""
-        return
-
-    def execute(self, step: Step) -> StepResult:
-        return self._engine.execute(step)
-
-    def compute_layers(self, step: Step, end: int) -> None:
-        self._engine.compute_layers(step, end)
-
-    def corrupt_kv(self, step: Step) -> None:
-        for part in step.slices:
-            for position in range(part.start, part.start + part.count):
-                self._token(part.block_table, position, None)[:] = _GARBAGE_BYTE
-
-    def kv_of(self, table: Sequence[BlockId], slot: int, layers: LayerSpan | None = None) -> bytes:
-        return self._token(table, slot, layers).tobytes()
-
-    def write(self, table: Sequence[BlockId], slot: int, kv: bytes, layers: LayerSpan | None = None) -> None:
-        token = self._token(table, slot, layers)
-        token[:] = np.frombuffer(kv, np.uint8).reshape(token.shape)
-
-    def _token(self, table: Sequence[BlockId], slot: int, layers: LayerSpan | None) -> npt.NDArray[np.uint8]:
-        """Return a view of one token's KV: [layers, planes, width]."""
-        block, rest = divmod(slot, self._blocks.shape[3])
-        span = slice(None) if layers is None else slice(layers.first, layers.end)
-        return self._blocks[table[block], span, :, rest]
 
 
 def content_layout(block_tokens: int, layers: int) -> KVLayout:
