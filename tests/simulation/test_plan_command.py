@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,15 @@ from baton.lab.sim.spec import load_spec
 QUICK = ["plan", "--llm", "llama3.1-8b", "--input-tokens", "1000", "--output-tokens", "100", "--tp", "1,2"]
 SLO = ["--ttft-slo-s", "0.5", "--tpot-slo-s", "0.03"]
 PLAYED = ["--requests", "50", "--finalists", "1"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_plays() -> Iterator[None]:
+    """Simulate a tenth of the usual requests: other tests are about the length of a play."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("baton.lab.plan.play.PLAYED_MAX", 600)
+        patch.setattr("baton.lab.plan.admission.PLAYED_MAX", 200)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,12 @@ from baton.lab.sim.replay_trace import play_cell
 from tests.unit.lab.plan.questions import WORKED, search
 
 
+@pytest.fixture(autouse=True)
+def short_plays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulate a third of the usual requests."""
+    monkeypatch.setattr("baton.lab.plan.play.PLAYED_MAX", 2_000)
+
+
 def simulator(found: Search, *, requests: int = 300, seed: int = 1) -> FleetSimulator:
     return FleetSimulator(search=found, requests=requests, seed=seed)
 
