@@ -50,11 +50,14 @@ def _story(server: RunningServer, index: int) -> str:
     return answer["choices"][0]["text"]
 
 
-def test_8_bits_in_company_and_handed_over_say_what_they_say_alone() -> None:
+def test_8_bits_in_company_and_handed_over_say_what_they_say_alone(tiny_model: str) -> None:
     """INV-8 with weights as a file stores them, sums of bfloat16 and KV of 8 bits: what is rounded is so in one way."""
-    with serving("--mixed", "1", *EIGHT_BITS) as server:
+    with serving(tiny_model, "--mixed", "1", *EIGHT_BITS) as server:
         alone = [_story(server, index) for index in range(4)]
-    with serving("--prefill", "1", "--decode", "1", *EIGHT_BITS) as server, ThreadPoolExecutor(4) as pool:
+    with (
+        serving(tiny_model, "--prefill", "1", "--decode", "1", *EIGHT_BITS) as server,
+        ThreadPoolExecutor(4) as pool,
+    ):
         assert list(pool.map(partial(_story, server), range(4))) == alone
         assert server.metric("baton_handoff_seconds_count") == 4
 

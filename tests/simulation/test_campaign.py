@@ -16,20 +16,20 @@ CHUNKS = 4
 def test_every_seed_holds_the_invariants_with_faults(chunk: int, seeds: Seeds) -> None:
     """Workers die, hang, come back; messages are late or lost; clients hang up: INV-1 to INV-5, INV-7 to INV-9."""
     out = io.StringIO()
-    failed = run_seeds(seeds.draw(80, deep=2400)[chunk::CHUNKS], faults=True, out=out)
+    failed = run_seeds(seeds.draw(56, deep=2400)[chunk::CHUNKS], faults=True, out=out)
     assert failed == 0, out.getvalue()
 
 
 def test_every_seed_holds_the_invariants_without_faults(seeds: Seeds) -> None:
     """Nothing goes wrong, so nothing may fail either: only small arenas and full queues."""
     out = io.StringIO()
-    assert run_seeds(seeds.draw(30, deep=300), faults=False, out=out) == 0, out.getvalue()
+    assert run_seeds(seeds.draw(20, deep=300), faults=False, out=out) == 0, out.getvalue()
 
 
 def test_every_seed_holds_the_invariants_with_http_clients(seeds: Seeds) -> None:
     """The real routes serve clients that read slowly, repeat ids and die, while workers and hosts die too."""
     out = io.StringIO()
-    assert run_seeds(seeds.draw(16, deep=600), faults=True, clients=True, out=out) == 0, out.getvalue()
+    assert run_seeds(seeds.draw(12, deep=600), faults=True, clients=True, out=out) == 0, out.getvalue()
 
 
 def test_http_clients_do_not_make_a_run_random() -> None:

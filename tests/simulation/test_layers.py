@@ -131,7 +131,7 @@ def test_layers_through_every_fault(chunk: int, seeds: Seeds) -> None:
         SimWorkers(role="decode", host="b"),
         SimWorkers(role="decode", host="c"),
     )
-    for seed in seeds.draw(48, deep=240)[chunk::4]:
+    for seed in seeds.draw(32, deep=240)[chunk::4]:
         drawn = draw_scenario(seed)
         cluster = replace(drawn.cluster, workers=workers, kinds={}, layers=4, tick_s=0.05)
         play(with_faults(replace(drawn, cluster=cluster, policy=RESTLESS)))

@@ -23,8 +23,9 @@ from tests.unit.lab.plan.questions import WORKED, search
 
 @pytest.fixture(autouse=True)
 def short_plays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulate a third of the usual requests."""
+    """Simulate a part of the usual requests."""
     monkeypatch.setattr("baton.lab.plan.play.PLAYED_MAX", 2_000)
+    monkeypatch.setattr("baton.lab.plan.admission.PLAYED_MAX", 400)
 
 
 def simulator(found: Search, *, requests: int = 300, seed: int = 1) -> FleetSimulator:
