@@ -40,7 +40,7 @@ LONG = (
 """Files and folders that take long, in this order: started first, they do not leave one core idle at the end."""
 
 # The same examples on every run, so that a red build is red again; and no deadline, for no test asserts a time.
-for name, examples in (("house", 30), ("deep", 600)):
+for name, examples in (("house", 20), ("deep", 600)):
     settings.register_profile(
         name,
         derandomize=True,

@@ -19,7 +19,9 @@ from tests.hosting import MendableCluster, cluster, joining
 from tests.serving import RunningServer, alive, all_workers_ready, listening, nothing_used
 
 PREFILL, DECODE = ("--prefill", "1"), ("--decode", "1")
-LONG = {"prompt": "a request that runs for a while", "max_tokens": 3000, "ignore_eos": True, "temperature": 0}
+LONG = {"prompt": "a request that runs for a while", "max_tokens": 1500, "ignore_eos": True, "temperature": 0}
+LONGER = {**LONG, "max_tokens": 3000}
+"""A request that still runs when its KV has been copied."""
 PROMPT = {"prompt": "the same words again and again, " * 20, "max_tokens": 40, "ignore_eos": True, "temperature": 0}
 
 
@@ -167,12 +169,12 @@ def test_a_host_that_is_told_to_end_hands_its_request_over_first(pair: MendableC
     failovers, moves = server.metric("baton_failovers_total"), server.metric("baton_live_moves_total")
     with server.client() as client:
         text, is_told = "", False
-        for chunk in stream(client, LONG):
+        for chunk in stream(client, LONGER):
             text += "".join(choice["text"] for choice in chunk["choices"])
             if len(text) > 100 and not is_told:
                 pair.hosts["b"].process.send_signal(signal.SIGTERM)
                 is_told = True
-        assert text == mixed_text(LONG)
+        assert text == mixed_text(LONGER)
     assert pair.hosts["b"].process.wait(60) == 0
     assert server.metric("baton_live_moves_total") == moves + 1
     assert server.metric("baton_failovers_total") == failovers
