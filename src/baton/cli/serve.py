@@ -149,6 +149,7 @@ def configuration(args: argparse.Namespace) -> Config:
             "tiers": tuple(TierConfig(url=url) for url in args.tier) if args.tier else None,
             "batch": _with(config.batch, {"step_tokens_max": args.step_tokens, "requests_max": args.batch_requests}),
             "http": _with(config.http, _http(args)),
+            "batches": _with(config.batches, {"folder": args.batch_folder}),
             "limits": _with(config.limits, {"queue_s": args.queue_s}),
         },
     )

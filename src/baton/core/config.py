@@ -11,7 +11,7 @@ from msgspec import Struct, structs
 from baton.core.class_config import ClassConfig, RouteConfig, class_problems, late_targets
 from baton.core.engine_config import EnginesConfig
 from baton.core.errors import ConfigError
-from baton.core.http_config import HttpConfig, Port, is_loopback
+from baton.core.http_config import BatchesConfig, HttpConfig, Port, is_loopback
 from baton.core.launching import LauncherConfig
 from baton.core.limits import LimitsConfig
 from baton.core.served_model import ServedModelConfig
@@ -309,6 +309,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Cost model of this machine: `model` and its values. Missing prices of the linear model are estimated from the
     size of the served model, at the speed of a reference machine."""
     http: HttpConfig = HttpConfig()
+    batches: BatchesConfig = BatchesConfig()
     limits: LimitsConfig = LimitsConfig()
     policy: PolicyChoice = PolicyChoice()
     hooks: HooksConfig = HooksConfig()

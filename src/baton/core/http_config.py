@@ -15,6 +15,24 @@ MetricsNames = Literal["baton", "vllm"]
 Port = Annotated[int, Range(least=0, most=65535)]
 
 
+class BatchesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Files and batches of clients."""
+
+    folder: str = ""
+    """Folder for them. Empty: a temporary one, until the server ends. With one, a later server goes on."""
+    requests_max: Annotated[int, Range(least=1, most=4096)] = 16
+    """Requests of batches in the cluster at once. Their priority is below that of all others."""
+    lines_max: Annotated[int, Range(least=1, most=10**6)] = 50_000
+    """Requests of one batch."""
+    file_bytes_max: Annotated[int, Range(least=1024, most=2**31)] = 32 * 1024 * 1024
+    """Size of one file."""
+    bytes_max: Annotated[int, Range(least=1024, most=2**45)] = 4 * 1024**3
+    """Size of all files. Results of batches are always kept."""
+    files_max: Annotated[int, Range(least=1, most=10**6)] = 1000
+    batches_max: Annotated[int, Range(least=1, most=10**6)] = 1000
+    """The oldest ended batches beyond it are forgotten. Their results stay."""
+
+
 class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The HTTP edge."""
 

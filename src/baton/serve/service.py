@@ -20,7 +20,8 @@ from baton.move.ipc.acceptor import listen
 from baton.move.ipc.tls import ServerTls
 from baton.serve.host.sizing import raise_files_max
 from baton.serve.host.worker_link import EngineHosts
-from baton.serve.http.app import build_app
+from baton.serve.http.app import batch_endpoints, build_app
+from baton.serve.http.batches.routes import Batches
 from baton.serve.http.connections import Connections
 from baton.serve.http.identity import Keyring, KeySources
 from baton.serve.http.model_routes import ModelRoutes
@@ -98,6 +99,8 @@ class Service:
             )
         )
         self._hooks = load_hooks(self._config.hooks)
+        self._batches: Batches | None = None
+        """Files and batches. None: the models are starting."""
         self._metrics = Metrics()
         """Of the HTTP edge. Each model has metrics of its own."""
 
@@ -122,6 +125,8 @@ class Service:
         serving = asyncio.create_task(http.serve(sockets=self._listeners))
         serving.add_done_callback(self._on_http_end)
         await self._stop.wait()
+        if self._batches is not None:
+            await self._batches.close()
         await self._models.drain()
         http.should_exit = True
         await asyncio.wait({serving})
@@ -151,7 +156,9 @@ class Service:
         most = min(config.limits.connections_max, self._connections_max)
         limits = msgspec.structs.replace(config.limits, connections_max=most)
         connections = Connections(limits, recorder, proxies=http.proxies)
-        app = build_app(services, ModelRoutes(self._models).routes())
+        self._batches = Batches(config.batches, batch_endpoints(services), config.limits)
+        self._batches.runner.resume()
+        app = build_app(services, [*ModelRoutes(self._models).routes(), *self._batches.routes()])
         return HttpServerConfig(app, connections, close_s=_HTTP_CLOSE_S, tls=self._tls)
 
     def _reload(self) -> None:

@@ -23,13 +23,19 @@ from baton.serve.http.generate import Generate
 from baton.serve.http.messages import MESSAGES_PATH, Messages
 from baton.serve.http.operations import Operations
 from baton.serve.http.pages import Pages
-from baton.serve.http.responses_text import Responses
+from baton.serve.http.responses_text import Responses, ResponsesText
 from baton.serve.http.services import Services
 from baton.serve.http.site import Site
 from baton.serve.http.text_request import ChatText, CompletionText
 from baton.serve.http.wire.errors import error_body, error_headers
 from baton.serve.http.wire.messages_encoder import anthropic_error
 from baton.serve.live.recorder import Recorder
+
+
+def batch_endpoints(services: Services) -> dict[str, ASGIApp]:
+    """Return the endpoints that batches may use, by their paths."""
+    kinds = (CompletionText, ChatText, ResponsesText)
+    return {**{kind.PATH: Generate(services, kind) for kind in kinds}, EMBEDDINGS_PATH: Embed(services)}
 
 
 def build_app(services: Services, further: Sequence[Route] = ()) -> ASGIApp:

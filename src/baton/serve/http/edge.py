@@ -25,6 +25,8 @@ from baton.serve.live.recorder import Recorder
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/ui", "/", "/chat", "/docs", "/favicon.ico"})
 """Paths that need no API key: the probes, and the web pages, which ask the user for the key."""
+OFFLINE_PRIORITY = 2**30
+"""Priority of the requests of batches, unless they ask for an even lower one."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _STATE_KEY = "baton.context"
 _CSP = b"content-security-policy"
@@ -55,11 +57,19 @@ class RequestContext:
     """SLO from the request's headers."""
     path: str
     headers: Mapping[bytes, bytes]
+    is_offline: bool = False
+    """The request belongs to a batch: the server's SLO does not apply, and its priority is below all others."""
 
 
 def context_of(scope: Scope) -> RequestContext:
     """Return the context that `Edge` stored in the scope."""
     return scope[_STATE_KEY]
+
+
+def context_scope(context: RequestContext) -> Scope:
+    """Return the scope of a POST request that the server itself makes."""
+    headers = list(context.headers.items())
+    return {"type": "http", "method": "POST", "path": context.path, "headers": headers, _STATE_KEY: context}
 
 
 class Edge:
@@ -143,13 +153,13 @@ def _add_headers(send: Send, request_id: str) -> Send:
 # ---- bodies
 
 
-async def read_body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:
-    """Return the body of a JSON request. Raises RequestError (413, 415, 429, 503) and ClientDisconnected.
+async def read_body(scope: Scope, receive: Receive, bytes_max: int, kind: str = "application/json") -> bytes:
+    """Return the body of a request of a media type. Raises RequestError (413, 415, 429, 503) and ClientDisconnected.
 
     A body above `bytes_max` is rejected before it is read if it has a Content-Length, else while it is read.
     """
     headers = dict(scope["headers"])
-    check_content_type(headers)
+    check_content_type(headers, kind)
     content_length = headers.get(b"content-length", b"")
     if content_length.isdigit() and int(content_length) > bytes_max:
         raise _too_large(int(content_length), bytes_max)
@@ -169,15 +179,14 @@ async def read_body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:
             return b"".join(parts)
 
 
-def check_content_type(headers: Mapping[bytes, bytes]) -> None:
-    """Raise RequestError (415) if the Content-Type is not JSON or the body is compressed.
+def check_content_type(headers: Mapping[bytes, bytes], kind: str = "application/json") -> None:
+    """Raise RequestError (415) if the Content-Type is not `kind` or the body is compressed.
 
     A foreign page can send bodies of other types, or without a type, without a CORS preflight.
     """
-    kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
-    if kind != b"application/json":
-        got = repr(kind.decode("latin-1")) if kind else "none"
-        raise RequestError(f"send the body as Content-Type: application/json, got {got}", status=415)
+    sent = headers.get(b"content-type", b"").split(b";")[0].strip().lower().decode("latin-1")
+    if sent != kind:
+        raise RequestError(f"send the body as Content-Type: {kind}, got {repr(sent) if sent else 'none'}", status=415)
     coding = headers.get(b"content-encoding", b"identity").strip().lower()
     if coding != b"identity":
         got = coding.decode("latin-1")

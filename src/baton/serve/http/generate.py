@@ -92,7 +92,8 @@ class Generate:
         )
         choices_count = self._choices_count(request, prompts)
         choice = choose_class(context, request.fields.model, services.settings.classes)
-        slo = asked_slo(context.slo, request.fields.slo, choice.slo or model.gateway.slo)
+        server_slo = (choice.slo or model.gateway.slo) if not context.is_offline else None
+        slo = asked_slo(context.slo, request.fields.slo, server_slo)
         maker = RequestMaker(context, request.fields, next(services.serials), slo, choice.service)
         filters = [services.hooks.begin(body, kind.PATH) for _ in range(choices_count)]
         prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)

@@ -15,7 +15,7 @@ from baton.compute.models.tokenizer import StreamDecoder, Tokenizer
 from baton.core.errors import RequestError
 from baton.core.types import BlockHash, Request, RequestId, Sampling, ServiceClass, Slo
 from baton.decide.kv.hashing import block_hash, block_hashes, root_hash
-from baton.serve.http.edge import RequestContext
+from baton.serve.http.edge import OFFLINE_PRIORITY, RequestContext
 from baton.serve.http.tools.formats import format_of
 from baton.serve.http.tools.prompt import template_messages, tool_dicts
 from baton.serve.http.wire.sampling import check_tokens
@@ -268,6 +268,11 @@ class RequestMaker:
             client=self.context.budget.client_number,
             may_wait=index > 0,
             resumed_tokens=resumed_tokens,
-            priority=self.context.identity.check_priority(self.options.priority or 0),
+            priority=self._priority(),
             cache_salt=self.context.identity.cache_salt(self.options.cache_salt),
         )
+
+    def _priority(self) -> int:
+        """Return the priority that the client asks for. Raises RequestError (403) if it is too urgent for its key."""
+        asked = self.context.identity.check_priority(self.options.priority or 0)
+        return max(OFFLINE_PRIORITY, asked) if self.context.is_offline else asked

@@ -1,0 +1,1 @@
+"""OpenAI's files and batches: work without a deadline, which runs at low priority and survives a restart."""

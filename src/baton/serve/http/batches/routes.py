@@ -1,0 +1,208 @@
+"""The routes of files and batches."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from baton.core.errors import RequestError
+from baton.core.http_config import BatchesConfig
+from baton.core.limits import LimitsConfig
+from baton.move.clock import unix_s
+from baton.serve.http.batches.runner import BatchRunner
+from baton.serve.http.batches.store import Batch, BatchStore, FileObject, FileStore, Folder, StoredBatch, new_id
+from baton.serve.http.budgets import Budgets
+from baton.serve.http.edge import context_of, read_body
+from baton.serve.http.pages import file_chunks, json_response
+from baton.serve.http.resume import owner_of
+from baton.serve.http.wire.parsing import convert, parse_object
+
+FILES_PATH, BATCHES_PATH = "/v1/files", "/v1/batches"
+PAGE_MAX = 100
+_MULTIPART = "multipart/form-data"
+_BOUNDARY = re.compile(r'boundary=(?:"([^"]{1,70})"|([^\s;,]{1,70}))')
+_FIELD = re.compile(rb'[ ;]name="([^"]{0,64})"')
+_FILE_NAME = re.compile(rb'[ ;]filename="([^"]{0,1024})"')
+Listed = TypeVar("Listed", Batch, FileObject)
+
+
+class BatchRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    input_file_id: str
+    endpoint: str
+    completion_window: Literal["24h"] = "24h"
+    """No effect: a batch runs until it is done."""
+    metadata: Annotated[dict[str, Any], Meta(max_length=16)] | None = None
+    output_expires_after: dict[str, Any] | None = None
+    """No effect: a file stays until it is deleted."""
+
+
+class FileDeleted(Struct, frozen=True):
+    id: str
+    object: Literal["file"] = "file"
+    deleted: bool = True
+
+
+class Page(Struct, frozen=True, kw_only=True):
+    """A part of a list."""
+
+    object: Literal["list"] = "list"
+    data: list[Any]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class Batches:
+    """The endpoints. A client sees only what was made with keys of its own tenant."""
+
+    def __init__(self, config: BatchesConfig, endpoints: Mapping[str, ASGIApp], limits: LimitsConfig) -> None:
+        """`endpoints`: the endpoints that batches may use, by their paths. Raises ConfigError for a bad folder."""
+        self._config = config
+        self._folder = Folder(config.folder)
+        self._files = FileStore(self._folder, config)
+        self._batches = BatchStore(self._folder, config.batches_max)
+        self._endpoints = endpoints
+        self.runner = BatchRunner(config, self._files, self._batches, endpoints, Budgets(limits))
+
+    def routes(self) -> list[Route]:
+        return [
+            Route(FILES_PATH, self._on_files, methods=["GET", "POST"]),
+            Route(FILES_PATH + "/{id}", self._on_file, methods=["GET", "DELETE"]),
+            Route(FILES_PATH + "/{id}/content", self._on_content, methods=["GET"]),
+            Route(BATCHES_PATH, self._on_batches, methods=["GET", "POST"]),
+            Route(BATCHES_PATH + "/{id}", self._on_batch, methods=["GET"]),
+            Route(BATCHES_PATH + "/{id}/cancel", self._on_cancel, methods=["POST"]),
+        ]
+
+    async def close(self) -> None:
+        """Stop all batches. A later server on the same folder goes on with them."""
+        await self.runner.close()
+        await asyncio.to_thread(self._folder.close)
+
+    # ---- files
+
+    async def _upload(self, request: Request) -> Response:
+        raw = await read_body(request.scope, request.receive, self._config.file_bytes_max, _MULTIPART)
+        fields = await asyncio.to_thread(read_form, raw, request.headers.get("content-type", ""))
+        if fields.get("purpose", ("", b""))[1] != b"batch":
+            raise RequestError('purpose must be "batch": files are only inputs of batches here', param="purpose")
+        if "file" not in fields:
+            raise RequestError("file is required", param="file", code="missing_required_parameter")
+        name, content = fields["file"]
+        owner = _owner(request)
+        return json_response(await asyncio.to_thread(self._files.add, owner, name, content))
+
+    async def _on_files(self, request: Request) -> Response:
+        if request.method == "POST":
+            return await self._upload(request)
+        files = await asyncio.to_thread(self._files.list, _owner(request))
+        return json_response(_page(files, request))
+
+    async def _on_file(self, request: Request) -> Response:
+        if request.method != "DELETE":
+            return json_response(await asyncio.to_thread(self._files.get, *_named(request)))
+        await asyncio.to_thread(self._files.delete, *_named(request))
+        return json_response(FileDeleted(request.path_params["id"]))
+
+    async def _on_content(self, request: Request) -> Response:
+        path = await asyncio.to_thread(self._files.content, *_named(request))
+        size_bytes = path.stat().st_size
+        headers = {"content-length": str(size_bytes)}
+        return StreamingResponse(file_chunks(path, size_bytes), media_type="application/jsonl", headers=headers)
+
+    # ---- batches
+
+    async def _create(self, request: Request) -> Response:
+        context = context_of(request.scope)
+        body = convert(parse_object(await read_body(request.scope, request.receive, 1 << 20)), BatchRequest)
+        if body.endpoint not in self._endpoints:
+            known = ", ".join(self._endpoints)
+            raise RequestError(f"endpoint is {body.endpoint[:80]!r}, but must be one of {known}", param="endpoint")
+        owner, identity = _owner(request), context.identity
+        await asyncio.to_thread(self._files.get, owner, body.input_file_id)
+        stored = StoredBatch(
+            owner=owner,
+            key=context.client,
+            tenant=identity.tenant,
+            cache_namespace=identity.cache_namespace,
+            batch=Batch(
+                id=new_id("batch"),
+                endpoint=body.endpoint,
+                input_file_id=body.input_file_id,
+                completion_window=body.completion_window,
+                created_at=unix_s(),
+                metadata=body.metadata,
+            ),
+        )
+        await asyncio.to_thread(self._batches.add, stored)
+        self.runner.start(stored)
+        return json_response(stored.batch)
+
+    async def _on_batches(self, request: Request) -> Response:
+        if request.method == "POST":
+            return await self._create(request)
+        found = await asyncio.to_thread(self._batches.list, _owner(request))
+        return json_response(_page([self.runner.state(stored).batch for stored in found], request))
+
+    async def _on_batch(self, request: Request) -> Response:
+        stored = await asyncio.to_thread(self._batches.get, *_named(request))
+        return json_response(self.runner.state(stored).batch)
+
+    async def _on_cancel(self, request: Request) -> Response:
+        stored = await asyncio.to_thread(self._batches.get, *_named(request))
+        return json_response(self.runner.cancel(stored).batch)
+
+
+def read_form(raw: bytes, content_type: str) -> dict[str, tuple[str, bytes]]:
+    """Return the fields of a multipart form: the file name (or an empty text) and the content of each.
+
+    Raises RequestError (400). Source: RFC 7578.
+    """
+    found = _BOUNDARY.search(content_type)
+    if found is None:
+        raise RequestError("the Content-Type has no boundary; send a multipart form")
+    boundary = b"--" + (found[1] or found[2]).encode()
+    _, *parts = (b"\r\n" + raw).split(b"\r\n" + boundary)
+    if not parts or not parts[-1].startswith(b"--"):
+        raise RequestError("the multipart form has no end; send it again")
+    fields: dict[str, tuple[str, bytes]] = {}
+    for part in parts[:-1]:
+        head, _, content = part.partition(b"\r\n\r\n")
+        name, file_name = _FIELD.search(head), _FILE_NAME.search(head)
+        if name is not None:
+            text = file_name[1].decode(errors="replace") if file_name is not None else ""
+            fields[name[1].decode(errors="replace")] = (text, content)
+    return fields
+
+
+def _owner(request: Request) -> str:
+    return owner_of(context_of(request.scope).identity)
+
+
+def _named(request: Request) -> tuple[str, str]:
+    """Return the owner name of the client, and the id in the path."""
+    return _owner(request), request.path_params["id"]
+
+
+def _page(found: list[Listed], request: Request) -> Page:
+    """Return the part of a list that the query asks for, as in `?limit=20&after=ID`. Raises RequestError (400)."""
+    asked, after = request.query_params.get("limit", "20"), request.query_params.get("after")
+    if not (asked.isascii() and asked.isdecimal() and 1 <= int(asked[:10]) <= PAGE_MAX):
+        raise RequestError(f"limit must be an integer from 1 to {PAGE_MAX}, got {asked[:60]!r}", param="limit")
+    ids = [each.id for each in found]
+    start = ids.index(after) + 1 if after in ids else 0
+    shown = found[start : start + int(asked)]
+    return Page(
+        data=list(shown),
+        first_id=shown[0].id if shown else None,
+        last_id=shown[-1].id if shown else None,
+        has_more=start + len(shown) < len(found),
+    )
