@@ -289,3 +289,9 @@ def test_a_full_queue_is_a_503_that_says_when_to_come_again(build, serve) -> Non
         error = check_error(response, 503, None)
         assert error["code"] == "queue_full"
         assert response.headers["retry-after"] == "1"
+
+
+def test_prompts_are_counted_before_they_are_tokenized(client: httpx.Client) -> None:
+    """A million prompts of one letter took 90 s of CPU time until they were refused."""
+    refused = client.post(COMPLETIONS, json={"prompt": ["a"] * 40 + [[259]]})
+    assert refused.json()["error"]["message"].startswith("41 prompts with n=1 make 41 choices")

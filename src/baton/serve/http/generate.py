@@ -17,7 +17,7 @@ from baton.serve.http.edge import (
     context_of,
     read_body,
 )
-from baton.serve.http.prompts import Prompt, RequestMaker
+from baton.serve.http.prompts import Prompt, RequestMaker, prompts_count
 from baton.serve.http.resume import Continuation, StreamSaver, owner_of
 from baton.serve.http.service_class import choose_class
 from baton.serve.http.services import Services
@@ -29,6 +29,7 @@ from baton.serve.http.wire.constraint import Constraint
 from baton.serve.http.wire.encoders import ResponseHead
 from baton.serve.http.wire.parsing import parse_object
 from baton.serve.http.wire.sampling import SEED_BITS, for_choice, sampling_of
+from baton.serve.http.wire.schemas import CompletionRequest
 from baton.serve.live.hooks import Filters
 
 
@@ -87,10 +88,10 @@ class Generate:
         constraint = request.constraint()
         if constraint is not None:
             await model.grammars.check(constraint, context.client)
+        choices_count = self._choices_count(request)  # before any of a million prompts is tokenized
         prompts = await model.read_prompts(
             request.prompts, request.fields.cache_salt, context.identity, param=kind.PROMPT_PARAM, size=len(raw)
         )
-        choices_count = self._choices_count(request, prompts)
         choice = choose_class(context, request.fields.model, services.settings.classes)
         server_slo = (choice.slo or model.gateway.slo) if not context.is_offline else None
         slo = asked_slo(context.slo, request.fields.slo, server_slo)
@@ -117,14 +118,18 @@ class Generate:
             else None,
         )
 
-    def _choices_count(self, request: TextRequest, prompts: Sequence[Prompt]) -> int:
-        per_prompt, most = request.fields.n or 1, self._services.settings.choices_max
-        count = len(prompts) * per_prompt
+    def _choices_count(self, request: TextRequest) -> int:
+        fields, most = request.fields, self._services.settings.choices_max
+        prompts, per_prompt = (
+            prompts_count(fields.prompt) if isinstance(fields, CompletionRequest) else 1,
+            fields.n or 1,
+        )
+        count = prompts * per_prompt
         if count > most:
             raise RequestError(
-                f"{len(prompts)} prompts with n={per_prompt} make {count} choices, "
+                f"{prompts} prompts with n={per_prompt} make {count} choices, "
                 f"one request may have {most} (http.choices_max); send several requests",
-                param="n" if len(prompts) == 1 else request.PROMPT_PARAM,
+                param="n" if prompts == 1 else request.PROMPT_PARAM,
             )
         return count
 

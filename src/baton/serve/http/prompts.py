@@ -125,6 +125,12 @@ class TextEncoder:
         return self.tokenizer.encode(text, add_special=add_special)
 
 
+def prompts_count(value: str | Sequence[Any]) -> int:
+    """Return the number of prompts in a field that holds one or several, each as text or as token ids."""
+    is_one = isinstance(value, str) or not value or isinstance(value[0], int)
+    return 1 if is_one else len(value)
+
+
 def completion_prompts(body: CompletionRequest, texts: TextEncoder, card: ModelCard) -> list[Prompt]:
     """Tokenize the prompt field of a completion: one text, one list of ids, or several. Raises RequestError (400).
 

@@ -16,7 +16,7 @@ from baton.serve.http.wire.parsing import UnknownFieldError, without_unknown_fie
 log = logging.getLogger("baton.server")
 Made = TypeVar("Made")
 NAMES_LOGGED_MAX = 256
-"""Maximum names that the log mentions, each once: clients choose them."""
+"""Maximum names that the log mentions, each once, and that are searched in one body: clients choose them."""
 NAMES_SHOWN_MAX = 8
 """Names in one header."""
 NAME_CHARS_MAX = 60
@@ -45,7 +45,7 @@ class UnknownFields:
                 raise
         known, ignored = without_unknown_fields(body, into)
         made = read(known)
-        self._log([_INDEX.sub("", path) for path in ignored], into)
+        self._log([_INDEX.sub("", path) for path in ignored[:NAMES_LOGGED_MAX]], into)
         return made, ignored
 
     def _log(self, names: Sequence[str], into: type[Struct]) -> None:
