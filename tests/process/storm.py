@@ -15,9 +15,9 @@ from pathlib import Path
 
 import httpx
 
-from tests.hosting import MendableCluster
+from tests.hosting import MendableCluster, RunningHost
 from tests.machine_faults import PreloadedFaults
-from tests.process.lossy_wire import DIRECTIONS, LossyWire
+from tests.process.lossy_wire import DIRECTIONS, LossyWire, Trouble
 from tests.serving import NO_TLS, RunningServer
 
 CONFIG = """
@@ -163,8 +163,8 @@ class Faults:
             "host killed": lambda: self._end_host(signal.SIGKILL),
             "host left": lambda: self._end_host(signal.SIGTERM),
             "host stopped": self._stop_host,
-            "message lost": lambda: self.wire.strike("lost", self.draw.choice(DIRECTIONS)),
-            "message repeated": lambda: self.wire.strike("repeated", self.draw.choice(DIRECTIONS)),
+            "message lost": lambda: self._strike_message("lost"),
+            "message repeated": lambda: self._strike_message("repeated"),
             "connections cut": self.wire.cut,
             "connections delayed": lambda: self.wire.delay(self.draw.uniform(0.1, 1.0)),
             "disk slow": self._slow_disk,
@@ -195,14 +195,22 @@ class Faults:
         for pid in self._movers():
             _kill(pid, number)
 
-    def _movers(self) -> list[int]:
-        """Return the mover of a host that has joined. One that starts has 30 s until it counts as hung."""
+    def _strike_message(self, what: Trouble) -> None:
+        """Lose or repeat a control message. Only a host that has joined exchanges any."""
+        self._joined_host()
+        self.wire.strike(what, self.draw.choice(DIRECTIONS))
+
+    def _joined_host(self) -> RunningHost:
         host = self.draw.choice(list(self.cluster.hosts.values()))
         self.server.wait_until(
             lambda state: host.name in {known["id"] for known in state["hosts"] if known["state"] == "ready"},
             reason="the host has joined",
         )
-        return host.pids("baton.serve.host.mover")
+        return host
+
+    def _movers(self) -> list[int]:
+        """Return the mover of a host that has joined. One that starts has 30 s until it counts as hung."""
+        return self._joined_host().pids("baton.serve.host.mover")
 
     def _fill_disk(self) -> None:
         """Let every write to a file fail, as on a full disk, until the next fault of this kind ends that."""

@@ -60,6 +60,8 @@ from baton.serve.messages.setup import Ping
 log = logging.getLogger("baton.host")
 
 _THREADS = 4
+_OPEN_TIER_S = 5.0
+"""Deadline to open a store, as for a call to one. The host joins without the tier, and uses it once it is open."""
 """Threads for conversions, withdrawals and cancels, which may block. Copies run in threads of the transports."""
 
 
@@ -88,7 +90,7 @@ class Mover:
         self._pulls: dict[int, _Pulling] = {}
         self._ending = ThreadPoolExecutor(_THREADS)
         self._lock = threading.Lock()
-        found = open_usable_tiers(setup.tiers, layout=setup.layout, fingerprint=setup.fingerprint)
+        found = open_usable_tiers(setup.tiers, layout=setup.layout, fingerprint=setup.fingerprint, wait_s=_OPEN_TIER_S)
         for tier in found:
             if isinstance(tier, UnopenedTier):
                 log.warning("%s; this host continues without the tier until it can be opened", tier.problem)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -10,7 +13,7 @@ import msgspec
 
 from baton.compute.models.dtype import Dtype
 from baton.core.config import TierConfig
-from baton.core.errors import ConfigError, StoreError
+from baton.core.errors import BatonError, ConfigError, StoreError
 from baton.core.files import placed
 from baton.decide.kv.identity import KVIdentity
 from baton.decide.kv.layout import KVLayout
@@ -78,11 +81,12 @@ def open_tiers(configs: Sequence[TierConfig], *, layout: KVLayout, fingerprint: 
 
 
 def open_usable_tiers(
-    configs: Sequence[TierConfig], *, layout: KVLayout, fingerprint: str
+    configs: Sequence[TierConfig], *, layout: KVLayout, fingerprint: str, wait_s: float | None = None
 ) -> list[OpenTier | UnopenedTier]:
     """Open the available stores. Return every tier, with its problem if its store could not be opened.
 
-    A tier has the same name in both cases. Raises ConfigError, with no store open, if an URL is invalid.
+    A tier has the same name in both cases. Raises ConfigError, with no store open, if an URL is invalid. `wait_s`:
+    deadline for each store; a slow one counts as unopened until it is open. None: no deadline.
     """
     check_tiers(configs)
     found: list[OpenTier | UnopenedTier] = []
@@ -93,7 +97,7 @@ def open_usable_tiers(
         kinds.add(kind)
         opens = _TierOpener(name, config, layout, fingerprint)
         try:
-            found.append(opens())
+            found.append(opens() if wait_s is None else _open_in_time(opens, wait_s))
         except StoreError as error:
             found.append(UnopenedTier(opens.rules(), f"tiers[{number}]: {error}", opens))
         except ConfigError as error:
@@ -129,6 +133,39 @@ class _TierOpener:
             block_load_s=self.layout.block_bytes / config.bytes_per_s,
             when=config.when,
         )
+
+
+def _open_in_time(opens: _TierOpener, wait_s: float) -> OpenTier | UnopenedTier:
+    """Open a store in a thread of its own, and return the tier as it is after `wait_s`."""
+    opening: Future[OpenTier] = Future()
+
+    def run() -> None:
+        try:
+            opening.set_result(opens())
+        except (BatonError, OSError) as error:
+            opening.set_exception(error)
+        finally:
+            if not opening.done():
+                opening.set_exception(RuntimeError(f"a bug in Baton has ended the opening of tier {opens.name}"))
+
+    threading.Thread(target=run, name=f"{opens.name}-opens", daemon=True).start()
+    try:
+        return opening.result(wait_s)
+    except FutureTimeoutError:
+        problem = f"the store of tier {opens.name} is not open after {wait_s:g} s"
+        return UnopenedTier(opens.rules(), problem, _SlowOpening(opens, opening))
+
+
+@dataclass(slots=True)
+class _SlowOpening:
+    """Waits for the opening of a store that is under way. After its failure, opens the store again."""
+
+    opens: _TierOpener
+    under_way: Future[OpenTier] | None
+
+    def __call__(self) -> OpenTier:
+        under_way, self.under_way = self.under_way, None
+        return self.opens() if under_way is None else under_way.result()
 
 
 def _close(found: Sequence[OpenTier | UnopenedTier]) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from baton.cli.main import main
 from baton.core.config import TierConfig
-from baton.core.errors import ConfigError
+from baton.core.errors import ConfigError, StoreError
 from baton.decide.kv.layout import KVLayout
+from baton.move.store.port import Store
+from baton.serve.host import tier_opening
 from baton.serve.host.tier_opening import (
     OpenTier,
     UnopenedTier,
@@ -74,3 +77,32 @@ def test_a_store_that_is_down_is_left_out_and_the_others_keep_their_names(tmp_pa
     opened.store.close()
     with pytest.raises(ConfigError, match="tape"):
         open_usable_tiers([good, TierConfig(url="tape://b")], layout=LAYOUT, fingerprint="a")
+
+
+@pytest.mark.parametrize("failure", [None, StoreError("the disk is gone")])
+def test_a_store_that_hangs_while_it_is_opened_delays_no_host(
+    failure: StoreError | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tier counts as unopened. The attempt under way is used once it ends; after its failure there is another."""
+    disk_answers, opens = Event(), tier_opening.open_store
+
+    def hang(url: str, *, layout_fingerprint: str, block_bytes: int) -> Store:
+        disk_answers.wait()
+        if failure is not None and len(calls) == 0:
+            calls.append(url)
+            raise failure
+        return opens(url, layout_fingerprint=layout_fingerprint, block_bytes=block_bytes)
+
+    calls: list[str] = []
+    monkeypatch.setattr(tier_opening, "open_store", hang)
+    config = TierConfig(url=f"file://{tmp_path / 'tier'}?bytes=1e6&io=buffered")
+    (tier,) = open_usable_tiers([config], layout=LAYOUT, fingerprint="f", wait_s=0.001)
+    assert isinstance(tier, UnopenedTier)
+    assert tier.problem == "the store of tier file is not open after 0.001 s"
+    disk_answers.set()
+    if failure is not None:
+        with pytest.raises(StoreError, match="the disk is gone"):
+            tier.open()
+    opened = tier.open()
+    assert (opened.name, opened.rules.is_sized) == ("file", True)
+    opened.store.close()
