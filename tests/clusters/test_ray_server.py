@@ -68,7 +68,8 @@ def test_a_killed_host_starts_again_and_no_request_is_lost(server: RunningServer
             lambda state: any(worker["running"] and worker["role"] == "decode" for worker in state["workers"]),
             reason="the request decodes",
         )
-        (host,) = [worker["host"] for worker in state["workers"] if worker["role"] == "decode"]
+        busy = [worker for worker in state["workers"] if worker["running"] and worker["role"] == "decode"]
+        host = busy[0]["host"]
         victim = newest_pid(server, host)
         os.kill(victim, signal.SIGKILL)
         asking.join()
