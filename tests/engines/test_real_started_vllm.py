@@ -115,3 +115,10 @@ def kill_server(server: RunningServer, worker: int) -> None:
             os.kill(int(file.parent.name), signal.SIGKILL)
             return
     raise AssertionError(f"no vLLM server has the port {port}")
+
+
+def test_texts_are_the_same_without_the_pool(server: RunningServer, pool: StoreNode) -> None:
+    """KV that cannot be read is computed. This test is the last one of the file, because it ends the pool."""
+    prompts = [f"Without. {prompt}" for prompt in PROMPTS[3:]]
+    pool.close()
+    assert [text_through(server, prompt) for prompt in prompts] == [direct(server, 0, prompt) for prompt in prompts]
