@@ -44,6 +44,18 @@ def test_the_blocks_that_another_server_promises_are_read_without_a_list() -> No
     assert plan().readable_tokens("r", 0, 1000) == 24
 
 
+def test_a_request_whose_read_has_failed_computes_and_writes_its_blocks() -> None:
+    """vLLM asks again. The store may still list the blocks, or another server may have promised them."""
+    made = plan()
+    assert made.readable_tokens("r", 0, 24) == 24
+    made.begin_reading("r", [50, 51, 52, 53])
+    made.take()
+    assert made.readable_tokens("r", 8, 24) == 0
+    made.place("r", [50, 51, 52, 53], replaces=True)
+    made.compute("r", 30)
+    assert [copy.block for copy in made.take().writes] == [51, 52]
+
+
 def test_the_last_token_of_a_prompt_is_computed() -> None:
     made = BlockPlan(10)
     made.add("r", PROMPT, "", hands_off=False)

@@ -41,7 +41,7 @@ def server(pool: StoreNode, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     environment = {**SETTINGS, "BATON_ENGINE_KEY": KEY, "PYTHONPATH": f"{SOURCE}:{os.environ.get('PYTHONPATH', '')}"}
     with listening(str(installed_model()), *flags, environment=environment) as running:
         running.wait_ready(START_S)
-        running.wait_until(lambda state: len(state["workers"]) == 3, reason="all servers have joined")
+        running.wait_until(all_are_ready, reason="all servers have joined")
         yield running
 
 
@@ -102,7 +102,11 @@ def test_a_killed_server_loses_no_request_and_is_started_again(server: RunningSe
         assert [text.result() for text in texts] == expected
     assert server.metric("baton_failovers_total") > 0, "the killed server had no request"
     with ThreadPoolExecutor(1) as threads:
-        threads.submit(server.wait_until, lambda state: len(state["workers"]) == 3, reason="it is back").result(600)
+        threads.submit(server.wait_until, all_are_ready, reason="it is back").result(600)
+
+
+def all_are_ready(state: dict) -> bool:
+    return [worker["state"] for worker in state["workers"]] == ["ready"] * 3
 
 
 def kill_server(server: RunningServer, worker: int) -> None:

@@ -5,7 +5,7 @@ vLLM calls it for each request and step. It knows no tensors; `block_copies` mov
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from baton.core.types import BlockHash
@@ -51,6 +51,8 @@ class _Request:
     """Leading blocks that are stored, or being written."""
     readable: tuple[int, int] = (0, 0)
     """First block and number of the blocks that a read was offered for."""
+    has_read: bool = False
+    """It has read blocks. vLLM asks again if that failed, and the same blocks would fail again: then it computes."""
 
 
 @dataclass(slots=True)
@@ -75,12 +77,15 @@ class BlockPlan:
         """Return how many tokens after `computed_tokens` can be read from the store, in full blocks.
 
         `promised_tokens`: leading tokens that another server has stored for this request. The last token of a prompt
-        is always computed.
+        is always computed. A request reads once.
         """
         request = self._requests.get(request_id)
         if request is None:
             return 0
         first = computed_tokens // self.block_tokens
+        if request.has_read:
+            request.written = min(request.written, first)
+            return 0
         hashes = self._hashes(request, (len(request.tokens) - 1) // self.block_tokens)
         promised = min(promised_tokens // self.block_tokens, len(hashes))
         until = first
@@ -95,7 +100,7 @@ class BlockPlan:
         first, number = request.readable
         pairs = zip(blocks[first : first + number], request.hashes[first:], strict=False)
         self._next.reads[request_id] = [BlockCopy(*pair) for pair in pairs]
-        request.readable, request.written = (0, 0), first + number
+        request.readable, request.written, request.has_read = (0, 0), first + number, True
 
     def place(self, request_id: str, blocks: Sequence[int], *, replaces: bool) -> None:
         """Note blocks that vLLM has given to a request. `replaces`: they are all of its blocks."""
@@ -128,10 +133,6 @@ class BlockPlan:
         """Forget a request. Return its leading tokens that are in the store."""
         request = self._requests.pop(request_id, None)
         return 0 if request is None else request.written * self.block_tokens
-
-    def forget(self, hashes: Set[BlockHash]) -> None:
-        """Forget blocks that the store does not have after all."""
-        self._stored -= hashes
 
     def _hashes(self, request: _Request, blocks: int) -> list[BlockHash]:
         """Return the hashes of the leading `blocks` blocks whose tokens are known."""
