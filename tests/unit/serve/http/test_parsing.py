@@ -22,6 +22,7 @@ from baton.serve.http.wire.schemas import ChatRequest, CompletionRequest
         (b"[" * 100_000, "nested too deeply"),
         (b'{"a":' * 5000 + b"1" + b"}" * 5000, "nested too deeply"),
         (b'{"prompt": ' + b"[" * 500 + b"]" * 500 + b"}", "nested too deeply: at most 256 levels"),
+        pytest.param(b"[" + b"[1]," * 400_000 + b"]", "400001 brackets, at most 400000 are allowed", id="brackets"),
         (b"[1]", "must be a JSON object, got [1]"),
         (b'{"prompt": "a"} x', "not valid JSON"),
     ],
