@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import httpx
 import pytest
@@ -99,3 +100,12 @@ def test_turn_two_of_a_chat_reuses_the_answer_of_turn_one(smollm_server: Running
         body = {"messages": messages, "max_tokens": 8, "temperature": 0}
         second = client.post("/v1/chat/completions", json=body).raise_for_status().json()
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > first["usage"]["prompt_tokens"] + 16
+
+
+def test_the_workers_of_a_host_map_one_copy_of_the_weights(smollm_server: RunningServer) -> None:
+    """As a sealed file, whose pages they share; the weights take 520 MiB."""
+    for pid in smollm_server.worker_pids():
+        maps = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+        assert [words[1] for words in maps if "baton-weights" in words[-2]] == ["r--s"]
+        status = dict(line.split(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        assert int(status["RssAnon"].split()[0]) < 300 * 1024

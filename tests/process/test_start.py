@@ -39,7 +39,7 @@ def _with_torch(server: RunningServer) -> list[str]:
     return [name for name, pid in pids.items() if "libtorch" in Path(f"/proc/{pid}/maps").read_text()]
 
 
-@pytest.mark.parametrize("house", ["hash_server", "smollm_server"])
+@pytest.mark.parametrize("house", ["hash_server", "tiny_server"])
 def test_a_server_that_does_not_compute_with_torch_never_loads_it(house: str, request: pytest.FixtureRequest) -> None:
     """Also after requests that draw in every way, follow a grammar, and want to know probabilities."""
     server: RunningServer = request.getfixturevalue(house)
@@ -52,15 +52,6 @@ def test_a_server_that_does_not_compute_with_torch_never_loads_it(house: str, re
             body = {"prompt": "One, two, three", "max_tokens": 4, **options}
             client.post("/v1/completions", json=body).raise_for_status()
         assert _with_torch(server) == []
-
-
-def test_the_workers_of_a_host_map_one_copy_of_the_weights(smollm_server: RunningServer) -> None:
-    """As a sealed file, whose pages they share; the weights take 520 MiB."""
-    for pid in smollm_server.worker_pids():
-        maps = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
-        assert [words[1] for words in maps if "baton-weights" in words[-2]] == ["r--s"]
-        status = dict(line.split(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-        assert int(status["RssAnon"].split()[0]) < 300 * 1024
 
 
 def test_without_a_compiler_torch_computes_and_is_loaded_by_the_worker_only(tmp_path: Path, tiny_model: str) -> None:
