@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -61,7 +62,8 @@ idle_cores = "keep"
 use = "{roles}"
 """
 PROMPTS, ANSWERS = Planned(input_tokens=300, output_tokens=4), Planned(input_tokens=32, output_tokens=128)
-TURN_S, STEADY_S = 60.0, 40.0
+TURN_S, STEADY_S, ROUNDS = 60.0, 40.0, 2
+ADAPTIVE = "adaptive"
 USE_RATIO = 0.8
 
 
@@ -176,8 +178,15 @@ async def _single(server: RunningServer) -> dict[str, Any]:
 
 
 def roles() -> dict[str, Any]:
-    """Three workers of one core each, on a load that turns from prompts to answers, and on steady loads."""
-    splits = {"1P2D": ("--prefill", "1", "--decode", "2"), "2P1D": ("--prefill", "2", "--decode", "1")}
+    """Three workers of one thread each, on a load that turns from prompts to answers, and on steady loads.
+
+    Arms take turns, so that a change of the machine's speed concerns all of them.
+    """
+    splits = {
+        "1P2D": ("--prefill", "1", "--decode", "2"),
+        "2P1D": ("--prefill", "2", "--decode", "1"),
+        "3 mixed": ("--mixed", "3"),
+    }
     best = {"prompts": "2P1D", "answers": "1P2D"}
     with configured(ROLES.format(roles="static-roles"), *splits[best["prompts"]]) as server:
         prompt_rps, prompts = asyncio.run(_capacity(server, PROMPTS, 16))
@@ -188,22 +197,30 @@ def roles() -> dict[str, Any]:
         "answers": Slo(ttft_s=6 * prompts.ttft_s, tpot_s=6 * answers.tpot_s),
     }
     rates = {"prompts": USE_RATIO * prompt_rps, "answers": USE_RATIO * answer_rps}
-    plan = _draw([("prompts", TURN_S), ("answers", TURN_S)], rates)
 
-    def play(split: str, policy: str, plan: Sequence[Planned]) -> dict[str, Any]:
-        with configured(ROLES.format(roles=policy), *splits[split]) as server:
-            return asyncio.run(_judged(server, plan, targets))
+    def play(turns: Sequence[tuple[str, float]], arms: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+        """Return the sums over the rounds. `arms`: the split and the policy of each."""
+        rows: dict[str, Counter[str]] = {arm: Counter() for arm in arms}
+        for seed in range(ROUNDS):
+            plan = _draw(turns, rates, seed)
+            for arm, (split, policy) in arms.items():
+                with configured(ROLES.format(roles=policy), *splits[split]) as server:
+                    rows[arm].update(asyncio.run(_judged(server, plan, targets)))
+                print(seed, arm, dict(rows[arm]), flush=True)
+        goodputs = {arm: sum(row[f"{kind}_in_slo"] for kind in targets) for arm, row in rows.items()}
+        static = max(count for arm, count in goodputs.items() if arm != ADAPTIVE and not arm.endswith("mixed"))
+        return {**rows, "over_best_static": round(goodputs[ADAPTIVE] / static, 3) if static else None}
 
-    found: dict[str, Any] = {"rates_rps": {name: round(rate, 2) for name, rate in rates.items()}}
-    found |= {split: play(split, "static-roles", plan) for split in splits}
-    found["adaptive, from 1P2D"] = play("1P2D", "demand-roles", plan)
-    best_rps = max(found[split]["goodput_rps"] for split in splits)
-    found["over_best_static"] = round(found["adaptive, from 1P2D"]["goodput_rps"] / best_rps, 3)
+    found: dict[str, Any] = {
+        "rates_rps": {name: round(rate, 2) for name, rate in rates.items()},
+        "targets_s": {name: [round(slo.ttft_s, 3), round(slo.tpot_s, 4)] for name, slo in targets.items()},
+        "rounds": ROUNDS,
+    }
+    arms = {split: (split, "static-roles") for split in splits} | {ADAPTIVE: ("1P2D", "demand-roles")}
+    found["shifting"] = play([("prompts", TURN_S), ("answers", TURN_S)], arms)
     for kind, split in best.items():
-        steady = _draw([(kind, STEADY_S)], rates)
-        static, adaptive = (play(split, policy, steady) for policy in ("static-roles", "demand-roles"))
-        ratio = round(adaptive["goodput_rps"] / static["goodput_rps"], 3) if static["goodput_rps"] else None
-        found[f"steady {kind}, {split}"] = {"static": static, "adaptive": adaptive, "over_static": ratio}
+        steady_arms = {split: (split, "static-roles"), ADAPTIVE: (split, "demand-roles")}
+        found[f"steady {kind}, from {split}"] = play([(kind, STEADY_S)], steady_arms)
     return found
 
 
@@ -216,9 +233,9 @@ async def _capacity(server: RunningServer, request: Planned, clients: int) -> tu
     return len(answers) / span_s, alone
 
 
-def _draw(turns: Sequence[tuple[str, float]], rates: dict[str, float]) -> list[Planned]:
+def _draw(turns: Sequence[tuple[str, float]], rates: dict[str, float], seed: int) -> list[Planned]:
     """Draw Poisson arrivals of one kind of request after the other, for so many seconds each."""
-    draw, plan, at_s, end_s = Random(12), list[Planned](), 0.0, 0.0
+    draw, plan, at_s, end_s = Random(12 + seed), list[Planned](), 0.0, 0.0
     kinds = {"prompts": replace(PROMPTS, label="prompts"), "answers": replace(ANSWERS, label="answers")}
     for kind, turn_s in turns:
         at_s, end_s = end_s, end_s + turn_s
@@ -227,15 +244,13 @@ def _draw(turns: Sequence[tuple[str, float]], rates: dict[str, float]) -> list[P
     return plan
 
 
-async def _judged(server: RunningServer, plan: Sequence[Planned], targets: dict[str, Slo]) -> dict[str, Any]:
+async def _judged(server: RunningServer, plan: Sequence[Planned], targets: dict[str, Slo]) -> dict[str, int]:
     async with Load(server, seed=13) as load:
         answers = await load.play(plan)
-    met = {kind: _met(answers, kind, slo) for kind, slo in targets.items()}
     return {
         "requests": len(answers),
         "refused": sum(answer.is_refused for answer in answers),
-        "in_slo": met,
-        "goodput_rps": round(sum(met.values()) / plan[-1].at_s, 3),
+        **{f"{kind}_in_slo": _met(answers, kind, slo) for kind, slo in targets.items()},
         "flips": await _flips(server),
     }
 

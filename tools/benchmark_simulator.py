@@ -50,6 +50,31 @@ def validation_vllm() -> list[str]:
     return section("Against vLLM 0.19", "validation-vllm", heads, rows, note)
 
 
+def roles() -> list[str]:
+    """Return the goodput of roles that adapt beside static ones."""
+    result = load("roles-second")
+    rows = []
+    for case, figures in result["cases"].items():
+        best = max(figures["static_rps"], key=lambda split: figures["static_rps"][split])
+        cells = (
+            figures["static_rps"][best],
+            figures["mixed_rps"],
+            figures["adaptive_rps"],
+            figures["over_best_static"],
+        )
+        rows.append([case, best, *map(str, cells)])
+    heads = [
+        "Workers, load",
+        "Best split",
+        "its goodput, requests/s",
+        "mixed workers",
+        "`demand-roles`",
+        "over the best",
+    ]
+    note = "`shifting`: prompts and answers take turns every minute. Requests have no SLO of which the server knows."
+    return section("Roles that adapt", "roles-second", heads, rows, note)
+
+
 def policies() -> list[str]:
     cases = load("policies-second")["cases"]
     names = list(next(iter(cases.values()))["policies"])

@@ -261,7 +261,7 @@ def stores() -> list[str]:
 
 def live_control() -> list[str]:
     """Return what the live server held; a scene without a result is left out."""
-    rows = [row for scene in (_overload, _classes, _fairness, _aborts, _deaths, _prices) for row in scene()]
+    rows = [row for scene in (_overload, _classes, _fairness, _aborts, _deaths, _prices, _roles) for row in scene()]
     note = "Live; each attack has its own `live-SCENE.json`."
     return section("Control under attack", "live-overload", ["Attack", "Found"], rows, note)
 
@@ -335,3 +335,17 @@ def _prices() -> list[list[str]]:
         f"{result['slowdown']:.1f} times slower: error of a step {percent(result['median_error_after'])} (median)"
     )
     return [["wrong prices, throttled worker", found]]
+
+
+def _roles() -> list[list[str]]:
+    rows: list[list[str]] = []
+    for load_name, arms in load("live-roles").items():
+        if isinstance(arms, dict) and "over_best_static" in arms:
+            met = {
+                name: sum(count for key, count in arm.items() if key.endswith("_in_slo"))
+                for name, arm in arms.items()
+                if isinstance(arm, dict)
+            }
+            found = ", ".join(f"{name} {count}" for name, count in met.items())
+            rows.append([f"three workers, {load_name}", f"requests in SLO: {found}; {arms['over_best_static']} times"])
+    return rows

@@ -65,6 +65,7 @@ SECTIONS: dict[str, list[Table]] = {
         ("validation-vllm", sim.validation_vllm),
         ("sim-speed", sim.speed),
         ("policies-second", sim.policies),
+        ("roles-second", sim.roles),
         ("tiers-conversation", sim.tiers),
         ("planner", sim.planner),
         ("published-transfer", published.published),
