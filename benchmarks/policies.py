@@ -36,7 +36,7 @@ CLUSTER = Path(__file__).resolve().parent.parent / "examples" / "clusters" / "on
 SPLITS = {"1P3D": (1, 3), "2P2D": (2, 2), "3P1D": (3, 1)}
 EVEN = "2P2D"
 OURS = "baton"
-FREE = (OURS, "sarathi", "llumnix")
+FREE = (OURS, "pull", "sarathi", "llumnix")
 """Their choices do not depend on roles, or change them: they are given no split."""
 ALIKE = ("direct", "central", "first-token-by-decode")
 """Differ from ours between hosts only."""

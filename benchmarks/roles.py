@@ -2,7 +2,7 @@
 
     python benchmarks/roles.py [--half first|second] [--cluster NAME] [--load NAME] [--turns N] [--aware]
 
-Plays simulated clusters of three to six workers without and with an SLO that the server knows. `best static` is the
+Plays simulated clusters of two to six workers without and with an SLO that the server knows. `best static` is the
 best of all splits of the workers between prefill and decode, found by trying; roles that adapt start from the even
 split. `mixed` is a fleet of mixed workers. Options of `demand-roles` were chosen on the first half: other clusters and
 other seeds than the second.
@@ -26,7 +26,7 @@ from baton.core.types import Slo, StepShape
 from baton.decide.policy.policy_sets import policy_set
 from baton.lab.report.summary import SloTargets
 from baton.lab.sim.replay_trace import replay_trace
-from baton.lab.sim.spec import ClusterSpec, SimWorkers, read_spec
+from baton.lab.sim.spec import ClusterSpec, SimCost, SimWorkers, read_spec
 from baton.lab.workload.request import Trace, TraceRequest
 
 TURN_S = 60.0
@@ -79,15 +79,22 @@ _CPU = Slo(ttft_s=6.0, tpot_s=0.2)
 _GPU_KINDS = {"prompts": (6000, 20), "answers": (250, 500), "chat": (1500, 200)}
 _CPU_KINDS = {"prompts": (800, 8), "answers": (40, 120), "chat": (200, 40)}
 _SMALL = ClusterSpec()
+_CORE = ClusterSpec(
+    cost=SimCost(step_overhead_s=0.018, prefill_token_s=0.0022, decode_request_s=0.0027, context_token_s=1.4e-6)
+)
+"""One core of the machine of docs/benchmarks.md, with SmolLM2-135M in float32."""
 HALVES: dict[str, dict[str, Case]] = {
     "first": {
         "gpu4": Case(GPUS, 4, _GPU, **_GPU_KINDS),
         "cpu6": Case(_SMALL, 6, _CPU, **_CPU_KINDS),
         "gpu3": Case(GPUS, 3, _GPU, (3000, 60), (500, 300), (1000, 200)),
+        "gpu2": Case(GPUS, 2, _GPU, **_GPU_KINDS),
     },
     "second": {
         "gpu6": Case(GPUS, 6, _GPU, (4000, 40), (300, 400), (1200, 250)),
         "cpu4": Case(_SMALL, 4, _CPU, **_CPU_KINDS),
+        "cpu2": Case(_SMALL, 2, _CPU, **_CPU_KINDS),
+        "core3": Case(_CORE, 3, Slo(ttft_s=4.0, tpot_s=0.14), (300, 4), (32, 128), (150, 32)),
         "hosts5": Case(GPUS, 5, Slo(ttft_s=2.0, tpot_s=0.04), **_GPU_KINDS, has_own_hosts=True),
     },
 }

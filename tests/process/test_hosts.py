@@ -294,8 +294,8 @@ def test_a_role_flip_on_another_host_and_workers_of_the_servers_own(mixed_text) 
 
 def test_a_prefix_comes_from_the_host_that_has_it(mixed_text) -> None:
     """A worker that computes no more prompts has the prefix: another host fetches it. A drained host sends it."""
-    body = {**PROMPT, "prompt": "a long story. " * 200}
-    follow_up = {**body, "prompt": body["prompt"] + "And then?"}
+    body = {**PROMPT, "prompt": "a long story. " * 100}
+    follow_up = {**body, "prompt": body["prompt"] + "And then? " * 160}  # mostly new
     mixed = ("--mixed", "1")
     with cluster("hash", {"a": mixed, "b": mixed}) as (server, hosts), server.client() as client:
         first = ask(client, body)
@@ -304,7 +304,7 @@ def test_a_prefix_comes_from_the_host_that_has_it(mixed_text) -> None:
         moved_bytes = server.metric("baton_handoff_bytes_total")
         second = ask(client, follow_up)
         assert second["timings"]["prefill_worker"] != holder
-        assert second["timings"]["cached_tokens"] > 2000
+        assert second["timings"]["cached_tokens"] > 1000
         assert server.metric("baton_handoff_bytes_total") > moved_bytes
         assert [text_of(first), text_of(second)] == [mixed_text(body), mixed_text(follow_up)]
         server.wait_until(nothing_used, reason="no block is used")

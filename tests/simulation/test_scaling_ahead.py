@@ -33,15 +33,22 @@ def scaling(forecast: str, options: dict[str, object]) -> PolicyConfig:
     return replace(policy_set("baton"), scaling=Plugin(use="forecast-scaling", options=chosen))
 
 
-def played(policy: PolicyConfig) -> tuple[list[float], float]:
+def played(policy: PolicyConfig, spec: ClusterSpec = SPEC) -> tuple[list[float], float]:
     """When workers were asked for, and the mean TTFT."""
     asked_s: list[float] = []
 
     def tap(decision: Decision) -> None:
         asked_s.extend(decision.now_s for command in decision.commands if isinstance(command, StartWorker))
 
-    records = replay_trace(SPEC, ramp(), policy=policy, seed=0, tap=tap)
+    records = replay_trace(spec, ramp(), policy=policy, seed=0, tap=tap)
     return asked_s, fmean(record.ttft_s or 0.0 for record in records)
+
+
+def test_a_host_gets_no_more_workers_than_it_can_run() -> None:
+    """Before, hosts of the simulator stated no limit, and a trial of a policy started more than a live host would."""
+    policy = scaling(RECENT, {})
+    assert len(played(policy)[0]) == len(played(policy, replace(SPEC, workers_max=2))[0]) == 1
+    assert played(policy, replace(SPEC, workers_max=1))[0] == []
 
 
 @pytest.mark.parametrize("kind", ["arima", "exponential-smoothing"])

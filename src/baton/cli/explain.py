@@ -18,8 +18,10 @@ from baton.cli.key_flags import add_client_key, client_key
 from baton.cli.logs import build_cluster, changed_policies, open_log
 from baton.cli.output import STANDARD_OUTPUT, warn, wide_console, write_json
 from baton.core.errors import ConfigError
+from baton.core.types import WorkerId
 from baton.lab.report.explain import Explanation, Found, explain, find_requests
 from baton.lab.report.questions import Notes, Option, Question, Subject
+from baton.lab.report.timeline import WorkerLine, read_timeline
 from baton.serve.http.pages import LOG_FULL_HEADER
 
 OPTIONS_MAX = 12
@@ -38,7 +40,8 @@ INDENT = 17
 DECODING: tuple[Subject, ...] = ("decode", "move")
 
 DESCRIPTION = """Explain one request of a running server, or of a decision log: its events, and for each decision the
-workers as the policy saw them, the predicted times, the choice, and the rank of the others.
+workers as the policy saw them, the predicted times, the choice, and the rank of the others. Of a worker: its roles, and
+why it changed them.
 
 Of a worker: requests that it runs, and those bound to decode there; prompt tokens queued; tokens of context, and the
 room for them; leading tokens of this prompt on its host; the age of its report; and predictions, in milliseconds.
@@ -60,7 +63,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
     add(
         "request_id",
         metavar="REQUEST_ID",
-        help="the X-Request-Id; of a simulation request-N, the Nth of its trace (from 0)",
+        help="the X-Request-Id; of a simulation request-N, the Nth of its trace (from 0); or the name of a worker",
     )
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
@@ -80,6 +83,9 @@ def run(args: argparse.Namespace) -> int:
         header, decisions = open_log(log.path, log.name)
         warn(changed_policies(header))
         found = find_requests(decisions, args.request_id)
+        worker = None if found.ids else read_timeline(open_log(log.path)[1]).workers.get(WorkerId(args.request_id))
+        if worker is not None:
+            return _show_roles(worker, args.json)
         if not found.ids:
             raise ConfigError(_unknown_request(args.request_id, found, log))
         stories: list[Explanation] = []
@@ -95,6 +101,20 @@ def run(args: argparse.Namespace) -> int:
             show(story, console)
     if len(found.ids) > len(stories):
         warn([f"{len(found.ids)} requests have this id; the first {len(stories)} are shown"])
+    return 0
+
+
+def _show_roles(line: WorkerLine, file: Path | None) -> int:
+    """Print the roles of a worker over time, and why each began."""
+    if file is not None:
+        write_json(file, {"worker": line.worker, "roles": line.roles})
+    if file != STANDARD_OUTPUT:
+        table = Table(title=f"roles of {line.worker}", title_justify="left", box=None, padding=(0, 1))
+        for name in ("from s", "role", "why"):
+            table.add_column(name)
+        for span in line.roles:
+            table.add_row(f"{span.start_s - line.roles[0].start_s:,.1f}", span.role, span.reason or "-")
+        wide_console().print(table)
     return 0
 
 
@@ -128,7 +148,7 @@ def _unknown_request(request_id: str, found: Found, log: _Log) -> str:
     latest = f", the last of them {', '.join(found.latest)}" if found.latest else ""
     full = "; the log is full, and later requests are not in it (log_bytes_max, or its disk)" if log.is_full else ""
     return (
-        f"{log.name}: no request {request_id!r} among its {found.requests}{latest}{full}; "
+        f"{log.name}: no worker and no request {request_id!r} among its {found.requests}{latest}{full}; "
         "give the id that the server returned as X-Request-Id"
     )
 

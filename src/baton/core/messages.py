@@ -78,10 +78,7 @@ class RoleSet(Struct, frozen=True, tag=True):
 
 
 class PrefillFinished(Struct, frozen=True, tag=True, gc=False):
-    """The worker has finished its part of the prompt and no longer touches the request's blocks.
-
-    It has sent the first token, or the decode worker will sample it.
-    """
+    """The worker no longer touches the request's blocks. The first token is sent, or left to the decode worker."""
 
     request_id: RequestId
     attempt: int
@@ -198,10 +195,11 @@ class CloseRequest(Struct, frozen=True, tag=True, gc=False):
 
 
 class SetRole(Struct, frozen=True, tag=True):
-    """Change the worker's role, from the next request on."""
+    """Change the worker's role, from the next request on. `reason`: why, in words, if the policy says it."""
 
     worker: WorkerId
     role: Role
+    reason: str = ""
 
 
 class StartWorker(Struct, frozen=True, tag=True):

@@ -38,7 +38,7 @@ BUILT_IN: dict[str, str] = {
     "cost-aware": f"{_DECIDE}.eviction:CostAware",
     "tenant-quota": f"{_DECIDE}.quota:TenantQuota",
     "static-roles": f"{_DECIDE}.fleet:StaticRoles",
-    "demand-roles": f"{_DECIDE}.demand:DemandRoles",
+    "demand-roles": f"{_DECIDE}.demand_roles:DemandRoles",
     "fixed-fleet": f"{_DECIDE}.fleet:FixedFleet",
     "forecast-scaling": f"{_DECIDE}.demand:ForecastScaling",
     "recent-demand": f"{_DECIDE}.forecast:RecentDemand",

@@ -313,6 +313,10 @@ class LoadWindow(Struct, frozen=True, kw_only=True):
     arrived_requests: int = 0
     arrived_tokens: int = 0
     """Prompt tokens of the requests that arrived."""
+    begun_requests: int = 0
+    """Number of requests whose prompt was assigned to a worker. The coordinator sets it."""
+    cached_tokens: int = 0
+    """Prompt tokens of these that need no computation."""
     rejected_requests: int = 0
     prefilled_requests: int = 0
     """Number of first tokens."""

@@ -13,7 +13,7 @@ from baton.core.messages import CloseRequest
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, HostId, Request, Until, WorkerId, WorkerView
 from baton.decide.policy.admission import AdmissionPolicy
-from baton.decide.policy.demand import WORKERS_MIN, DemandRoles
+from baton.decide.policy.demand_roles import WORKERS_MIN, DemandRoles
 from baton.decide.policy.fairness import FairnessPolicy
 from baton.decide.policy.fleet import FixedFleet, MovesPolicy, NoMoves, RolesPolicy, ScalingPolicy, StaticRoles
 from baton.decide.policy.handoff import (

@@ -242,6 +242,7 @@ class Coordinator:
         reads = read_tokens(request, view, cluster, self.policies.cost) if fetch is None and cluster.tier_hits else 0
         flight.worker, flight.host, flight.started_at_s = route.worker, view.host, self._now_s
         flight.queued_tokens = request.prompt_tokens - max(here, there, reads)
+        self.reshaping.begun(request.prompt_tokens - flight.queued_tokens)
         self._fleet.load(
             route.worker, request.id, queued_tokens=flight.queued_tokens, context_tokens=request.prompt_tokens
         )

@@ -68,6 +68,8 @@ def joined(early: LoadWindow, late: LoadWindow) -> LoadWindow:
         window_s=early.window_s + late.window_s,
         arrived_requests=early.arrived_requests + late.arrived_requests,
         arrived_tokens=early.arrived_tokens + late.arrived_tokens,
+        begun_requests=early.begun_requests + late.begun_requests,
+        cached_tokens=early.cached_tokens + late.cached_tokens,
         rejected_requests=early.rejected_requests + late.rejected_requests,
         prefilled_requests=early.prefilled_requests + late.prefilled_requests,
         ttft_s=_mean(early.ttft_s, early.prefilled_requests, late.ttft_s, late.prefilled_requests),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from msgspec.structs import replace
 
@@ -14,6 +15,7 @@ from baton.core.types import ROLES, ClusterView, FlightView, HostId, LoadWindow,
 from baton.decide.control.advice import Policies, PolicyFailure, asked
 from baton.decide.control.fleet import Fleet, processes_of
 from baton.decide.control.load_history import LoadHistory
+from baton.decide.policy.fleet import RoleChange
 
 START_AGAIN_S = 10.0
 """Back-off after a failed start: its cause seldom disappears at once."""
@@ -37,6 +39,14 @@ class Reshaping:
     """Number of workers ever requested. It makes their names unique."""
     _again_s: float = 0.0
     """Time before which no worker is requested."""
+    _begun_requests: int = 0
+    """Since the last tick."""
+    _cached_tokens: int = 0
+
+    def begun(self, cached_tokens: int) -> None:
+        """Count a prompt that was assigned to a worker, and its tokens that need no computation."""
+        self._begun_requests += 1
+        self._cached_tokens += cached_tokens
 
     @property
     def starting(self) -> dict[Role, int]:
@@ -61,7 +71,8 @@ class Reshaping:
 
         Return the commands. A surplus worker that has requests drains.
         """
-        self.history.append(window)
+        self.history.append(replace(window, begun_requests=self._begun_requests, cached_tokens=self._cached_tokens))
+        self._begun_requests = self._cached_tokens = 0
         roles, cost = policies.roles, policies.cost
         flips = asked(roles, lambda: _flips(roles.assign(cluster, self.history, cost, now_s), cluster))
         if isinstance(flips, PolicyFailure):
@@ -185,13 +196,13 @@ def first_worker(host: HostId, role: Role) -> WorkerId:
     return WorkerId(f"{host}.{role}-0")
 
 
-def _flips(roles: Mapping[WorkerId, Role], cluster: ClusterView) -> list[SetRole]:
+def _flips(roles: Mapping[WorkerId, Role | RoleChange], cluster: ClusterView) -> list[SetRole]:
     known = {worker.id: worker.role for worker in cluster.workers}
-    return [
-        SetRole(worker, role)
-        for worker, role in sorted(roles.items())
-        if worker in known and role in ROLES and known[worker] != role
+    changes = [
+        SetRole(worker, change.role, change.reason) if isinstance(change, RoleChange) else SetRole(worker, change)
+        for worker, change in sorted(roles.items(), key=itemgetter(0))
     ]
+    return [flip for flip in changes if flip.role in ROLES and known.get(flip.worker, flip.role) != flip.role]
 
 
 def _flipped(cluster: ClusterView, flips: Sequence[SetRole]) -> ClusterView:

@@ -1,30 +1,23 @@
-"""Roles and scaling by demand: how many prefill and decode workers a load keeps busy, by the cost model."""
+"""How many prefill and decode workers a load keeps busy, by the cost model; and scaling by that number."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from math import ceil, inf
+from math import ceil
 from typing import Any
 
 from msgspec import Struct
 
 from baton.core.plugin import load_plugin
 from baton.core.ports import CostModel
-from baton.core.types import ROLES, ClusterView, LoadWindow, Role, Slo, StepShape, WorkerId, WorkerView
+from baton.core.types import ROLES, ClusterView, LoadWindow, Role, StepShape, WorkerView
 from baton.decide.cost.online import cost_of
 from baton.decide.policy.forecast import ForecastPolicy, LoadRates
-from baton.decide.policy.predictions import decoding_requests, queued_work
 
 RECENT = "recent-demand"
-WORKERS_MIN = 3
-"""Minimum number of workers for a role flip: one worker of each phase has to stay."""
-RECENT_S, RECENT_S_MAX = 10.0, 60.0
-"""Span of the load history in which roles count arrivals, and the span of their default forecast. Where fewer than
-`requests_min` requests arrive within the shorter one, it extends up to the longer one."""
-BUSY_RATIO_MAX = 0.9
-"""Utilization of a role above which its queue is expected to grow."""
+_PHASES: tuple[Role, Role] = ("prefill", "decode")
 BATCH_MAX = 1024
 """Largest decode batch that is considered for a worker that does not report its own limit."""
 
@@ -36,20 +29,23 @@ class WorkersNeeded(Struct, frozen=True, kw_only=True):
     decode: float
 
 
-def workers_needed(demand: LoadRates, worker: WorkerView, cost: CostModel, tpot_s: float) -> WorkersNeeded:
-    """Predict how many workers like `worker` compute the prompts of this load and decode its answers within TPOT."""
-    model = cost_of(worker, cost)
+def workers_needed(
+    demand: LoadRates, prompts: WorkerView, answers: WorkerView, cost: CostModel, tpot_s: float
+) -> WorkersNeeded:
+    """Predict how many workers like `prompts` compute the prompts, and how many like `answers` decode within TPOT."""
+    model = cost_of(answers, cost)
     if not demand.requests_rps:
         return WorkersNeeded(prefill=0.0, decode=0.0)
-    prompt_tokens = max(1, round(demand.prompt_tokens))
-    prefill = demand.requests_rps * model.prefill_s(new_tokens=prompt_tokens, cached_tokens=0)
+    cached_tokens, new_tokens = round(demand.cached_tokens), round(demand.prompt_tokens - demand.cached_tokens)
+    prompt_s = cost_of(prompts, cost).prefill_s(new_tokens=max(1, new_tokens), cached_tokens=cached_tokens)
     reach_tokens = round(demand.prompt_tokens + demand.output_tokens / 2)
 
     def step_s(batch: int) -> float:
         return model.step_s(StepShape(decode_requests=batch, context_tokens=batch * reach_tokens))
 
-    batch = largest_batch(worker, reach_tokens, step_s_max=tpot_s, model=model)
-    return WorkersNeeded(prefill=prefill, decode=demand.requests_rps * demand.output_tokens * step_s(batch) / batch)
+    batch = largest_batch(answers, reach_tokens, step_s_max=tpot_s, model=model)
+    decode = demand.requests_rps * demand.output_tokens * step_s(batch) / batch
+    return WorkersNeeded(prefill=demand.requests_rps * prompt_s, decode=decode)
 
 
 def largest_batch(worker: WorkerView, reach_tokens: int, *, step_s_max: float, model: CostModel) -> int:
@@ -78,162 +74,6 @@ def recent_slo_tpot_s(history: Sequence[LoadWindow], otherwise_s: float) -> floa
         if window.slo_tpot_s:
             return window.slo_tpot_s
     return otherwise_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Load:
-    """The load of the workers that prefill or decode, and the targets of its requests."""
-
-    model: CostModel
-    workers: int
-    slo: Slo
-    queue_s: float
-    """Seconds that one worker needs for all queued prompts."""
-    prompt_s: float
-    """Seconds of a prompt of the mean length."""
-    decoding: int
-    """Requests that decode, or will as soon as their prompts are computed."""
-    context_tokens: int
-    needed: WorkersNeeded
-    """Workers that the recent arrivals keep busy."""
-
-    def pressure(self, prefill: int) -> float:
-        """Predict the larger of TTFT / SLO and TPOT / SLO with this number of prefill workers.
-
-        A phase whose workers are busier than `BUSY_RATIO_MAX` will miss its SLO, too, if the recent arrivals go on.
-        """
-        decode = self.workers - prefill
-        late = (self.queue_s / prefill + self.prompt_s) / self.slo.ttft_s
-        shape = StepShape(
-            decode_requests=max(1, ceil(self.decoding / decode)), context_tokens=self.context_tokens // decode
-        )
-        slow = self.model.step_s(shape) / self.slo.tpot_s
-        busy = max(self.needed.prefill / prefill, self.needed.decode / decode)
-        return max(late, slow, busy / BUSY_RATIO_MAX)
-
-
-@dataclass(slots=True, kw_only=True)
-class DemandRoles:
-    """Flip workers to the phase whose SLO is at risk, from the phase that has time left. Mixed workers stay mixed.
-
-    The signals are those of Arrow (arXiv 2505.11916v2): queued prompts against TTFT and decode steps against TPOT, both
-    predicted, and the demand of the recent past. A flip on one host is free, since the host owns the KV. Between hosts
-    it loses the prefixes of the worker's host. At least one worker of each phase stays.
-    """
-
-    ttft_s: float | None = None
-    """TTFT target where no recent request has an SLO. None: `ttft_slowdown` times the TTFT of an idle worker."""
-    tpot_s: float | None = None
-    """TPOT target where no recent request has an SLO. None: `tpot_slowdown` times the TPOT of a request alone."""
-    ttft_slowdown: float = 8.0
-    tpot_slowdown: float = 4.0
-    requests_min: int = 8
-    """No worker flips before this many requests have arrived within the last `RECENT_S_MAX`."""
-    pressure_min: float = 0.75
-    """No worker flips while predicted TTFT and TPOT are at most this share of their targets."""
-    gain_min: float = 1.25
-    """Workers flip only if this reduces the larger share by at least this factor."""
-    role_s_min: float = 10.0
-    """Minimum time of a worker in a role, and between flips in opposite directions."""
-    forecast: str = RECENT
-    """Name of the forecast policy, or `module:Class`."""
-    forecast_options: dict[str, Any] = field(default_factory=dict[str, Any])
-    _forecast: ForecastPolicy = field(init=False)
-    _roles: dict[WorkerId, tuple[Role, float]] = field(default_factory=dict[WorkerId, tuple[Role, float]])
-    """The role of each worker at the last tick, and since when it has had that role."""
-    _last: tuple[Role, float] = ("mixed", -inf)
-    """The role that workers flipped to last, and when."""
-
-    def __post_init__(self) -> None:
-        options = self.forecast_options or ({"span_s": RECENT_S_MAX} if self.forecast == RECENT else {})
-        self._forecast = load_plugin(self.forecast, options, expects=ForecastPolicy)
-
-    def assign(
-        self, cluster: ClusterView, history: Sequence[LoadWindow], cost: CostModel, now_s: float
-    ) -> Mapping[WorkerId, Role]:
-        self._note_roles(cluster, now_s)
-        prefill = [worker for worker in cluster.workers if worker.role == "prefill"]
-        decode = [worker for worker in cluster.workers if worker.role == "decode"]
-        total, present = len(prefill) + len(decode), len(prefill)
-        if total < WORKERS_MIN or not prefill or not decode:
-            return {}
-        recent = _recent(history, self.requests_min)
-        if sum(window.arrived_requests for window in recent) < self.requests_min:
-            return {}
-        is_own = self.forecast != RECENT or bool(self.forecast_options)
-        demand = self._forecast.ahead(history if is_own else recent, 0.0)
-        load = self._load([*prefill, *decode], cluster, history, demand, cost)
-        pressure = load.pressure(present)
-        best = min(range(1, total), key=lambda count: (load.pressure(count), abs(count - present)))
-        if pressure < self.pressure_min or pressure < self.gain_min * load.pressure(best):
-            return {}
-        role: Role = "prefill" if best > present else "decode"
-        if self._last[0] != role and now_s - self._last[1] < self.role_s_min:
-            return {}
-        flips = min(abs(best - present), max(1, total // 8))
-        given = sorted(decode, key=_decode_load) if role == "prefill" else sorted(prefill, key=_prompt_load)
-        ready = [worker.id for worker in given if now_s - self._roles[worker.id][1] >= self.role_s_min]
-        if ready:
-            self._last = role, now_s
-        return dict.fromkeys(ready[:flips], role)
-
-    def _note_roles(self, cluster: ClusterView, now_s: float) -> None:
-        """Record since when each worker has its role. A worker that was not seen before may flip at once."""
-        self._roles = {
-            worker.id: (worker.role, now_s if known is not None else -inf)
-            if (known := self._roles.get(worker.id)) is None or known[0] != worker.role
-            else known
-            for worker in cluster.workers
-        }
-
-    def _load(
-        self,
-        workers: Sequence[WorkerView],
-        cluster: ClusterView,
-        history: Sequence[LoadWindow],
-        demand: LoadRates,
-        cost: CostModel,
-    ) -> _Load:
-        model = cost_of(workers[0], cost)
-        bound = [cluster.bound[worker.id] for worker in workers if worker.id in cluster.bound]
-        decoding = sum(map(decoding_requests, workers)) + sum(load.requests for load in bound)
-        context_tokens = sum(worker.context_tokens for worker in workers) + sum(load.tokens for load in bound)
-        prompt_s = model.prefill_s(new_tokens=max(1, round(demand.prompt_tokens)), cached_tokens=0)
-        alone = StepShape(decode_requests=1, context_tokens=context_tokens // max(1, decoding))
-        slo = Slo(
-            ttft_s=recent_slo_ttft_s(history, self.ttft_s or self.ttft_slowdown * prompt_s),
-            tpot_s=recent_slo_tpot_s(history, self.tpot_s or self.tpot_slowdown * model.step_s(alone)),
-        )
-        return _Load(
-            model=model,
-            workers=len(workers),
-            slo=slo,
-            queue_s=sum(queued_work(worker, cost_of(worker, cost)).alone_s for worker in workers),
-            prompt_s=prompt_s,
-            decoding=decoding,
-            context_tokens=context_tokens,
-            needed=workers_needed(demand, workers[0], cost, slo.tpot_s),
-        )
-
-
-def _recent(history: Sequence[LoadWindow], requests_min: int) -> list[LoadWindow]:
-    """Return the windows of the last `RECENT_S`, or of a longer time, until enough requests arrived, oldest first."""
-    end_s, arrived, windows = history[-1].end_s, 0, list[LoadWindow]()
-    for window in reversed(history):
-        span_s = RECENT_S if arrived >= requests_min else RECENT_S_MAX
-        if windows and window.end_s <= end_s - span_s:
-            break
-        windows.append(window)
-        arrived += window.arrived_requests
-    return windows[::-1]
-
-
-def _decode_load(worker: WorkerView) -> tuple[int, WorkerId]:
-    return (worker.context_tokens, worker.id)
-
-
-def _prompt_load(worker: WorkerView) -> tuple[int, WorkerId]:
-    return (worker.queued_tokens, worker.id)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -283,7 +123,8 @@ class ForecastScaling:
             return dict.fromkeys(self._asleep, 0)
         self._asleep = tuple(role for role in self._asleep if not live[role])
         demand = self._forecast.ahead(history, self.start_s)
-        work = workers_needed(demand, cluster.workers[0], cost, recent_slo_tpot_s(history, self.tpot_s))
+        prompts, answers = (cluster.having(role)[0] if cluster.having(role) else cluster.workers[0] for role in _PHASES)
+        work = workers_needed(demand, prompts, answers, cost, recent_slo_tpot_s(history, self.tpot_s))
         load: dict[Role, float] = {"prefill": work.prefill, "decode": work.decode, "mixed": work.prefill + work.decode}
         return {
             role: self._steady(role, live[role], max(1, ceil(load[role] / self.busy_ratio)), now_s)

@@ -10,15 +10,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from msgspec import Struct
+
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, FlightView, LoadWindow, RequestId, Role, WorkerId
+
+
+class RoleChange(Struct, frozen=True, kw_only=True):
+    """The new role of a worker, and why it changes, for the decision log and the dashboard."""
+
+    role: Role
+    reason: str = ""
 
 
 @runtime_checkable
 class RolesPolicy(Protocol):
     def assign(
         self, cluster: ClusterView, history: Sequence[LoadWindow], cost: CostModel, now_s: float
-    ) -> Mapping[WorkerId, Role]:
+    ) -> Mapping[WorkerId, Role | RoleChange]:
         """Return the workers that change their role, each with its new role. Called at every tick.
 
         `history` is bounded, never empty, and ends with the window that has just closed.

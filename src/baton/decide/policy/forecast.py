@@ -23,6 +23,8 @@ class LoadRates(Struct, frozen=True, kw_only=True):
     requests_rps: float = 0.0
     prompt_tokens: float = 0.0
     """Mean per request."""
+    cached_tokens: float = 0.0
+    """Mean of the prompt tokens that need no computation, per request."""
     output_tokens: float = 0.0
     """Mean per finished request."""
 
@@ -73,6 +75,7 @@ class TimeOfDay:
         return LoadRates(
             requests_rps=expected.requests_rps * scale,
             prompt_tokens=expected.prompt_tokens,
+            cached_tokens=expected.cached_tokens,
             output_tokens=expected.output_tokens,
         )
 
@@ -102,6 +105,8 @@ def _part(window: LoadWindow, from_s: float, to_s: float) -> LoadWindow:
         window_s=ratio * window.window_s,
         arrived_requests=round(ratio * window.arrived_requests),
         arrived_tokens=round(ratio * window.arrived_tokens),
+        begun_requests=round(ratio * window.begun_requests),
+        cached_tokens=round(ratio * window.cached_tokens),
         finished_requests=round(ratio * window.finished_requests),
         output_tokens=round(ratio * window.output_tokens),
     )
@@ -115,15 +120,19 @@ def since(history: Sequence[LoadWindow], from_s: float) -> list[LoadWindow]:
 
 def load_rates(windows: Sequence[LoadWindow]) -> LoadRates:
     """Return the rates and mean lengths over these windows."""
-    span_s, arrived, arrived_tokens, finished, output_tokens = 0.0, 0, 0, 0, 0
+    span_s, arrived, arrived_tokens, begun, cached_tokens, finished, output_tokens = 0.0, 0, 0, 0, 0, 0, 0
     for window in windows:
         span_s += window.window_s
         arrived += window.arrived_requests
         arrived_tokens += window.arrived_tokens
+        begun += window.begun_requests
+        cached_tokens += window.cached_tokens
         finished += window.finished_requests
         output_tokens += window.output_tokens
+    prompt_tokens = arrived_tokens / arrived if arrived else 0.0
     return LoadRates(
         requests_rps=arrived / span_s if span_s else 0.0,
-        prompt_tokens=arrived_tokens / arrived if arrived else 0.0,
+        prompt_tokens=prompt_tokens,
+        cached_tokens=min(prompt_tokens, cached_tokens / begun) if begun else 0.0,
         output_tokens=output_tokens / finished if finished else 0.0,
     )

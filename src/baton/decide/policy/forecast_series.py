@@ -99,7 +99,10 @@ def _ahead(
     if latest.rate_rps is None:
         return recent
     return LoadRates(
-        requests_rps=latest.rate_rps, prompt_tokens=recent.prompt_tokens, output_tokens=recent.output_tokens
+        requests_rps=latest.rate_rps,
+        prompt_tokens=recent.prompt_tokens,
+        cached_tokens=recent.cached_tokens,
+        output_tokens=recent.output_tokens,
     )
 
 

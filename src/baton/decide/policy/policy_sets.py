@@ -5,8 +5,11 @@ A set has a policy for every family. A policy that a configuration names for one
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec.structs import asdict, replace
 
+from baton.core.class_config import ClassConfig
 from baton.core.config import Config, Plugin, PolicyChoice, PolicyConfig
 from baton.core.errors import ConfigError
 from baton.core.plugin import load_plugin, source_digests
@@ -48,6 +51,7 @@ POLICY_SETS: dict[str, PolicyConfig] = {
     "baton": PolicyConfig(),
     "direct": PolicyConfig(handoff=DIRECT),
     "central": PolicyConfig(handoff=Plugin(use="pool-handoff")),
+    "pull": PolicyConfig(fairness=VTC),
     "first-token-by-decode": PolicyConfig(first_token=Plugin(use="first-token-by-decode")),
     "random": _of(RANDOM, RANDOM),
     "round-robin": _of(ROUND_ROBIN, ROUND_ROBIN),
@@ -102,7 +106,7 @@ def policy_of(config: Config, *, tenants: int) -> PolicyConfig:
         resolved = replace(resolved, fairness=VTC)
     if config.engines.servers:
         resolved = for_engines(choice, resolved)
-    return share_by_class(resolved) if config.classes else resolved
+    return share_by_class(resolved, config.classes) if config.classes else resolved
 
 
 def for_engines(choice: PolicyChoice, resolved: PolicyConfig) -> PolicyConfig:
@@ -130,11 +134,18 @@ def for_engines(choice: PolicyChoice, resolved: PolicyConfig) -> PolicyConfig:
     )
 
 
-def share_by_class(policy: PolicyConfig) -> PolicyConfig:
+def share_by_class(policy: PolicyConfig, classes: Sequence[ClassConfig]) -> PolicyConfig:
     """Return the policies of a fleet with service classes. Raise ConfigError if fairness does not count service.
 
-    Classes share the fleet in the coordinator's fair queue, which the default fairness policy does not use.
+    Classes share the fleet in the coordinator's fair queue, which the default fairness policy does not use. Workers
+    that their reserves need keep their roles.
     """
+    if policy.roles.use == "demand-roles":
+        reserves = {
+            "prefill_ratio_min": min(1.0, sum(each.prefill_ratio for each in classes)),
+            "decode_ratio_min": min(1.0, sum(each.decode_ratio for each in classes)),
+        }
+        policy = replace(policy, roles=Plugin(use=policy.roles.use, options={**reserves, **policy.roles.options}))
     if policy.fairness == PolicyConfig().fairness:
         return replace(policy, fairness=VTC)
     load_plugin(policy.fairness.use, policy.fairness.options, expects=ServiceFairness)

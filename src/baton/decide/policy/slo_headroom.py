@@ -8,10 +8,9 @@ SLO follow the roles: without a target, the delay that a prompt adds between two
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp
-from operator import attrgetter
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,6 +19,7 @@ from baton.core.ports import CostModel, handoff_between_s
 from baton.core.types import ClusterView, HostId, Prediction, Request, RequestId, Slo, StepShape, WorkerId, WorkerView
 from baton.decide.cost.online import cost_of, price_ratio
 from baton.decide.policy.admission import Reject, refuse_full
+from baton.decide.policy.arena_room import TIME_S_MIN, AnswerLengths, ArenaRoom, arena_rooms
 from baton.decide.policy.distinct_workers import DistinctWorkers
 from baton.decide.policy.predictions import (
     answer_step_s,
@@ -36,10 +36,8 @@ from baton.decide.policy.prefix import longest_hit, prefix_on
 from baton.decide.policy.routing import Route
 from baton.decide.policy.slo_risk import refuse_risky
 
-_CONTEXT, _ARENA = attrgetter("context_tokens"), attrgetter("host", "kv_tokens_max")
-_EMPTY = StepShape()
-TIME_S_MIN = 1e-9
-"""Lower bound of predicted times, since they are divisors."""
+_NO_LIMIT_S = 1e6
+"""Step time of decodes without an SLO: `SloChunked` puts a whole prompt into one step."""
 
 
 @dataclass(slots=True)
@@ -51,16 +49,6 @@ class _Share:
 
     def at(self, now_s: float, memory_s: float) -> float:
         return self.prompts_s * exp((self.at_s - now_s) / memory_s) if now_s > self.at_s else self.prompts_s
-
-
-class _Arena(Struct, frozen=True, gc=False):
-    """The arena of one host, estimated from the views of its workers."""
-
-    room_s: float
-    """Time until there is room for the request."""
-    fill_ratio: float
-    kinds: Set[str] = frozenset()
-    """Kinds of its workers, if this host has the longest prefix hit and so would send it."""
 
 
 class _Plan(Struct, frozen=True, gc=False):
@@ -97,9 +85,10 @@ class SloHeadroom:
     """Admit while the probability to miss the SLO is at most this."""
     fetches: bool = True
     """Plan copies of cached prefixes between hosts. False: a prefix is used on its own host only."""
+    pins_turns: bool = True
+    """A request without an SLO may be computed by a decode worker whose host has most of its prompt cached."""
     _shares: dict[WorkerId, _Share] = field(default_factory=dict[WorkerId, _Share])
-    _answers: dict[WorkerId, float] = field(default_factory=dict[WorkerId, float])
-    """Mean predicted length of the answers that decode on each worker."""
+    _answers: AnswerLengths = field(init=False)
     _computing: DistinctWorkers = field(default_factory=DistinctWorkers)
     """Candidates for prompts."""
     _decoding: DistinctWorkers = field(default_factory=DistinctWorkers)
@@ -108,6 +97,9 @@ class SloHeadroom:
     """TPOT predicted at admission, of each request that waits for its turn. The oldest ones are dropped."""
     _alone: tuple[Request | None, CostModel | None, Slo] = (None, None, Slo(ttft_s=1e-9, tpot_s=1e-9))
     """Cache: the latencies that the last request without an SLO would have on an idle worker."""
+
+    def __post_init__(self) -> None:
+        self._answers = AnswerLengths(self.output_tokens)
 
     def admit(self, request: Request, cluster: ClusterView, cost: CostModel, now_s: float) -> Reject | None:
         """Reject a request whose TTFT or TPOT is predicted to miss its SLO on every worker."""
@@ -121,7 +113,7 @@ class SloHeadroom:
         now, predict = (present, plan.ttft_s), self._predict_decode
         tpot_s = min(predict(worker, request, cluster, cost, now)[0] for worker in decoders)
         judged = Prediction(plan.ttft_s / self.ttft_slack, tpot_s / self.tpot_slack)
-        answer_s = self._expected_tokens(cluster) * tpot_s
+        answer_s = self._answers.expected(cluster) * tpot_s
         refused = refuse_risky(request.slo, judged, cluster, miss_ratio_max=self.miss_ratio_max, answer_s=answer_s)
         if refused is None:
             self._tpots_s[request.id] = tpot_s
@@ -135,17 +127,20 @@ class SloHeadroom:
             wanted, cluster = {worker.id for worker in workers}, with_bound(cluster)
             workers = [worker for worker in cluster.workers if worker.id in wanted]
         plan = self._plan(request, workers, cluster, cost)
+        if request.slo is None and self.pins_turns:
+            plan = self._pinned(plan, request, cluster, cost)
         share = self._shares.setdefault(plan.worker.id, _Share())
         model = cost_of(plan.worker, cost)
         memory_s = self._memory_s(request, plan.worker, cluster, model)
         share.prompts_s = share.at(self._now_s, memory_s) + plan.work_s / price_ratio(model, request.prompt_tokens)
         share.at_s = self._now_s
         if len(self._shares) > 2 * len(cluster.workers):
-            self._forget(cluster)
-        until = "end" if plan.worker.role == "mixed" else "first_token"
-        if until == "end":
-            self._note_answer(plan.worker, cluster)
-        tpot_s = self._tpots_s.pop(request.id, 0.0)
+            present = {worker.id for worker in cluster.workers}
+            self._shares = {worker: share for worker, share in self._shares.items() if worker in present}
+        tpot_s, until = self._tpots_s.pop(request.id, 0.0), "first_token"
+        if plan.worker.role == "mixed" and all(worker.role != "decode" for worker in cluster.workers):
+            until = "end"
+            self._answers.note(plan.worker, cluster)
         return Route(worker=plan.worker.id, fetch=plan.fetch, until=until, predicted=Prediction(plan.ttft_s, tpot_s))
 
     def place(
@@ -162,7 +157,7 @@ class SloHeadroom:
         the TTFT of their queued prompts; lower pressure, which rises on a busy prefill worker; the matching role. If KV
         was streamed ahead, its target keeps the request while it meets the SLOs: others would need a second copy.
         """
-        tokens, output_tokens, slo = request.prompt_tokens, self._expected_tokens(cluster), request.slo
+        tokens, output_tokens, slo = request.prompt_tokens, self._answers.expected(cluster), request.slo
         sources = cluster.kinds_on(source)
         shares_s: dict[tuple[str, bool], float] = {}
 
@@ -192,7 +187,7 @@ class SloHeadroom:
         if chosen is None or any(key(chosen)[:2]):
             workers = candidates if slo is None else cluster.workers
             chosen = min(self._decoding.among(workers, self._shares), key=key)
-        self._note_answer(chosen, cluster)
+        self._answers.note(chosen, cluster)
         return chosen.id
 
     # ---- predictions
@@ -202,38 +197,25 @@ class SloHeadroom:
 
         The mixing factor changes the order only among plans that meet all SLOs, or among plans that miss one.
         """
-        arenas = self._arenas(request, cluster, cost)
+        arenas = arena_rooms(request, cluster, cost, self._answers)
         plans = [self._on(worker, request, cluster, cost, arenas) for worker in self._computing.among(workers, {})]
         return min(plans, key=_order)
 
-    def _arenas(self, request: Request, cluster: ClusterView, cost: CostModel) -> dict[HostId, _Arena]:
-        """Estimate how full each arena is, and when finished requests will have freed room for this request."""
-        arena_tokens = dict(map(_ARENA, reversed(cluster.workers)))  # as reported by the first worker of each host
-        used = dict.fromkeys(arena_tokens, 0)
-        for worker in filter(_CONTEXT, cluster.workers):
-            used[worker.host] += worker.context_tokens
-        reach_tokens = request.prompt_tokens + self._expected_tokens(cluster) / 2
-        best = longest_hit(cluster)
-        kinds = {best: cluster.kinds_on(best)} if best is not None else {}
-        arenas: dict[HostId, _Arena] = {}
-        for host, tokens_max in arena_tokens.items():
-            if not tokens_max:
-                arenas[host] = _Arena(0.0, 0.0, kinds.get(host, frozenset()))
-                continue
-            missing_tokens = used[host] + reach_tokens - tokens_max
-            room_s = missing_tokens / self._freed_tokens(host, cluster, cost) if missing_tokens > 0 else 0.0
-            arenas[host] = _Arena(room_s, min(1.0, used[host] / tokens_max), kinds.get(host, frozenset()))
-        return arenas
+    def _pinned(self, plan: _Plan, request: Request, cluster: ClusterView, cost: CostModel) -> _Plan:
+        """Return a plan for the decode worker beside the cached prefix if its first token is predicted no later.
 
-    def _freed_tokens(self, host: HostId, cluster: ClusterView, cost: CostModel) -> float:
-        """Predict how many KV tokens are freed on a host per second, at least one."""
-        freed_tokens = 0.0
-        for worker in cluster.workers:
-            if worker.host == host and worker.context_tokens:
-                life_s = self._answer_tokens(worker, cluster) * answer_step_s(worker, 0, 0, cost_of(worker, cost))
-                decoding_ratio = decoding_requests(worker) / max(1, worker.running_requests)
-                freed_tokens += worker.context_tokens * decoding_ratio / max(TIME_S_MIN, life_s)
-        return max(1.0, freed_tokens)
+        So a later turn of a conversation stays with the worker that decoded the earlier one, and no KV is copied. At
+        least half of the prompt has to be cached, because the rest delays the answers that decode there.
+        Source: ConServe, which prefills the first turn remotely and later turns on the decoder.
+        """
+        best = longest_hit(cluster)
+        if best in (None, plan.worker.host) or 2 * cluster.prefix_hit_tokens[best] < request.prompt_tokens:
+            return plan
+        there = [worker for worker in cluster.workers if worker.host == best and worker.role == "decode"]
+        arenas = arena_rooms(request, cluster, cost, self._answers)
+        plans = [self._on(worker, request, cluster, cost, arenas) for worker in self._computing.among(there, {})]
+        own = min(plans, key=lambda own: (own.ttft_s, own.worker.id), default=plan)
+        return own if own.ttft_s <= plan.ttft_s else plan
 
     def _on(
         self,
@@ -241,14 +223,17 @@ class SloHeadroom:
         request: Request,
         cluster: ClusterView,
         cost: CostModel,
-        arenas: Mapping[HostId, _Arena],
+        arenas: Mapping[HostId, ArenaRoom],
     ) -> _Plan:
         model, hits, arena = cost_of(worker, cost), cluster.prefix_hit_tokens, arenas[worker.host]
         here = hits.get(worker.host, 0)
         done_tokens, load_s = here, 0.0
         slo = self._slo(request, model)
-        step_s_max = self.step_slack * slo.tpot_s
+        is_pinned = request.slo is None and worker.role == "decode"
+        step_s_max = _NO_LIMIT_S if is_pinned else self.step_slack * slo.tpot_s
         queue_s = arena.room_s + self._place_s(worker, cluster, model)
+        if is_pinned and decoding_requests(worker):
+            queue_s += answer_step_s(worker, 0, 0, model)  # the step that runs at arrival
         after = worker
         if worker.queued_tokens:
             during, after = (worker, worker) if request.slo is None else queue_ahead(worker)
@@ -290,7 +275,7 @@ class SloHeadroom:
         if share is not None:
             recent_s = share.at(self._now_s, self._memory_s(request, worker, cluster, model))
             shared_s += recent_s * price_ratio(model, request.prompt_tokens)
-        tpot_s = answer_step_s(worker, 0, 0, model) + shared_s / self._answer_tokens(worker, cluster)
+        tpot_s = answer_step_s(worker, 0, 0, model) + shared_s / self._answers.on(worker, cluster)
         return tpot_s / self._slo(request, model).tpot_s
 
     def _predict_decode(
@@ -312,7 +297,7 @@ class SloHeadroom:
             present, after_s = since
             bound = present.bound.get(worker.id)
             begun = decodes - (bound.requests if bound is not None else 0)
-            life_s = self._answer_tokens(worker, cluster) * answer_step_s(worker, 0, 0, model)
+            life_s = self._answers.on(worker, cluster) * answer_step_s(worker, 0, 0, model)
             more = coming_requests(present) if worker.role != "prefill" else 0.0
             more -= max(0, begun) * min(1.0, after_s / max(TIME_S_MIN, life_s))
         each_tokens = (worker.context_tokens + request.prompt_tokens) / (decodes + 1)
@@ -336,35 +321,15 @@ class SloHeadroom:
 
     def _memory_s(self, request: Request, worker: WorkerView, cluster: ClusterView, model: CostModel) -> float:
         """Return the seconds for which an answer decodes on this worker: the decay time of `_Share`."""
-        return self._answer_tokens(worker, cluster) * self._slo(request, model).tpot_s
+        return self._answers.on(worker, cluster) * self._slo(request, model).tpot_s
 
     def _place_s(self, worker: WorkerView, cluster: ClusterView, model: CostModel) -> float:
         """Predict the time until the batch has a free place: enough decodes must finish first."""
         too_many = decoding_requests(worker) + 1 - worker.requests_max
         if not worker.requests_max or too_many <= 0:
             return 0.0
-        life_s = self._answer_tokens(worker, cluster) * answer_step_s(worker, 0, 0, model)
+        life_s = self._answers.on(worker, cluster) * answer_step_s(worker, 0, 0, model)
         return too_many * life_s / decoding_requests(worker)
-
-    def _note_answer(self, worker: WorkerView, cluster: ClusterView) -> None:
-        """Record that an answer will decode on this worker."""
-        before = decoding_requests(worker)
-        known = self._answer_tokens(worker, cluster) * before
-        self._answers[worker.id] = (known + self._expected_tokens(cluster)) / (before + 1)
-        if len(self._answers) > 2 * len(cluster.workers):
-            self._forget(cluster)
-
-    def _answer_tokens(self, worker: WorkerView, cluster: ClusterView) -> float:
-        """Return the mean length in tokens of the answers that decode on this worker.
-
-        The delay that a prompt causes is spread over these tokens. If no answer decodes: the expected length of this
-        request.
-        """
-        expected_tokens = self._expected_tokens(cluster)
-        return self._answers.get(worker.id, expected_tokens) if decoding_requests(worker) else expected_tokens
-
-    def _expected_tokens(self, cluster: ClusterView) -> float:
-        return max(2.0, cluster.expected_output_tokens or self.output_tokens)
 
     def _slo(self, request: Request, model: CostModel) -> Slo:
         """Return the SLO of the request. Without one: the latencies that it would have on an idle worker."""
@@ -379,12 +344,6 @@ class SloHeadroom:
             )
             self._alone = (request, model, slo)
         return slo
-
-    def _forget(self, cluster: ClusterView) -> None:
-        """Drop the state of workers that have left the cluster."""
-        known = {worker.id for worker in cluster.workers}
-        self._shares = {worker: share for worker, share in self._shares.items() if worker in known}
-        self._answers = {worker: tokens for worker, tokens in self._answers.items() if worker in known}
 
 
 def _order(plan: _Plan) -> tuple[bool, float, float, bool, WorkerId]:

@@ -93,7 +93,7 @@ def _roles(line: WorkerLine, frame: Frame, start_s: float, end_s: float, floor: 
         until_s = (end_s if span.end_s is None else span.end_s) - start_s
         box = (frame.x(span.start_s - start_s), frame.x(until_s), floor - _ROLE, _ROLE)
         words = f"{line.worker}: {span.role} from {span.start_s - start_s:.4g} to {until_s:.4g} s"
-        content += svg.rectangle(box, span.role, words)
+        content += svg.rectangle(box, span.role, f"{words}, because {span.reason}" if span.reason else words)
     return content
 
 

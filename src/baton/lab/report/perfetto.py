@@ -53,6 +53,7 @@ def _roles(line: WorkerLine, thread: int, start_s: float, end_s: float) -> Itera
             "name": span.role,
             "ts": _stamp(span.start_s, start_s),
             "dur": _stamp(until_s, span.start_s),
+            "args": {"reason": span.reason},
         }
 
 

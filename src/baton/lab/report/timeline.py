@@ -72,6 +72,8 @@ class RoleSpan:
     start_s: float
     end_s: float | None
     role: Role
+    reason: str = ""
+    """Why a policy chose the role. Empty: not known."""
 
 
 @dataclass(slots=True)
@@ -114,14 +116,14 @@ class WorkerLine:
         for values, value in zip((self.running, self.waiting, self.queued_tokens), load, strict=True):
             values.append(value)
 
-    def enter(self, now_s: float, role: Role) -> None:
+    def enter(self, now_s: float, role: Role, reason: str = "") -> None:
         """Start a role and end the previous one."""
         self.leave(now_s)
-        self.roles.append(RoleSpan(now_s, None, role))
+        self.roles.append(RoleSpan(now_s, None, role, reason))
 
     def leave(self, now_s: float) -> None:
         if self.roles and self.roles[-1].end_s is None:
-            self.roles[-1] = RoleSpan(self.roles[-1].start_s, now_s, self.roles[-1].role)
+            self.roles[-1] = replace(self.roles[-1], end_s=now_s)
 
     def record_death(self, now_s: float) -> None:
         """Record the worker's death: its role ends and its load is 0."""
@@ -211,8 +213,8 @@ class Timeline:
             case CloseRequest(request_id=request_id, outcome=outcome, reason=reason):
                 line = self.requests[request_id]
                 line.closed_s, line.outcome, line.reason = now_s, outcome, reason
-            case SetRole(worker=worker, role=role):
-                self.line(worker).enter(now_s, role)
+            case SetRole(worker=worker, role=role, reason=reason):
+                self.line(worker).enter(now_s, role, reason)
             case _:
                 pass
 

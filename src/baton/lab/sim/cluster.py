@@ -107,14 +107,9 @@ class SimCluster:
     def open_host(self, host: HostId, kv: SimKV) -> None:
         """Add a host with an empty arena and the blocks that its tiers still store."""
         self.engines[host] = self.new_engine(host)
-        self.server.tell(
-            HostAdded(
-                host=host,
-                blocks_total=kv.blocks,
-                layout=content_layout(kv.block_tokens, self.spec.layers),
-                tiers=self.stores.open_tiers(host, self.spec.tiers, kv.block_tokens),
-            )
-        )
+        layout, workers_max = content_layout(kv.block_tokens, self.spec.layers), self.spec.workers_max or None
+        tiers = self.stores.open_tiers(host, self.spec.tiers, kv.block_tokens)
+        self.server.tell(HostAdded(host, kv.blocks, layout, tiers, workers_max))
         for tier in self.spec.tiers:
             held = self.stores.held_hashes(host, tier)
             self.server.tell(FromTier(host, TierOpened(tier.name, held)))
@@ -249,8 +244,8 @@ class SimCluster:
     def _added(self, command: StartWorker) -> WorkerView:
         """Return the view of a worker to add, of its role's first group. `host = "each"` there makes a new host."""
         alike = [group for group in self.spec.workers if group.role == command.role] or [SimWorkers(role=command.role)]
-        host = HostId(f"host-of-{command.worker}" if alike[0].host == "each" else alike[0].host)
-        return WorkerView(id=command.worker, host=host, role=command.role, kind=alike[0].kind)
+        host = f"host-of-{command.worker}" if alike[0].host == "each" else alike[0].host
+        return WorkerView(id=command.worker, host=command.host or HostId(host), role=command.role, kind=alike[0].kind)
 
     def _boot_added(self, view: WorkerView) -> None:
         if view.id not in self._starting:

@@ -22,7 +22,7 @@ def configured_policies(config: PolicyConfig, spec: ClusterSpec) -> SimPolicies:
     A built-in admission policy takes `requests_max` from the cluster file, unless its options set it.
     """
     if spec.classes:
-        config = share_by_class(config)
+        config = share_by_class(config, spec.classes)
     bound = {"requests_max": spec.queue_requests_max}
     if is_ours(config.admission.use):
         config = _with_plugin_replaced(

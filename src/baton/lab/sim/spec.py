@@ -180,6 +180,8 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Folder of the files that `kinds` name: that of the cluster file."""
     worker_start_s: Seconds = 30.0
     """Time from a request for a new worker until it is ready."""
+    workers_max: Number = 0
+    """Maximum number of workers of each host, as a live host states it. 0: no limit."""
     queue_requests_max: Count = 1024
     """Maximum of open requests in the cluster. More are rejected."""
     wait_s: Seconds = 60.0

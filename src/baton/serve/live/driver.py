@@ -87,6 +87,8 @@ class Driver:
         self.links: dict[WorkerId, WorkerLink] = {}
         self.layouts: dict[HostId, KVLayout] = {}
         """KV layout of each host."""
+        self.role_reasons: dict[WorkerId, str] = {}
+        """Why a policy last changed the role of each worker. Empty: an operator changed it."""
         self.quiet = asyncio.Event()
         """Set while no request is live."""
         self.quiet.set()
@@ -134,7 +136,7 @@ class Driver:
 
     def set_role(self, link: WorkerLink, role: Role) -> None:
         """Change a worker's role, which applies from the next request on."""
-        self._flip(link, role)
+        self._flip(link, role, "")
         self.tell(RoleSet(link.view.id, role))
 
     def tick(self) -> None:
@@ -253,8 +255,9 @@ class Driver:
                 self.copying.begin(command)
             case StoreBlocks() | LoadBlocks() | DropBlocks():
                 self.tiers.perform(command)
-            case SetRole(worker=worker, role=role):
-                self._flip(self.links[worker], role)
+            case SetRole(worker=worker, role=role, reason=reason):
+                log.info("%s changes from %s to %s: %s", worker, self.links[worker].view.role, role, reason)
+                self._flip(self.links[worker], role, reason)
             case StartWorker() | RetireWorker() | RestartWorker() | DismissHost():
                 self.resizes.put_nowait(command)
             case _:
@@ -322,8 +325,10 @@ class Driver:
         if not self.live:
             self.quiet.set()
 
-    def _flip(self, link: WorkerLink, role: Role) -> None:
+    def _flip(self, link: WorkerLink, role: Role, reason: str) -> None:
         link.view = msgspec.structs.replace(link.view, role=role)
+        reasons = {worker: said for worker, said in self.role_reasons.items() if worker in self.links}
+        self.role_reasons = {**reasons, link.view.id: reason}
         self.recorder.note("role_flips")
 
     def _note_hit(self, request_id: RequestId, cached_tokens: int, *, is_granted: bool) -> None:

@@ -145,6 +145,7 @@ class LiveGateway:
         return WorkerStatus(
             id=view.id,
             role=view.role,
+            role_reason=self._driver.role_reasons.get(view.id, ""),
             pid=link.pid,
             host=view.host,
             state=link.state,

@@ -224,7 +224,8 @@ def _marks(before: ClusterStatus, now: ClusterStatus) -> tuple[str, ...]:
             marks.append(f"{name} was added as {worker.role}")
             continue
         if known.role != worker.role:
-            marks.append(f"{name}: {known.role} to {worker.role}")
+            reason = f" ({worker.role_reason})" if worker.role_reason else ""
+            marks.append(f"{name}: {known.role} to {worker.role}{reason}")
         if known.state == "ready" and worker.state != "ready":
             marks.append(f"{name} is {worker.state}")
         elif known.pid != worker.pid or (known.state != "ready" and worker.state == "ready"):

@@ -21,6 +21,8 @@ class WorkerStatus(Struct, frozen=True, kw_only=True):
     kv_blocks_total: int
     host: str = ""
     """Id of the worker's host."""
+    role_reason: str = ""
+    """Why a policy gave it this role. Empty: it was started in this role, or an operator chose it."""
 
 
 class TierStatus(Struct, frozen=True, kw_only=True):

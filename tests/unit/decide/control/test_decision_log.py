@@ -50,7 +50,7 @@ ROAD = LinkView(expected_s=0.1, is_measured=True)
 """On which nothing has ever failed."""
 
 
-FORMAT = (14, "43a1120f095f1266")
+FORMAT = (15, "370b3233a522255a")
 """The version of the log, and the digest of what may stand in one of that version."""
 
 

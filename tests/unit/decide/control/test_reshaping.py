@@ -16,14 +16,16 @@ from baton.core.messages import (
     WorkerLost,
 )
 from baton.core.ports import CostModel
+from baton.core.prefixes import BlocksStored
 from baton.core.ticking import Tick
-from baton.core.types import ClusterView, HostId, LoadWindow, Request, RequestId, Role, WorkerId, WorkerView
+from baton.core.types import BlockHash, ClusterView, HostId, LoadWindow, Request, RequestId, Role, WorkerId, WorkerView
 from baton.decide.control.advice import Policies
 from baton.decide.control.coordinator import Coordinator
 from baton.decide.control.reshaping import START_AGAIN_S
 from baton.decide.cost.linear import LinearCost
 from baton.decide.policy.admission import BoundedQueue
 from baton.decide.policy.fairness import FirstComeFirstServed
+from baton.decide.policy.fleet import RoleChange
 from baton.decide.policy.placement import FastestStep
 from baton.decide.policy.routing import EarliestFirstToken
 
@@ -44,18 +46,21 @@ class Wanted:
 class Assigned:
     """Gives workers these roles."""
 
-    roles: dict[WorkerId, Role] = field(default_factory=dict[WorkerId, Role])
+    roles: dict[WorkerId, Role | RoleChange] = field(default_factory=dict[WorkerId, Role | RoleChange])
+    seen: list[LoadWindow] = field(default_factory=list[LoadWindow])
+    """The last window of each tick."""
 
     def assign(
         self, cluster: ClusterView, history: Sequence[LoadWindow], cost: CostModel, now_s: float
-    ) -> Mapping[WorkerId, Role]:
+    ) -> Mapping[WorkerId, Role | RoleChange]:
+        self.seen.append(history[-1])
         return self.roles
 
 
 P0, P1, D0, D1 = (WorkerId(name) for name in ("p0", "p1", "d0", "d1"))
 
 
-def coordinator(wanted: dict[Role, int], roles: dict[WorkerId, Role] | None = None) -> Coordinator:
+def coordinator(wanted: dict[Role, int], roles: dict[WorkerId, Role | RoleChange] | None = None) -> Coordinator:
     """Two workers of each role, `p0` to `d1`, and policies that want this."""
     policies = Policies(
         admission=BoundedQueue(),
@@ -159,3 +164,27 @@ def test_scaling_sees_the_roles_of_the_same_tick() -> None:
     """p1 becomes the third decode worker that is wanted: before, one was started besides, and p1 retired at once."""
     made = coordinator({"prefill": 1, "decode": 3}, roles={P1: "decode"})
     assert tick(made) == [SetRole(P1, "decode")]
+
+
+def test_a_role_changes_with_the_reason_of_the_policy() -> None:
+    changes: dict[WorkerId, Role | RoleChange] = {
+        P1: RoleChange(role="mixed", reason="prompts are late"),
+        P0: RoleChange(role="prefill", reason="it has this role"),
+        WorkerId("gone"): "decode",
+    }
+    assert tick(coordinator({}, roles=changes)) == [SetRole(P1, "mixed", "prompts are late")]
+
+
+def test_policies_see_how_many_prompt_tokens_were_cached() -> None:
+    made, blocks = coordinator({}), tuple(BlockHash(bytes([number])) for number in range(2))
+    made.handle(BlocksStored(HostId("h"), blocks), 0.0)
+    for name, tokens in (("a", 12), ("b", 20)):
+        request = Request(
+            id=RequestId(name), prompt_tokens=tokens, block_hashes=blocks, output_tokens_max=4, arrived_at_s=0.0
+        )
+        made.handle(RequestArrived(request), 0.5)
+    assert isinstance(made.policies.roles, Assigned)
+    tick(made)
+    tick(made, 2.0)
+    counts = [(window.begun_requests, window.cached_tokens) for window in made.policies.roles.seen]
+    assert counts == [(2, 16), (0, 0)]

@@ -82,6 +82,16 @@ def test_a_configuration_file_declares_them() -> None:
         load('[[classes]]\nname = "a"\nprioritty = 1\n')
 
 
+def test_the_reserves_of_the_classes_keep_workers_in_their_roles() -> None:
+    roles = policy_of(Config(classes=(GOLD, SILVER)), tenants=1).roles
+    assert roles.options == {"prefill_ratio_min": 0.5, "decode_ratio_min": 0.5}
+    own = Plugin(use="demand-roles", options={"decode_ratio_min": 0.0})
+    chosen = policy_of(Config(classes=(GOLD,), policy=PolicyChoice(roles=own)), tenants=1).roles
+    assert chosen.options["decode_ratio_min"] == 0.0
+    static = Plugin(use="static-roles")
+    assert policy_of(Config(classes=(GOLD,), policy=PolicyChoice(roles=static)), tenants=1).roles == static
+
+
 def test_classes_and_tenants_use_the_fair_queue() -> None:
     fcfs = PolicyChoice(fairness=Plugin(use="fcfs"))
     assert policy_of(Config(), tenants=1).fairness.use == "slo-order"

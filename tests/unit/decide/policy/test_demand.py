@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from baton.core.errors import ConfigError
-from baton.core.types import ROLES, LoadWindow, Role
-from baton.decide.policy.demand import DemandRoles, ForecastScaling, largest_batch, workers_needed
+from baton.core.types import ROLES, LoadWindow, Role, StepPrices
+from baton.decide.policy.demand import ForecastScaling, largest_batch, workers_needed
+from baton.decide.policy.demand_roles import DemandRoles
 from baton.decide.policy.forecast import DAY_S, LoadRates, RecentDemand, TimeOfDay, load_rates
 from baton.decide.policy.forecast_series import Arima, ExponentialSmoothing, binned_rps
 from tests.unit.decide.policy.views import COST, cluster, worker
@@ -94,10 +96,32 @@ def test_a_series_is_fitted_again_when_it_has_a_new_point(kind: type[Arima] | ty
 def test_workers_are_needed_as_the_cost_model_says() -> None:
     """10 prompts a second of 90 + 10 ms: 1 worker. A step of 40 requests takes 50 ms: 10 * 100 * 0.05 / 40 workers."""
     demand = LoadRates(requests_rps=10.0, prompt_tokens=90.0, output_tokens=100.0)
-    work = workers_needed(demand, worker("p"), COST, 0.05)
+    p, d = worker("p"), worker("d", "decode")
+    work = workers_needed(demand, p, d, COST, 0.05)
     assert work.prefill == pytest.approx(1.0)
     assert work.decode == pytest.approx(10 * 100 * 0.05 / 40)
-    assert workers_needed(LoadRates(), worker("p"), COST, 0.05).prefill == 0
+    assert workers_needed(LoadRates(), p, d, COST, 0.05).prefill == 0
+
+
+def test_cached_prompt_tokens_need_no_worker() -> None:
+    """Before, a chat whose turns share nine tenths of their prompt counted in full."""
+    chat = [
+        LoadWindow(
+            end_s=1.0, window_s=1.0, arrived_requests=10, arrived_tokens=10_000, begun_requests=5, cached_tokens=4500
+        )
+    ]
+    demand = load_rates(chat)
+    assert demand.cached_tokens == 900.0
+    assert workers_needed(demand, worker("p"), worker("d", "decode"), COST, 0.05).prefill == pytest.approx(1.1)
+
+
+def test_each_phase_is_priced_by_its_own_worker() -> None:
+    """The prefill worker has learned that it is half as fast as the cost model says."""
+    slow = replace(worker("p"), prices=StepPrices(2.0, (1.0,) * 5, 0.0, 9))
+    demand = LoadRates(requests_rps=10.0, prompt_tokens=90.0, output_tokens=100.0)
+    work = workers_needed(demand, slow, worker("d", "decode"), COST, 0.05)
+    assert work.prefill == pytest.approx(2.0)
+    assert work.decode == pytest.approx(10 * 100 * 0.05 / 40)
 
 
 def test_the_largest_batch_is_bounded_by_time_memory_and_the_workers_own_limit() -> None:

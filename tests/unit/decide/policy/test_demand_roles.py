@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from baton.core.types import ClusterView, LoadWindow, Role, WorkerId, WorkerView
-from baton.decide.policy.demand import DemandRoles
+from baton.decide.policy.demand_roles import DemandRoles
 from tests.unit.decide.policy.test_demand import window
 from tests.unit.decide.policy.views import COST, cluster, worker
 
@@ -19,7 +19,13 @@ ANSWERS = [window(float(second), arrived=6, prompt_tokens=20, output_tokens=300)
 
 
 def flips(view: ClusterView, history: list[LoadWindow], roles: DemandRoles | None = None) -> Mapping[WorkerId, Role]:
-    return (roles or DemandRoles()).assign(view, history, COST, history[-1].end_s)
+    return roles_at(roles or DemandRoles(), view, history, history[-1].end_s)
+
+
+def roles_at(roles: DemandRoles, view: ClusterView, history: list[LoadWindow], now_s: float) -> dict[WorkerId, Role]:
+    changes = roles.assign(view, history, COST, now_s)
+    assert all(change.reason for change in changes.values())
+    return {worker: change.role for worker, change in changes.items()}
 
 
 def prompts(name: str, *, queued: int = 0) -> WorkerView:
@@ -87,9 +93,9 @@ def test_no_worker_leaves_a_phase_whose_recent_arrivals_need_it() -> None:
 
 
 def test_one_worker_of_each_phase_stays() -> None:
+    """At first: after some seconds it becomes mixed."""
     assert flips(cluster(prompts("p0", queued=40), prompts("p1", queued=40), answers("d0")), PROMPTS) == {}
     assert flips(cluster(prompts("p0"), answers("d0", running=90), answers("d1", running=90)), ANSWERS) == {}
-    assert flips(cluster(prompts("p0", queued=40), answers("d0")), PROMPTS) == {}
 
 
 def test_mixed_workers_stay_mixed() -> None:
@@ -100,11 +106,11 @@ def test_mixed_workers_stay_mixed() -> None:
 def test_a_worker_stays_in_its_new_role_for_a_while() -> None:
     """The load turns at once. No worker flips back before 10 s have passed."""
     roles = DemandRoles()
-    assert roles.assign(SLOW, ANSWERS, COST, 30.0) == {"p1": "decode"}
+    assert roles_at(roles, SLOW, ANSWERS, 30.0) == {"p1": "decode"}
     turned = cluster(prompts("p0", queued=40), answers("p1"), answers("d0"), answers("d1"))
     late = [*ANSWERS, *(window(30.0 + second, arrived=20, prompt_tokens=490, output_tokens=2) for second in TICKS)]
-    assert [roles.assign(turned, late, COST, now_s) for now_s in (31.0, 35.0, 39.0)] == [{}] * 3
-    assert set(roles.assign(turned, late, COST, 41.0).values()) == {"prefill"}
+    assert [roles_at(roles, turned, late, now_s) for now_s in (31.0, 35.0, 39.0)] == [{}] * 3
+    assert set(roles_at(roles, turned, late, 41.0).values()) == {"prefill"}
 
 
 def test_a_large_fleet_flips_several_workers_at_once() -> None:
@@ -118,3 +124,85 @@ def test_the_slo_of_the_requests_is_the_target_where_they_have_one() -> None:
     few = [window(float(second), arrived=2, prompt_tokens=490, output_tokens=2) for second in TICKS]
     assert flips(LATE, few) == {"d1": "prefill"}
     assert flips(LATE, [replace(each, slo_ttft_s=20.0, slo_tpot_s=0.1) for each in few]) == {}
+
+
+def test_a_change_says_why() -> None:
+    (change,) = DemandRoles().assign(LATE, PROMPTS, COST, 30.0).values()
+    assert change.reason.startswith("2P2D is at ")
+    assert "; 3P1D at " in change.reason
+
+
+def test_requests_that_wait_for_a_worker_count_as_load() -> None:
+    """The fair queue holds prompts back, so the queues of the workers stay short."""
+    view = replace(cluster(prompts("p0"), prompts("p1"), answers("d0"), answers("d1")), waiting_requests=20)
+    few = [window(float(second), arrived=1, prompt_tokens=490, output_tokens=2) for second in TICKS]
+    assert flips(view, few) == {"d0": "prefill"}
+    assert flips(replace(view, waiting_requests=0), few) == {}
+
+
+def test_answers_beyond_the_batch_limit_are_late() -> None:
+    """20 requests on a worker that decodes 10 at once: every second step has their token."""
+    few = [replace(answers(f"d{n}", running=20), requests_max=10) for n in range(2)]
+    view = cluster(prompts("p0"), prompts("p1"), *few)
+    rare = [window(float(second), arrived=1, prompt_tokens=20, output_tokens=50) for second in TICKS]
+    assert flips(view, rare) == {"p0": "decode"}
+    assert flips(cluster(prompts("p0"), prompts("p1"), *(replace(each, requests_max=20) for each in few)), rare) == {}
+
+
+def test_the_reserves_of_classes_keep_workers_in_their_phase() -> None:
+    """Three quarters of the two decode workers are reserved: both stay, whatever the prompts need."""
+    assert flips(LATE, PROMPTS, DemandRoles(decode_ratio_min=0.75)) == {}
+    assert flips(LATE, PROMPTS, DemandRoles(decode_ratio_min=0.5)) == {"d1": "prefill"}
+    assert flips(SLOW, ANSWERS, DemandRoles(prefill_ratio_min=0.75)) == {}
+
+
+BUSY_PAIR = cluster(prompts("p0", queued=12), answers("d0"))
+"""Prompts for 6 s, against 4 s, beside a decode worker without work."""
+
+
+def test_the_last_decode_worker_computes_prompts_too_after_some_seconds_of_overload() -> None:
+    """Before, a fleet of two workers never adapted."""
+    roles = DemandRoles()
+    assert [roles_at(roles, BUSY_PAIR, PROMPTS, 30.0 + second) for second in range(5)] == [{}] * 5
+    assert roles_at(roles, BUSY_PAIR, PROMPTS, 35.0) == {"d0": "mixed"}
+
+
+def test_the_last_prefill_worker_decodes_too() -> None:
+    roles, view = DemandRoles(), cluster(prompts("p0"), answers("d0", running=70))
+    assert [roles_at(roles, view, ANSWERS, second) for second in (30.0, 32.0, 35.0)] == [{}, {}, {"p0": "mixed"}]
+
+
+def test_an_overload_that_pauses_begins_anew() -> None:
+    roles, idle = DemandRoles(), cluster(prompts("p0"), answers("d0"))
+    few = [window(float(second), arrived=1, prompt_tokens=10, output_tokens=2) for second in TICKS]
+    seen = [(BUSY_PAIR, PROMPTS, 30.0), (idle, few, 33.0), (BUSY_PAIR, PROMPTS, 36.0), (BUSY_PAIR, PROMPTS, 40.0)]
+    assert [roles_at(roles, *each) for each in seen] == [{}] * 4
+    assert roles_at(roles, BUSY_PAIR, PROMPTS, 41.0) == {"d0": "mixed"}
+
+
+def mixed_pair(roles: DemandRoles, *, queued: int) -> ClusterView:
+    """Let the decode worker become mixed at 35 s. Return the cluster with this queue."""
+    for now_s in (30.0, 35.0):
+        roles_at(roles, BUSY_PAIR, PROMPTS, now_s)
+    return cluster(prompts("p0", queued=queued), answers("d0", "mixed"))
+
+
+def test_a_mixed_worker_returns_to_its_phase_when_the_load_is_low() -> None:
+    roles = DemandRoles()
+    eased = mixed_pair(roles, queued=0)
+    few = [window(30.0 + second, arrived=1, prompt_tokens=10, output_tokens=2) for second in TICKS]
+    assert [roles_at(roles, eased, few, second) for second in (36.0, 45.0)] == [{}, {}], "it keeps its role for 10 s"
+    assert roles_at(roles, eased, few, 46.0) == {"d0": "decode"}
+
+
+def test_a_mixed_worker_stays_while_the_load_is_high() -> None:
+    roles = DemandRoles()
+    assert roles_at(roles, mixed_pair(roles, queued=8), PROMPTS, 50.0) == {}
+
+
+def test_a_mixed_worker_that_restarts_returns_to_its_first_phase() -> None:
+    roles = DemandRoles()
+    eased = mixed_pair(roles, queued=0)
+    few = [window(30.0 + second, arrived=1, prompt_tokens=10, output_tokens=2) for second in TICKS]
+    assert roles_at(roles, cluster(prompts("p0")), few, 36.0) == {}
+    assert roles_at(roles, eased, few, 47.0) == {"d0": "decode"}

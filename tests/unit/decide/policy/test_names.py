@@ -32,6 +32,7 @@ NAMES = [
     "baton",
     "direct",
     "central",
+    "pull",
     "first-token-by-decode",
 ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from baton.core.types import BoundLoad, HostId, Slo
+from baton.core.types import BoundLoad, HostId, Slo, WorkerView
 from baton.decide.policy.routing import Route
 from baton.decide.policy.slo_headroom import SloHeadroom
 from tests.unit.decide.policy.views import COST, cluster, request, worker
@@ -16,6 +16,30 @@ def test_of_equals_the_worker_of_the_role_is_taken() -> None:
     decode, prefill = worker("a", "decode"), worker("b")
     chosen = SloHeadroom().route(request(slo=SLO), [prefill], cluster(decode, prefill), COST)
     assert replace(chosen, predicted=None) == Route(worker=prefill.id, until="first_token")
+
+
+def test_a_mixed_worker_hands_off_where_there_are_decode_workers() -> None:
+    """Before, an answer stayed where its prompt was computed, and the decode worker had no work."""
+    mixed, decode = worker("m", "mixed"), worker("d", "decode")
+    for others, until in (((), "end"), ((worker("p"),), "end"), ((decode,), "first_token")):
+        route = SloHeadroom().route(request(), [mixed], cluster(mixed, *others), COST)
+        assert (route.worker, route.until) == ("m", until)
+
+
+def test_a_later_turn_stays_with_its_decoder_unless_that_is_late() -> None:
+    """Of 1,000 tokens the decoder's host has 900. There: 0.14 s. On the prefill worker: 0.20 s."""
+    prefill, decoder = worker("p", host="a"), worker("d", "decode", host="b", running_requests=4, context_tokens=400)
+    turn, hits = request(), {"a": 300, "b": 900}
+
+    def chosen(*workers: WorkerView, hits: dict[str, int] = hits, slo: Slo | None = None, pins: bool = True) -> str:
+        view = cluster(*workers, hits=hits)
+        return SloHeadroom(pins_turns=pins).route(replace(turn, slo=slo), [prefill], view, COST).worker
+
+    assert chosen(prefill, decoder) == "d"
+    assert chosen(prefill, decoder, pins=False) == "p"
+    assert chosen(prefill, worker("d", "decode", host="b", queued_tokens=300)) == "p", "its queue takes longer"
+    assert chosen(prefill, decoder, hits={"a": 300, "b": 400}) == "p", "more than half of it is new"
+    assert chosen(prefill, decoder, hits={"a": 900, "b": 900}) == "p", "its own host has it, too"
 
 
 def test_predictions_of_requests_that_ended_before_their_turn_are_dropped_beyond_the_bound() -> None:

@@ -12,7 +12,8 @@ import pytest
 from msgspec import structs
 
 from baton.cli.main import main
-from baton.core.types import Slo
+from baton.core.messages import SetRole
+from baton.core.types import Slo, WorkerId
 from baton.decide.control.decision_log import LogHeader
 from baton.lab.workload.load import read_trace
 from baton.serve.live.log_file import LogWriter
@@ -54,6 +55,22 @@ def test_a_reader_that_has_seen_enough_is_no_error(log: Path) -> None:
     with os.fdopen(writer, "wb") as output:
         done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_explain_shows_the_roles_of_a_worker_and_why_they_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, flip = tmp_path / "flips.log", SetRole(WorkerId("d0"), "mixed", "prompts are late")
+    writer, decisions = LogWriter(path, HEADER, 1 << 20), log_of()
+    for decision in [*decisions[:-1], structs.replace(decisions[-1], commands=(flip,))]:
+        writer.append(decision)
+    writer.close()
+    assert main(["explain", "d0", "--log", str(path)]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[-1][1:] == ["mixed", "prompts", "are", "late"]
+    assert main(["explain", "d0", "--log", str(path), "--json", "-"]) == 0
+    story = json.loads(capsys.readouterr().out)
+    assert (story["worker"], story["roles"][-1]["reason"]) == ("d0", "prompts are late")
 
 
 def test_explain_says_which_requests_there_are(log: Path, capsys: pytest.CaptureFixture[str]) -> None:

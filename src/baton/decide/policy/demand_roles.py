@@ -1,0 +1,320 @@
+"""Roles by demand: flip workers between prefill and decode as the load turns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil, inf
+from typing import Any
+
+from msgspec import Struct
+
+from baton.core.plugin import load_plugin
+from baton.core.ports import CostModel
+from baton.core.types import ClusterView, LoadWindow, Role, Slo, StepShape, WorkerId, WorkerView
+from baton.decide.cost.online import cost_of
+from baton.decide.policy.demand import (
+    RECENT,
+    WorkersNeeded,
+    recent_slo_tpot_s,
+    recent_slo_ttft_s,
+    workers_needed,
+)
+from baton.decide.policy.fleet import RoleChange
+from baton.decide.policy.forecast import ForecastPolicy
+from baton.decide.policy.predictions import decoding_requests, queued_work
+
+WORKERS_MIN = 2
+"""Minimum number of workers for a change of roles."""
+RECENT_S, RECENT_S_MAX = 10.0, 60.0
+"""Span of the load history in which roles count arrivals, and the span of their default forecast. Where fewer than
+`requests_min` requests arrive within the shorter one, it extends up to the longer one."""
+BUSY_RATIO_MAX = 0.9
+"""Utilization of a role above which its queue is expected to grow."""
+MIXING_RATIO = 0.9
+"""TPOT / TPOT target of a worker that decodes beside prompts: `slo-chunked` fills its steps up to this share."""
+FIRST_ROLES_MAX = 100_000
+"""Bound on the workers whose first role is kept: each start by a scaling policy adds one."""
+_LENT_CAPACITY_MIN = 0.1
+"""Minimum share of a mixed worker that is left for the second phase, so that predictions stay finite."""
+
+
+class Split(Struct, frozen=True, array_like=True):
+    """Workers of each phase, and at most one that serves both because its phase has no other worker."""
+
+    prefill: int
+    decode: int
+    mixed: int = 0
+
+    def __str__(self) -> str:
+        parts = (f"{self.prefill}P" if self.prefill else "", f"{self.mixed}M" if self.mixed else "")
+        return "".join((*parts, f"{self.decode}D" if self.decode else ""))
+
+
+class Pressure(Struct, frozen=True, kw_only=True):
+    """Predicted shares of the targets with one split. Above 1: the target is missed."""
+
+    ttft_ratio: float
+    tpot_ratio: float
+    busy_ratio: float
+    """Utilization of the busier phase by recent arrivals / `BUSY_RATIO_MAX`."""
+
+    @property
+    def most(self) -> float:
+        return max(self.ttft_ratio, self.tpot_ratio, self.busy_ratio)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Load:
+    """The load of the workers that prefill or decode, and the targets of its requests."""
+
+    decode_model: CostModel
+    requests_max: int
+    """Maximum requests in a step of a decode worker. 0: unknown."""
+    slo: Slo
+    queue_s: float
+    """Seconds that one worker needs for all queued prompts."""
+    prompt_s: float
+    """Seconds of a prompt of the mean length."""
+    decoding: int
+    """Requests that decode, or will as soon as their prompts are computed."""
+    context_tokens: int
+    needed: WorkersNeeded
+    """Workers that the recent arrivals keep busy."""
+
+    def pressure(self, split: Split) -> Pressure:
+        """Predict TTFT / SLO, TPOT / SLO, and the utilization by the recent arrivals."""
+        prefill, decode = self._capacities(split)
+        slow = self._tpot_ratio(decode)
+        if split.mixed and self.decoding:
+            slow = max(slow, MIXING_RATIO)
+        busy = max(self.needed.prefill / prefill, self.needed.decode / decode)
+        late = (self.queue_s / prefill + self.prompt_s) / self.slo.ttft_s
+        return Pressure(ttft_ratio=late, tpot_ratio=slow, busy_ratio=busy / BUSY_RATIO_MAX)
+
+    def _capacities(self, split: Split) -> tuple[float, float]:
+        """Return the workers of each phase. A mixed worker counts for its own phase, and partly for the other one."""
+        if not split.mixed:
+            return split.prefill, split.decode
+        if not split.decode:
+            own = max(self.needed.decode, self._tpot_ratio(1) / MIXING_RATIO if self.decoding else 0.0)
+            return split.prefill + max(_LENT_CAPACITY_MIN, 1.0 - own), 1.0
+        return 1.0, split.decode + max(_LENT_CAPACITY_MIN, 1.0 - self.needed.prefill)
+
+    def _tpot_ratio(self, decode: float) -> float:
+        """Predict TPOT / SLO on this number of decode workers. Requests beyond the batch limit take turns."""
+        each = max(1, ceil(self.decoding / decode))
+        batch = min(each, self.requests_max or each)
+        turns = each / batch
+        shape = StepShape(decode_requests=batch, context_tokens=int(self.context_tokens / decode / turns))
+        return turns * self.decode_model.step_s(shape) / self.slo.tpot_s
+
+
+@dataclass(slots=True, kw_only=True)
+class DemandRoles:
+    """Flip workers to the phase whose SLO is at risk, from the phase that has time left.
+
+    The signals are those of Arrow (arXiv 2505.11916v2): queued prompts against TTFT and decode steps against TPOT, both
+    predicted, and the demand of the recent past. A flip on one host is free, since the host owns the KV. Between hosts
+    it loses the prefixes of the worker's host.
+
+    At least one worker of each phase stays, or as many as `prefill_ratio_min` and `decode_ratio_min` demand. The last
+    worker of a phase becomes mixed while the other phase would miss its SLO. Workers that were started as mixed stay
+    mixed.
+    """
+
+    ttft_s: float | None = None
+    """TTFT target where no recent request has an SLO. None: `ttft_slowdown` times the TTFT of an idle worker."""
+    tpot_s: float | None = None
+    """TPOT target where no recent request has an SLO. None: `tpot_slowdown` times the TPOT of a request alone."""
+    ttft_slowdown: float = 8.0
+    tpot_slowdown: float = 4.0
+    requests_min: int = 8
+    """No worker flips before this many requests have arrived within the last `RECENT_S_MAX`."""
+    pressure_min: float = 0.75
+    """No worker flips while predicted TTFT and TPOT are at most this share of their targets."""
+    gain_min: float = 1.25
+    """Workers flip only if this reduces the larger share by at least this factor."""
+    role_s_min: float = 10.0
+    """Minimum time of a worker in a role, and between flips in opposite directions."""
+    mixed_after_s: float = 5.0
+    """The last worker of a phase becomes mixed after this long in which it was wanted at every tick."""
+    prefill_ratio_min: float = 0.0
+    """Share of the workers started for prefill that always stay. The default of a server: the reserves of its
+    classes."""
+    decode_ratio_min: float = 0.0
+    """The same for decode."""
+    forecast: str = RECENT
+    """Name of the forecast policy, or `module:Class`."""
+    forecast_options: dict[str, Any] = field(default_factory=dict[str, Any])
+    _forecast: ForecastPolicy = field(init=False)
+    _roles: dict[WorkerId, tuple[Role, float]] = field(default_factory=dict[WorkerId, tuple[Role, float]])
+    """The role of each worker at the last tick, and since when it has had that role."""
+    _first: dict[WorkerId, Role] = field(default_factory=dict[WorkerId, Role])
+    """The role of each worker when it was seen first. Kept while a worker restarts."""
+    _last: tuple[Role, float] = ("mixed", -inf)
+    """The phase that workers flipped to last, and when."""
+    _mixed_since_s: float | None = None
+    """Since when a mixed worker has been wanted. None: none is."""
+
+    def __post_init__(self) -> None:
+        options = self.forecast_options or ({"span_s": RECENT_S_MAX} if self.forecast == RECENT else {})
+        self._forecast = load_plugin(self.forecast, options, expects=ForecastPolicy)
+
+    def assign(
+        self, cluster: ClusterView, history: Sequence[LoadWindow], cost: CostModel, now_s: float
+    ) -> Mapping[WorkerId, RoleChange]:
+        self._note_roles(cluster, now_s)
+        workers = [worker for worker in cluster.workers if self._first[worker.id] != "mixed"]
+        present = _split(workers)
+        phases = (present.prefill > 0) + (present.decode > 0) + present.mixed
+        if len(workers) < WORKERS_MIN or phases != 2 or present.mixed > 1:
+            return {}
+        recent = _recent(history, self.requests_min)
+        load = self._load(workers, cluster, history, recent, cost)
+        pressure = load.pressure(present)
+        best = self._best(present, workers, load, recent)
+        self._mixed_since_s = (self._mixed_since_s or now_s) if best.mixed > present.mixed else None
+        if best == present or (self._mixed_since_s is not None and now_s - self._mixed_since_s < self.mixed_after_s):
+            return {}
+        changes = self._changes(workers, present, best, now_s)
+        reason = f"{present} is at {_in_words(pressure)}; {best} at {_in_words(load.pressure(best))}"
+        return {worker: RoleChange(role=role, reason=reason) for worker, role in changes.items()}
+
+    def _best(self, present: Split, workers: Sequence[WorkerView], load: _Load, recent: Sequence[LoadWindow]) -> Split:
+        """Return the split to change to; the present one if no other is worth the change."""
+        if present.mixed:
+            home = Split(present.prefill, 1) if not present.decode else Split(1, present.decode)
+            eased = load.pressure(home).most < self.pressure_min / self.gain_min
+            overloaded = load.pressure(home).most * self.gain_min <= load.pressure(present).most
+            return home if eased or overloaded else present
+        if sum(window.arrived_requests for window in recent) < self.requests_min:
+            return present
+        found = min(
+            self._allowed(present, workers),
+            key=lambda split: (load.pressure(split).most, abs(split.prefill - present.prefill), split.mixed),
+        )
+        most = load.pressure(present).most
+        is_worth_it = most >= self.pressure_min and most >= self.gain_min * load.pressure(found).most
+        return found if is_worth_it else present
+
+    def _allowed(self, present: Split, workers: Sequence[WorkerView]) -> Iterator[Split]:
+        """Yield the splits with the minimum of each phase, and those beside the present one with a mixed worker."""
+        total = present.prefill + present.decode
+        first = [self._first[worker.id] for worker in workers]
+        prefill_min = max(1, ceil(self.prefill_ratio_min * first.count("prefill")))
+        decode_min = max(1, ceil(self.decode_ratio_min * first.count("decode")))
+        for prefill in range(prefill_min, total - decode_min + 1):
+            yield Split(prefill, total - prefill)
+        if present.decode == 1 and not self.decode_ratio_min:
+            yield Split(present.prefill, 0, 1)
+        if present.prefill == 1 and not self.prefill_ratio_min:
+            yield Split(0, present.decode, 1)
+
+    def _changes(
+        self, workers: Sequence[WorkerView], present: Split, best: Split, now_s: float
+    ) -> dict[WorkerId, Role]:
+        """Return the workers that change their role now, as far as the minimum times allow."""
+        if best.mixed:
+            lender: Role = "prefill" if best.decode else "decode"
+            return self._flip([worker for worker in workers if worker.role == lender], 1, "mixed", "mixed", now_s)
+        if present.mixed:
+            lent = [worker for worker in workers if worker.role == "mixed"]
+            return self._flip(lent, 1, "prefill" if present.decode else "decode", "mixed", now_s)
+        count, total = best.prefill - present.prefill, present.prefill + present.decode
+        to: Role = "prefill" if count > 0 else "decode"
+        given = sorted((worker for worker in workers if worker.role != to), key=_decode_load if count > 0 else _queue)
+        return self._flip(given, min(abs(count), max(1, total // 8)), to, to, now_s)
+
+    def _flip(
+        self, given: Sequence[WorkerView], count: int, role: Role, phase: Role, now_s: float
+    ) -> dict[WorkerId, Role]:
+        if self._last[0] != phase and now_s - self._last[1] < self.role_s_min:
+            return {}
+        ready = [worker.id for worker in given if now_s - self._roles[worker.id][1] >= self.role_s_min]
+        if ready:
+            self._last, self._mixed_since_s = (phase, now_s), None
+        return dict.fromkeys(ready[:count], role)
+
+    def _note_roles(self, cluster: ClusterView, now_s: float) -> None:
+        """Record since when each worker has its role. A worker that was not seen before may flip at once."""
+        if len(self._first) > FIRST_ROLES_MAX:
+            self._first.clear()
+        for worker in cluster.workers:
+            self._first.setdefault(worker.id, worker.role)
+        self._roles = {
+            worker.id: (worker.role, now_s if known is not None else -inf)
+            if (known := self._roles.get(worker.id)) is None or known[0] != worker.role
+            else known
+            for worker in cluster.workers
+        }
+
+    def _load(
+        self,
+        workers: Sequence[WorkerView],
+        cluster: ClusterView,
+        history: Sequence[LoadWindow],
+        recent: Sequence[LoadWindow],
+        cost: CostModel,
+    ) -> _Load:
+        is_own = self.forecast != RECENT or bool(self.forecast_options)
+        demand = self._forecast.ahead(history if is_own else recent, 0.0)
+        prompts, answers = self._longest(workers, "prefill"), self._longest(workers, "decode")
+        prefill_model, decode_model = cost_of(prompts, cost), cost_of(answers, cost)
+        bound = [cluster.bound[worker.id] for worker in workers if worker.id in cluster.bound]
+        decoding = sum(map(decoding_requests, workers)) + sum(load.requests for load in bound)
+        context_tokens = sum(worker.context_tokens for worker in workers) + sum(load.tokens for load in bound)
+        new_tokens = max(1, round(demand.prompt_tokens - demand.cached_tokens))
+        prompt_s = prefill_model.prefill_s(new_tokens=new_tokens, cached_tokens=round(demand.cached_tokens))
+        alone = StepShape(decode_requests=1, context_tokens=context_tokens // max(1, decoding))
+        slo = Slo(
+            ttft_s=recent_slo_ttft_s(history, self.ttft_s or self.ttft_slowdown * prompt_s),
+            tpot_s=recent_slo_tpot_s(history, self.tpot_s or self.tpot_slowdown * decode_model.step_s(alone)),
+        )
+        waiting = cluster.waiting_requests
+        queue_s = sum(queued_work(worker, cost_of(worker, cost)).alone_s for worker in workers)
+        return _Load(
+            decode_model=decode_model,
+            requests_max=answers.requests_max,
+            slo=slo,
+            queue_s=queue_s + waiting * prompt_s,
+            prompt_s=prompt_s,
+            decoding=decoding + waiting,
+            context_tokens=context_tokens + round(waiting * demand.prompt_tokens),
+            needed=workers_needed(demand, prompts, answers, cost, slo.tpot_s),
+        )
+
+    def _longest(self, workers: Sequence[WorkerView], role: Role) -> WorkerView:
+        """Return the worker that has served a phase for longest: it has learned the prices of that phase."""
+        able = [worker for worker in workers if worker.role == role] or workers
+        return min(able, key=lambda worker: self._roles[worker.id][1])
+
+
+def _split(workers: Sequence[WorkerView]) -> Split:
+    roles = [worker.role for worker in workers]
+    return Split(roles.count("prefill"), roles.count("decode"), roles.count("mixed"))
+
+
+def _in_words(pressure: Pressure) -> str:
+    shares = pressure.ttft_ratio, pressure.tpot_ratio, pressure.busy_ratio * BUSY_RATIO_MAX
+    return "{:.0%} of the TTFT target, {:.0%} of TPOT, {:.0%} busy".format(*shares)
+
+
+def _recent(history: Sequence[LoadWindow], requests_min: int) -> list[LoadWindow]:
+    """Return the windows of the last `RECENT_S`, or of a longer time, until enough requests arrived, oldest first."""
+    end_s, arrived, windows = history[-1].end_s, 0, list[LoadWindow]()
+    for window in reversed(history):
+        span_s = RECENT_S if arrived >= requests_min else RECENT_S_MAX
+        if windows and window.end_s <= end_s - span_s:
+            break
+        windows.append(window)
+        arrived += window.arrived_requests
+    return windows[::-1]
+
+
+def _decode_load(worker: WorkerView) -> tuple[int, WorkerId]:
+    return (worker.context_tokens, worker.id)
+
+
+def _queue(worker: WorkerView) -> tuple[int, WorkerId]:
+    return (worker.queued_tokens, worker.id)
