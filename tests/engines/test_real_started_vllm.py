@@ -45,16 +45,21 @@ def server(pool: StoreNode, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield running
 
 
+def host(state: dict, worker: int) -> dict:
+    """Return the host of a worker. The prefill server is worker 0; hosts are listed in the order of joining."""
+    return next(each for each in state["hosts"] if each["id"] == f"engine-{worker}")
+
+
 def direct(server: RunningServer, worker: int, prompt: str, tokens: int = 24) -> str:
     """Return the greedy text of one vLLM server, asked as by another client."""
     body = {"model": "m", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-    url, key = server.cluster()["hosts"][worker]["address"], {"authorization": f"Bearer {KEY}"}
+    url, key = host(server.cluster(), worker)["address"], {"authorization": f"Bearer {KEY}"}
     answer = httpx.post(f"{url}/v1/completions", json=body, headers=key, timeout=300, verify=NO_TLS)
     return answer.raise_for_status().json()["choices"][0]["text"]
 
 
 def external_hits(server: RunningServer, worker: int) -> float:
-    url = server.cluster()["hosts"][worker]["address"]
+    url = host(server.cluster(), worker)["address"]
     lines = httpx.get(f"{url}/metrics", verify=NO_TLS).text.splitlines()
     return sum(
         float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:external_prefix_cache_hits_total{")
@@ -72,7 +77,7 @@ def test_blocks_that_another_client_has_cached_are_known(server: RunningServer) 
     prompt = f"Followed. {WORDS * 14}"
 
     def cached(state: dict) -> int:
-        return state["hosts"][1]["kv_blocks_cached"]
+        return host(state, 1)["kv_blocks_cached"]
 
     before = cached(server.cluster())
     direct(server, 1, prompt, tokens=1)
@@ -111,7 +116,7 @@ def all_are_ready(state: dict) -> bool:
 
 def kill_server(server: RunningServer, worker: int) -> None:
     """Kill the process that listens at a worker's address."""
-    port = server.cluster()["hosts"][worker]["address"].rpartition(":")[2].encode()
+    port = host(server.cluster(), worker)["address"].rpartition(":")[2].encode()
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         words = file.read_bytes().split(b"\0") if file.exists() else []
         is_server = b"serve" in words and b"baton.integrations.engines.keeper" not in words
