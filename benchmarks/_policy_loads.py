@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -45,9 +45,14 @@ def from_file(file: str, rate_scale: float, spread_s: float, half: Half, request
     return part(file, rate_scale, spread_s, (0.0, 0.5) if half == "first" else (0.5, 1.0), requests_max)
 
 
+@cache
+def read_once(file: str) -> Trace:
+    return read_trace(TRACES / file)
+
+
 def part(file: str, rate_scale: float, spread_s: float, between: tuple[float, float], requests_max: int) -> Trace:
     """Take what lies between two shares of a trace's time."""
-    trace = read_trace(TRACES / file)
+    trace = read_once(file)
     end_s = trace.requests[-1].at_s
     start_s, last_s = (share * end_s for share in between)
     trace = cut_trace(trace, start_s=start_s, duration_s=last_s - start_s, skip=0)
@@ -85,14 +90,14 @@ def articles(_: Half, requests_max: int) -> Trace:
     return redraw_arrivals(trace, PoissonArrivals(22.0), Random(0))
 
 
-def drawn_of(model: str, rate_scale: float, half: Half, requests_max: int) -> Trace:
+def drawn_of(model: str, rate_scale: float, half: Half, requests_max: int, seed: int = 0) -> Trace:
     """Requests drawn from what ServeGen counted of a model's clients in an hour, another one for each half."""
     arrivals, lengths = (TRACES / f"servegen/{model}.{what}.first80.csv.gz" for what in ("arrivals", "lengths"))
     counted = Statistics(
         arrivals=[convert(fields, ArrivalRow, strict=False) for _, fields in read_rows(arrivals)],
         lengths=[read_length_row(fields) for _, fields in read_rows(lengths)],
     )
-    drawn = counted.requests(start_s=HOUR_S[half], duration_s=3600.0, rate_scale=rate_scale, seed=0)
+    drawn = counted.requests(start_s=HOUR_S[half], duration_s=3600.0, rate_scale=rate_scale, seed=seed)
     return Trace(format="servegen", timing="absolute", requests=tuple(islice(drawn, requests_max)))
 
 

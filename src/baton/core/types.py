@@ -362,6 +362,9 @@ class ClusterView(Struct, frozen=True, kw_only=True, gc=False):
     Each one ends at the boundary between two tiers, so the best amount to read is one of them, or nothing."""
     starting: dict[Role, int] = {}
     """Workers that were requested and have not joined yet."""
+    step_began_s: dict[WorkerId, float] = {}
+    """Earliest time at which the running step of a worker with queued prompts can have begun: its last report, or a
+    later assignment to a worker without prompts. By the coordinator's clock."""
     bound: dict[WorkerId, BoundLoad] = {}
     """Requests that will decode on a worker and are not in its own view yet. Workers without any are left out."""
     first_token_by: Literal["prefill", "decode"] = "prefill"

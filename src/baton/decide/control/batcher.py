@@ -61,7 +61,6 @@ class Batcher:
         self._limits = limits
         self._growth_tokens = max(LOOKAHEAD_TOKENS, limits.growth_tokens)
         self._policies = policies
-        self._fairness = policies.fairness
         self._lanes: dict[RequestId, Lane] = {}
         self._waiting: list[Lane] = []
         self._ready: list[Lane] = []
@@ -132,7 +131,7 @@ class Batcher:
 
     def _key(self, request: Request) -> tuple[float, ...]:
         """Return the sort key among waiting requests: the coordinator's if it has a fair queue, else the policy's."""
-        return (float(request.turn_key),) if request.turn else self._fairness.key(request)
+        return (float(request.turn_key),) if request.turn else self._policies.fairness.key(request)
 
     def _wait(self, lane: Lane) -> None:
         insort(self._waiting, lane, key=in_order)
@@ -385,7 +384,7 @@ class Batcher:
 
     def view(self, now_s: float, uncommitted_tokens: int = 0) -> WorkerView:
         """Return the current load."""
-        queued_tokens, context_tokens = load_of(self._lanes.values())
+        queued_tokens, queued_requests, context_tokens = load_of(self._lanes.values())
         return WorkerView(
             id=self.worker,
             host=self.host,
@@ -393,6 +392,7 @@ class Batcher:
             running_requests=len(self._ready),
             waiting_requests=len(self._waiting),
             queued_tokens=queued_tokens,
+            queued_requests=queued_requests,
             context_tokens=context_tokens + uncommitted_tokens,
             observed_at_s=now_s,
             newest_request=self._newest,

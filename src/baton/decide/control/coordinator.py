@@ -167,7 +167,7 @@ class Coordinator:
     def _note(self, event: WorkerReported | RoleSet | BlocksStored | BlocksRemoved | TokensServed) -> None:
         match event:
             case WorkerReported(view=view):
-                self._fleet.report(view)
+                self._fleet.report(view, self._now_s)
             case RoleSet(worker=worker, role=role):
                 self._fleet.set_role(worker, role)
             case TokensServed(requests=served):
@@ -243,9 +243,8 @@ class Coordinator:
         flight.worker, flight.host, flight.started_at_s = route.worker, view.host, self._now_s
         flight.queued_tokens = request.prompt_tokens - max(here, there, reads)
         self.reshaping.begun(request.prompt_tokens - flight.queued_tokens)
-        self._fleet.load(
-            route.worker, request.id, queued_tokens=flight.queued_tokens, context_tokens=request.prompt_tokens
-        )
+        tokens, context_tokens = flight.queued_tokens, request.prompt_tokens
+        self._fleet.load(route.worker, request.id, self._now_s, queued_tokens=tokens, context_tokens=context_tokens)
         until = self.policies.until(request, route.until or ("first_token" if view.role == "prefill" else "end"))
         ahead = self._bound.send_ahead(flight, view.host, cluster, self._fleet, self.policies) if until != "end" else []
         groups = self.policies.layer_groups(request, view) if ahead and until == "first_token" else 1
@@ -268,7 +267,7 @@ class Coordinator:
         host = self._fleet.view(worker).host
         source = flight.host if flight.host != host else None
         flight.worker, flight.host, flight.started_at_s = worker, host, self._now_s
-        self._fleet.load(worker, request.id, queued_tokens=0, context_tokens=request.prompt_tokens)
+        self._fleet.load(worker, request.id, self._now_s, queued_tokens=0, context_tokens=request.prompt_tokens)
         return [StartDecode(request, flight.attempt, worker, source)]
 
     def _progress(
@@ -397,4 +396,5 @@ class Coordinator:
             waiting_requests=len(self._room) + len(self.slot_queue) + len(self.turns) + self.moves.draining_requests(),
             starting=self.reshaping.starting,
             bound=self._bound.loads,
+            step_began_s=self._fleet.step_began_s,
         )

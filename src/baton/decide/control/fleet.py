@@ -21,6 +21,7 @@ class _Load:
     queued_tokens: int = 0
     """Prompt tokens of requests whose prefill is not reported as done: an upper bound of the queue."""
     queued_requests: int = 0
+    """Number of requests with such tokens. On a mixed worker it includes requests that decode there."""
     unreported: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
     """Prompt tokens of each request that was assigned after the last report, in order of assignment."""
     context_tokens: int = 0
@@ -58,6 +59,8 @@ class Fleet:
     """Workers that get no further requests. No policy sees them; they are retired once they are idle."""
     restarting: dict[WorkerId, HostId] = field(default_factory=dict[WorkerId, HostId])
     """The worker that a rolling restart drains or has ended, until it joins again, with its host."""
+    step_began_s: dict[WorkerId, float] = field(default_factory=dict[WorkerId, float])
+    """See `ClusterView.step_began_s`."""
     leaving: set[HostId] = field(default_factory=set[HostId])
     """Hosts that want to leave. All of their workers drain."""
 
@@ -78,6 +81,7 @@ class Fleet:
 
     def leave(self, worker: WorkerId) -> None:
         self._loads.pop(worker, None)
+        self.step_began_s.pop(worker, None)
         self._hide(worker)
         self.draining.pop(worker, None)
 
@@ -96,11 +100,15 @@ class Fleet:
         self.hosts = {view.host for view in self._views.values()}
         self._all = tuple(self._current.values())
 
-    def report(self, view: WorkerView) -> None:
-        """Record a worker's report. Only its load is used: role and other properties stay as known here."""
+    def report(self, view: WorkerView, now_s: float) -> None:
+        """Record a worker's report. Only its load is used: role and other properties stay as known here.
+
+        The time is the coordinator's, because the clock of another host may differ.
+        """
         load = self._loads.get(view.id)
         if load is not None:
             load.reported = view
+            self.step_began_s[view.id] = now_s
             load.known(view.newest_request)
             self._change(view.id)
 
@@ -112,9 +120,13 @@ class Fleet:
             self._changed[worker] = None
             self._able.clear()
 
-    def load(self, worker: WorkerId, request_id: RequestId, *, queued_tokens: int, context_tokens: int) -> None:
+    def load(
+        self, worker: WorkerId, request_id: RequestId, now_s: float, *, queued_tokens: int, context_tokens: int
+    ) -> None:
         """Record that a request was assigned to the worker."""
         load = self._loads[worker]
+        if not load.reported.queued_tokens and not any(load.unreported.values()):
+            self.step_began_s[worker] = now_s
         load.requests += 1
         load.queued_tokens += queued_tokens
         load.queued_requests += queued_tokens > 0
@@ -167,9 +179,12 @@ def processes_of(fleet: Fleet) -> list[WorkerView]:
 
 def _with_load(view: WorkerView, load: _Load) -> WorkerView:
     reported = load.reported
-    queued_tokens = reported.queued_tokens
+    queued_tokens, queued_requests = reported.queued_tokens, reported.queued_requests
+    if queued_tokens and not queued_requests:
+        queued_requests = load.queued_requests  # the worker reports tokens only
     if load.unreported:
         queued_tokens += sum(load.unreported.values())
+        queued_requests += sum(tokens > 0 for tokens in load.unreported.values())
     return WorkerView(
         id=view.id,
         host=view.host,
@@ -177,7 +192,7 @@ def _with_load(view: WorkerView, load: _Load) -> WorkerView:
         running_requests=load.requests,
         waiting_requests=reported.waiting_requests,
         queued_tokens=queued_tokens if queued_tokens < load.queued_tokens else load.queued_tokens,
-        queued_requests=load.queued_requests,
+        queued_requests=queued_requests if queued_requests < load.queued_requests else load.queued_requests,
         context_tokens=max(load.context_tokens, reported.context_tokens),
         observed_at_s=reported.observed_at_s,
         kind=view.kind,

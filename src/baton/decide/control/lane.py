@@ -206,15 +206,18 @@ def in_order(lane: Lane) -> tuple[tuple[float, ...], RequestId]:
     return (lane.key, lane.request.id)
 
 
-def load_of(lanes: Iterable[Lane]) -> tuple[int, int]:
-    """Return the prompt tokens that these lanes have left to compute, and the tokens whose KV they hold."""
-    queued_tokens = context_tokens = 0
+def load_of(lanes: Iterable[Lane]) -> tuple[int, int, int]:
+    """Return the prompt tokens that these lanes have left to compute, the lanes with any, and the tokens whose KV they
+    hold.
+    """
+    queued_tokens = queued_requests = context_tokens = 0
     for lane in lanes:
         remaining_tokens = len(lane.tokens) - lane.computed_tokens
         if remaining_tokens > 1:
             queued_tokens += remaining_tokens
+            queued_requests += 1
         context_tokens += lane.computed_tokens  # 0 in a waiting lane
-    return queued_tokens, context_tokens
+    return queued_tokens, queued_requests, context_tokens
 
 
 def drafts_for(

@@ -19,9 +19,11 @@ _ERROR_LOG_MAX = 1.5
 NO_ERRORS = PredictionErrors()
 MISSES_RATIO = 0.02
 """Share of the admitted requests that may miss an SLO. Above it the margin grows, below it the margin shrinks."""
-_MISS_LOG = 0.06
+_MISS_LOG = 0.12
 """Growth of the margin by a request that misses its SLO."""
 _MARGIN_LOG_MAX = 0.7
+_NEARNESS = 6
+"""Power of predicted time / SLO that weighs a request: errors of fast requests say little about the limit."""
 _GAPS_MIN = 3
 """Minimum gaps between tokens for an answer's TPOT to count: that of shorter ones depends on a single step."""
 
@@ -40,13 +42,14 @@ class _Errors:
         """Add a request. It weighs more the closer its prediction is to its SLO, where an error changes decisions."""
         if not (predicted_s > 0 and actual_s > 0):
             return
-        weight = min(1.0, predicted_s / slo_s) ** 2
+        weight = min(1.0, predicted_s / slo_s) ** _NEARNESS
         faded = self._faded(now_s)
         kept = (1.0 - weight * (1.0 - _MEMORY)) * faded
         error_log = min(_ERROR_LOG_MAX, max(-_ERROR_LOG_MAX, log(actual_s / predicted_s)))
-        met = actual_s <= slo_s
-        self.margin_log = faded * self.margin_log + (-_MISS_LOG * MISSES_RATIO if met else _MISS_LOG)
-        self.margin_log = min(_MARGIN_LOG_MAX, max(0.0, self.margin_log))
+        self.margin_log *= faded
+        if predicted_s <= slo_s:  # a miss that was predicted says nothing about the margin
+            self.margin_log += -_MISS_LOG * MISSES_RATIO if actual_s <= slo_s else _MISS_LOG
+            self.margin_log = min(_MARGIN_LOG_MAX, max(0.0, self.margin_log))
         self.at_s = now_s
         self.requests = kept * self.requests + weight
         self.total = kept * self.total + weight * error_log

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from baton.core.config import BatchLimits, SpeculationConfig
 from baton.core.ports import CostModel
-from baton.core.types import StepShape, prefill_pairs
+from baton.core.types import StepShape, prefill_pairs, prompt_step
 from baton.decide.policy.fairness import FairnessPolicy
 
 
@@ -75,7 +75,9 @@ class BatchingPolicy(Protocol):
 
 
 NO_SPECULATION = SpeculationConfig()
-_EMPTY = StepShape()
+_EMPTY, _ONE_TOKEN = StepShape(), prompt_step(1, 0)
+SHORT_CHUNK_TOKENS, SHORT_CHUNK_RATIO = 64, 1.4
+"""A chunk up to so many tokens may take 1.4 times the bound of its step, if a shorter one costs nearly as much."""
 FIXED_COSTS_MIN = 8
 """Bounds on the prompts of a step are at least this many times the fixed cost of a step, so that steps waste little."""
 
@@ -167,8 +169,10 @@ class SloChunked:
     prompt_s_max: float | None = None
     """Maximum predicted time of the prompts in a step. None: only SLOs bound it."""
     ttft_ratio: float = 0.25
-    """The prompts in a step take at most this share of the shortest TTFT SLO of more urgent classes, and of their own
-    unless it is a single prompt: after a split, the requests behind it would wait no less."""
+    """The prompts in a step take at most this share of the shortest TTFT SLO of more urgent classes."""
+    shared_ratio: float = 0.05
+    """Several prompts in a step take at most this share of their shortest TTFT SLO, because all of their first tokens
+    come at its end. A single prompt is not split: the requests behind it would wait no less."""
 
     def select(self, candidates: Sequence[Candidate], limits: BatchLimits, cost: CostModel) -> Chosen:
         decoding, prompts = _split(candidates)
@@ -198,7 +202,11 @@ class SloChunked:
             def step_s(tokens: int) -> float:
                 return cost.step_s(_shape(base, candidates, chunks_of(tokens)))
 
-            tokens = _largest(self.chunk_tokens_min, tokens, step_s, self.tpot_slack * min(tpots_s))
+            bound_s = self.tpot_slack * min(tpots_s)
+            kept = _largest(self.chunk_tokens_min, tokens, step_s, bound_s)
+            short = min(tokens, SHORT_CHUNK_TOKENS)
+            is_longer = 0 < kept < short and pays_longer_chunk(step_s, kept, short, bound_s)
+            tokens = short if is_longer else kept
         return chosen + chunks_of(tokens)
 
     def _prompt_bounds(
@@ -212,9 +220,21 @@ class SloChunked:
             strict_s.append(self.prompt_s_max)
         bounds = [(min(strict_s), self.chunk_tokens_min)] if strict_s else []
         if own_s and len(prompts) > 1:
-            bounds.append((self.ttft_ratio * min(own_s), first_tokens))
-        least_s = FIXED_COSTS_MIN * cost.step_s(_EMPTY) if bounds else 0.0
+            bounds.append((self.shared_ratio * min(own_s), first_tokens))
+        least_s = FIXED_COSTS_MIN * cost.step_s(_ONE_TOKEN) if bounds else 0.0
         return [(max(bound_s, least_s), tokens_min) for bound_s, tokens_min in bounds]
+
+
+def pays_longer_chunk(step_s: Callable[[int], float], tokens: int, more_tokens: int, bound_s: float) -> bool:
+    """Return whether a longer chunk halves the time per token, in a step that takes little more than its bound.
+
+    Why: after a long prefix, a chunk of 16 tokens may cost as much as one of 64, so that four times as many steps are
+    beyond the TPOT.
+    """
+    alone_s, longer_s = step_s(0), step_s(more_tokens)
+    if longer_s > SHORT_CHUNK_RATIO * bound_s:
+        return False
+    return 2 * (longer_s - alone_s) * tokens <= (step_s(tokens) - alone_s) * more_tokens
 
 
 def _largest(low: int, high: int, takes_s: Callable[[int], float], bound_s: float) -> int:

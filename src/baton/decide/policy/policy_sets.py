@@ -121,7 +121,7 @@ def for_engines(choice: PolicyChoice, resolved: PolicyConfig) -> PolicyConfig:
             " take 'first-token-by-decode'"
         )
     stays = {
-        family: Plugin(use=use.use, options={"fetches": False, **use.options})
+        family: Plugin(use=use.use, options={"fetches": False, "hands_off": False, **use.options})
         for family, use in asdict(resolved).items()
         if isinstance(use, Plugin) and use.use == "slo-headroom"
     }

@@ -6,13 +6,19 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from baton.core.ports import CostModel, handoff_between_s
-from baton.core.types import ClusterView, Request, StepShape, WorkerView
+from baton.core.types import ClusterView, Request, StepShape, WorkerView, prompt_step
 from baton.decide.cost.online import cost_of
+from baton.decide.policy.batching import SHORT_CHUNK_TOKENS, pays_longer_chunk
 from baton.decide.policy.prefix import prefix_on
 
 _EMPTY = StepShape()
+PROMPTS_TOGETHER_MAX = 16
+"""Prompts in one step up to which their time is predicted together."""
 CHUNK_TOKENS_MIN = 16
 """Minimum prompt tokens per step, even if decodes leave no time; the same as in `SloChunked`."""
+JOIN_STEPS = 1.5
+"""Steps of the present decodes before a new request is in one: on average half of the running step, then one step
+until its blocks are granted. Measured in simulation."""
 
 
 def decoding_requests(worker: WorkerView) -> int:
@@ -38,10 +44,20 @@ def prompt_work(tokens: int, cached_tokens: int, model: CostModel) -> PromptWork
 
 
 def queued_work(worker: WorkerView, model: CostModel) -> PromptWork:
-    """Predict the work of the prompts in the worker's queue, as if all of them had the mean length."""
+    """Predict the work of the prompts in the worker's queue, as if all of them had the mean length.
+
+    Short prompts share steps, which takes less than one step each where a step reads all weights.
+    """
     prompts = max(1, worker.queued_requests)
-    one = prompt_work(max(1, worker.queued_tokens // prompts), 0, model)
-    return PromptWork(worker.queued_tokens, prompts * one.alone_s)
+    tokens = max(1, worker.queued_tokens // prompts)
+    together = min(prompts, worker.step_tokens_max // tokens, PROMPTS_TOGETHER_MAX)
+    if together < 2:
+        return PromptWork(worker.queued_tokens, prompts * prompt_work(tokens, 0, model).alone_s)
+    one = prompt_step(tokens, 0)
+    shared = StepShape(
+        prefill_tokens=together * tokens, prefill_chunks=together, prefill_pairs=together * one.prefill_pairs
+    )
+    return PromptWork(worker.queued_tokens, prompts / together * (model.step_s(shared) - model.step_s(_EMPTY)))
 
 
 def compute_s(worker: WorkerView, work: PromptWork, model: CostModel, *, step_s_max: float) -> float:
@@ -51,13 +67,68 @@ def compute_s(worker: WorkerView, work: PromptWork, model: CostModel, *, step_s_
     """
     if work.tokens <= 0:
         return 0.0
-    alone_s, beside_s, chunk_tokens = work.alone_s, model.step_s(_EMPTY), worker.step_tokens_max or work.tokens
-    requests = decoding_requests(worker)
-    if requests:
-        beside_s = model.step_s(StepShape(decode_requests=requests, context_tokens=worker.context_tokens))
-        left_ratio = (step_s_max - beside_s) / max(1e-12, alone_s)
-        chunk_tokens = min(chunk_tokens, max(CHUNK_TOKENS_MIN, int(left_ratio * work.tokens)))
-    return alone_s + -(-work.tokens // chunk_tokens) * beside_s
+    most_tokens, requests = worker.step_tokens_max or work.tokens, decoding_requests(worker)
+    if not requests:
+        return work.alone_s + -(-work.tokens // most_tokens) * model.step_s(_EMPTY)
+    decodes = StepShape(decode_requests=requests, context_tokens=worker.context_tokens)
+    fitting_tokens = int((step_s_max - model.step_s(decodes)) / max(1e-12, work.alone_s / work.tokens))
+    most_tokens = min(most_tokens, work.tokens)
+    chunk_tokens = min(most_tokens, max(CHUNK_TOKENS_MIN, fitting_tokens))
+    short_tokens = min(most_tokens, SHORT_CHUNK_TOKENS)
+    if chunk_tokens < short_tokens and pays_longer_chunk(
+        lambda tokens: model.step_s(_beside(decodes, tokens)), chunk_tokens, short_tokens, step_s_max
+    ):
+        chunk_tokens = short_tokens
+    while chunk_tokens < most_tokens:  # tokens are cheaper in a step that reads the weights for the decodes anyway
+        more_tokens = min(most_tokens, 2 * chunk_tokens)
+        over_s = model.step_s(_beside(decodes, more_tokens)) - step_s_max
+        if over_s > 0:
+            room_s = max(0.0, step_s_max - model.step_s(_beside(decodes, chunk_tokens)))
+            chunk_tokens += int((more_tokens - chunk_tokens) * room_s / (room_s + over_s))
+            break
+        chunk_tokens = more_tokens
+    token_s, beside_s = _chunk_prices(decodes, chunk_tokens, work, model)
+    return work.tokens * token_s + -(-work.tokens // chunk_tokens) * beside_s
+
+
+def _chunk_prices(decodes: StepShape, chunk_tokens: int, work: PromptWork, model: CostModel) -> tuple[float, float]:
+    """Predict the seconds per token of a chunk, and those of the decodes in the same step and of its start.
+
+    Small chunks use a GPU less well than the whole prompt. The decodes take less than they do alone where one read of
+    the weights serves both.
+    """
+    empty_s, chunk_s = model.step_s(_EMPTY), model.step_s(prompt_step(chunk_tokens, 0))
+    token_s = max(work.alone_s / work.tokens, (chunk_s - empty_s) / chunk_tokens)
+    return token_s, model.step_s(_beside(decodes, chunk_tokens)) - chunk_s + empty_s
+
+
+def _beside(decodes: StepShape, tokens: int) -> StepShape:
+    """Return a step with these decodes and a chunk of a prompt."""
+    chunk = prompt_step(tokens, 0) if tokens else _EMPTY
+    return StepShape(
+        decode_requests=decodes.decode_requests, context_tokens=decodes.context_tokens,
+        prefill_tokens=chunk.prefill_tokens, prefill_chunks=chunk.prefill_chunks, prefill_pairs=chunk.prefill_pairs,
+    )  # fmt: skip
+
+
+def join_s(worker: WorkerView, model: CostModel) -> float:
+    """Predict the wait for the running decodes before a new request is in a step. 0 on a worker that is not decoding.
+
+    Where prompts wait, the request asks for its blocks while they are computed.
+    """
+    return JOIN_STEPS * answer_step_s(worker, 0, 0, model) if decoding_requests(worker) else 0.0
+
+
+def under_way_s(worker: WorkerView, queue_s: float, since_s: float, *, step_s_max: float) -> float:
+    """Return the part of `queue_s`, the predicted time for the queued prompts, that the running step has computed.
+
+    A worker reports after its steps, so its queue contains the prompts of the running one, which began `since_s`
+    seconds ago.
+    """
+    step_s = queue_s * min(1.0, (worker.step_tokens_max or worker.queued_tokens) / worker.queued_tokens)
+    if decoding_requests(worker):
+        step_s = min(step_s, step_s_max)
+    return min(step_s, max(0.0, since_s))
 
 
 def queue_ahead(worker: WorkerView) -> tuple[WorkerView, WorkerView]:

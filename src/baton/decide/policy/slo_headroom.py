@@ -8,28 +8,31 @@ SLO follow the roles: without a target, the delay that a prompt adds between two
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp
+from operator import itemgetter
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from baton.core.ports import CostModel, handoff_between_s
-from baton.core.types import ClusterView, HostId, Prediction, Request, RequestId, Slo, StepShape, WorkerId, WorkerView
-from baton.decide.cost.online import cost_of, price_ratio
+from baton.core.types import ClusterView, HostId, Prediction, Request, RequestId, Slo, Until, WorkerId, WorkerView
+from baton.decide.cost.online import cost_of
 from baton.decide.policy.admission import Reject, refuse_full
-from baton.decide.policy.arena_room import TIME_S_MIN, AnswerLengths, ArenaRoom, arena_rooms
+from baton.decide.policy.answer_forecast import AnswerForecast
+from baton.decide.policy.arena_room import ArenaRoom, arena_rooms
 from baton.decide.policy.distinct_workers import DistinctWorkers
 from baton.decide.policy.predictions import (
+    PromptWork,
     answer_step_s,
-    coming_requests,
     compute_s,
     decoding_requests,
     first_token_delay_s,
+    join_s,
     prompt_work,
     queue_ahead,
     queued_work,
+    under_way_s,
     with_bound,
 )
 from baton.decide.policy.prefix import longest_hit, prefix_on
@@ -38,17 +41,10 @@ from baton.decide.policy.slo_risk import refuse_risky
 
 _NO_LIMIT_S = 1e6
 """Step time of decodes without an SLO: `SloChunked` puts a whole prompt into one step."""
-
-
-@dataclass(slots=True)
-class _Share:
-    """Seconds of recent prompt work on a worker, by the given prices and with exponential decay."""
-
-    prompts_s: float = 0.0
-    at_s: float = 0.0
-
-    def at(self, now_s: float, memory_s: float) -> float:
-        return self.prompts_s * exp((self.at_s - now_s) / memory_s) if now_s > self.at_s else self.prompts_s
+_KEY = itemgetter(0)
+_DecodeKey = tuple[bool, bool, float, bool, WorkerId]
+HANDOFF_GAIN = 1.25
+"""A mixed worker hands an answer off if its own pressure is above that of the other worker by this factor."""
 
 
 class _Plan(Struct, frozen=True, gc=False):
@@ -57,8 +53,7 @@ class _Plan(Struct, frozen=True, gc=False):
     worker: WorkerView
     fetch: HostId | None
     ttft_s: float
-    work_s: float
-    """Time that the prompt adds to the steps of the requests that decode there."""
+    work: PromptWork
     pressure: float
     misses_slo: bool
     """True if the TTFT of this request or the TPOT of the requests that decode there would miss its SLO."""
@@ -72,48 +67,47 @@ class SloHeadroom:
     """Admit while predicted TTFT <= slack * SLO."""
     tpot_slack: float = 1.0
     """Admit while predicted TPOT <= slack * SLO."""
-    mixing_ratio: float = 2.0
-    """Factor of the pressure if prompts and decodes mix on one worker: a decode that joins just after a step with a
-    prompt has begun waits for two steps. For decodes on a prefill worker it scales with the prompts' share of time."""
+    mixing_ratio: float = 1.3
+    """Factor of the pressure if prompts and decodes mix on one worker, because each slows down the other ones to come.
+    For decodes on a prefill worker it scales with the prompts' share of time."""
     step_slack: float = 0.9
     """Expected step time with decodes, as a share of the TPOT. Keep it equal to `SloChunked.tpot_slack`."""
+    lends_above: float = 0.9
+    """A prefill worker decodes only if the TPOT pressure on all other workers is above this."""
     output_tokens: float = 200.0
     """Expected answer length until some requests have finished."""
     requests_max: int = 1024
     """Maximum number of requests in the cluster (INV-9)."""
-    miss_ratio_max: float = 0.3
+    miss_ratio_max: float = 0.5
     """Admit while the probability to miss the SLO is at most this."""
     fetches: bool = True
     """Plan copies of cached prefixes between hosts. False: a prefix is used on its own host only."""
     pins_turns: bool = True
     """A request without an SLO may be computed by a decode worker whose host has most of its prompt cached."""
-    _shares: dict[WorkerId, _Share] = field(default_factory=dict[WorkerId, _Share])
-    _answers: AnswerLengths = field(init=False)
+    hands_off: bool = True
+    """A mixed worker may hand off an answer whose prompt it has computed. False: it decodes all of them."""
+    _forecast: AnswerForecast = field(init=False)
     _computing: DistinctWorkers = field(default_factory=DistinctWorkers)
     """Candidates for prompts."""
     _decoding: DistinctWorkers = field(default_factory=DistinctWorkers)
-    _now_s: float = 0.0
     _tpots_s: dict[RequestId, float] = field(default_factory=dict[RequestId, float])
     """TPOT predicted at admission, of each request that waits for its turn. The oldest ones are dropped."""
-    _alone: tuple[Request | None, CostModel | None, Slo] = (None, None, Slo(ttft_s=1e-9, tpot_s=1e-9))
-    """Cache: the latencies that the last request without an SLO would have on an idle worker."""
 
     def __post_init__(self) -> None:
-        self._answers = AnswerLengths(self.output_tokens)
+        self._forecast = AnswerForecast(self.output_tokens, self.step_slack)
 
     def admit(self, request: Request, cluster: ClusterView, cost: CostModel, now_s: float) -> Reject | None:
         """Reject a request whose TTFT or TPOT is predicted to miss its SLO on every worker."""
-        self._now_s = max(self._now_s, now_s)
+        forecast = self._forecast
+        forecast.now_s = max(forecast.now_s, now_s)
         full = refuse_full(cluster, cost, self.requests_max)
         if full is not None or request.slo is None or not cluster.workers:
             return full
         present, cluster = cluster, with_bound(cluster)
         plan = self._plan(request, cluster.workers, cluster, cost)
-        decoders = self._decoding.among(cluster.workers, self._shares)
-        now, predict = (present, plan.ttft_s), self._predict_decode
-        tpot_s = min(predict(worker, request, cluster, cost, now)[0] for worker in decoders)
+        tpot_s = self._best_tpot_s(request, request.slo, cluster, cost, (present, plan.ttft_s))
         judged = Prediction(plan.ttft_s / self.ttft_slack, tpot_s / self.tpot_slack)
-        answer_s = self._answers.expected(cluster) * tpot_s
+        answer_s = forecast.answers.expected(cluster) * tpot_s
         refused = refuse_risky(request.slo, judged, cluster, miss_ratio_max=self.miss_ratio_max, answer_s=answer_s)
         if refused is None:
             self._tpots_s[request.id] = tpot_s
@@ -129,18 +123,11 @@ class SloHeadroom:
         plan = self._plan(request, workers, cluster, cost)
         if request.slo is None and self.pins_turns:
             plan = self._pinned(plan, request, cluster, cost)
-        share = self._shares.setdefault(plan.worker.id, _Share())
-        model = cost_of(plan.worker, cost)
-        memory_s = self._memory_s(request, plan.worker, cluster, model)
-        share.prompts_s = share.at(self._now_s, memory_s) + plan.work_s / price_ratio(model, request.prompt_tokens)
-        share.at_s = self._now_s
-        if len(self._shares) > 2 * len(cluster.workers):
-            present = {worker.id for worker in cluster.workers}
-            self._shares = {worker: share for worker, share in self._shares.items() if worker in present}
-        tpot_s, until = self._tpots_s.pop(request.id, 0.0), "first_token"
-        if plan.worker.role == "mixed" and all(worker.role != "decode" for worker in cluster.workers):
-            until = "end"
-            self._answers.note(plan.worker, cluster)
+        until = self._until(request, plan.worker, cluster, cost)
+        self._forecast.note_prompt(request, plan.worker, plan.work, cluster, cost)
+        if until == "end":
+            self._forecast.answers.note(plan.worker, cluster)
+        tpot_s = self._tpots_s.pop(request.id, 0.0)
         return Route(worker=plan.worker.id, fetch=plan.fetch, until=until, predicted=Prediction(plan.ttft_s, tpot_s))
 
     def place(
@@ -157,8 +144,44 @@ class SloHeadroom:
         the TTFT of their queued prompts; lower pressure, which rises on a busy prefill worker; the matching role. If KV
         was streamed ahead, its target keeps the request while it meets the SLOs: others would need a second copy.
         """
-        tokens, output_tokens, slo = request.prompt_tokens, self._answers.expected(cluster), request.slo
-        sources = cluster.kinds_on(source)
+        chosen = None
+        if _is_ahead(candidates, cluster):
+            key, chosen = self._best_decoder(request, source, candidates, cluster, cost)
+            chosen = None if any(key[:2]) else chosen
+        if chosen is None:
+            workers = candidates if request.slo is None else cluster.workers
+            workers = self._decoding.among(workers, self._forecast.shares)
+            _, chosen = self._best_decoder(request, source, workers, cluster, cost)
+        self._forecast.answers.note(chosen, cluster)
+        return chosen.id
+
+    def _best_decoder(
+        self,
+        request: Request,
+        source: HostId | None,
+        workers: Sequence[WorkerView],
+        cluster: ClusterView,
+        cost: CostModel,
+    ) -> tuple[_DecodeKey, WorkerView]:
+        """Return the worker under the least pressure, and its sort key.
+
+        Prefill workers are considered only if the pressure is above `lends_above` on all others.
+        """
+        owners = [worker for worker in workers if worker.role != "prefill"]
+        lenders = [worker for worker in workers if worker.role == "prefill"]
+        key = self._decode_key(request, source, cluster, cost)
+        best = min(((key(worker), worker) for worker in owners), default=None, key=_KEY)
+        if best is not None and not any(best[0][:2]) and best[0][2] <= self.lends_above:
+            return best
+        found = [(key(worker), worker) for worker in lenders]
+        return min(found if best is None else [best, *found], key=_KEY)
+
+    def _decode_key(
+        self, request: Request, source: HostId | None, cluster: ClusterView, cost: CostModel
+    ) -> Callable[[WorkerView], _DecodeKey]:
+        """Return the function that gives the sort key of a decode worker; the lowest is best."""
+        tokens, output_tokens = request.prompt_tokens, self._forecast.answers.expected(cluster)
+        slo, sources = request.slo, cluster.kinds_on(source)
         shares_s: dict[tuple[str, bool], float] = {}
 
         def handoff_share_s(kind: str, *, same_host: bool) -> float:
@@ -168,27 +191,34 @@ class SloHeadroom:
                 shares_s[kind, same_host] = handoff_s / output_tokens
             return shares_s[kind, same_host]
 
-        def key(worker: WorkerView) -> tuple[bool, bool, float, bool, WorkerId]:
+        def key(worker: WorkerView) -> _DecodeKey:
             stays = source is None or source == worker.host
-            tpot_s, prompts_ratio = self._predict_decode(worker, request, cluster, cost)
-            tpot_s += handoff_share_s(worker.kind, same_host=stays)
+            found = self._forecast.predict(worker, request, cluster, cost)
+            share_s = handoff_share_s(worker.kind, same_host=stays)
             is_full = 0 < worker.kv_tokens_max < worker.context_tokens + tokens
             is_full = is_full or 0 < worker.requests_max <= decoding_requests(worker)
             is_lent = worker.role == "prefill"
             if slo is None:
-                return (is_full, False, tpot_s, is_lent, worker.id)
-            tpot_pressure = tpot_s / slo.tpot_s
+                return (is_full, False, found.load_s + share_s, is_lent, worker.id)
+            tpot_pressure = (found.load_s + share_s) / slo.tpot_s
             ttft_pressure = self._ttft_pressure(worker, tokens, slo, cost_of(worker, cost))
-            mixing = 1.0 + (self.mixing_ratio - 1.0) * min(1.0, prompts_ratio) if is_lent else 1.0
-            misses_slo = tpot_pressure > self.tpot_slack or ttft_pressure > self.ttft_slack
+            mixing = 1.0 + (self.mixing_ratio - 1.0) * min(1.0, found.prompts_ratio) if is_lent else 1.0
+            misses_slo = found.tpot_s + share_s > self.tpot_slack * slo.tpot_s or ttft_pressure > self.ttft_slack
             return (is_full, misses_slo, max(tpot_pressure, ttft_pressure) * mixing, is_lent, worker.id)
 
-        chosen = min(candidates, key=key) if _is_ahead(candidates, cluster) else None
-        if chosen is None or any(key(chosen)[:2]):
-            workers = candidates if slo is None else cluster.workers
-            chosen = min(self._decoding.among(workers, self._shares), key=key)
-        self._answers.note(chosen, cluster)
-        return chosen.id
+        return key
+
+    def _until(self, request: Request, worker: WorkerView, cluster: ClusterView, cost: CostModel) -> Until:
+        """Return how far the worker runs the request: a mixed worker to the end, unless another one decodes better."""
+        if worker.role != "mixed" or any(other.role == "decode" for other in cluster.workers):
+            return "first_token"
+        if request.slo is None or not self.hands_off or len(cluster.workers) == 1:
+            return "end"
+        workers = self._decoding.among(cluster.workers, self._forecast.shares)
+        own = self._decode_key(request, worker.host, cluster, cost)(worker)
+        key, best = self._best_decoder(request, worker.host, workers, cluster, cost)
+        gains = own[:2] > key[:2] or own[2] > HANDOFF_GAIN * key[2]
+        return "first_token" if best.id != worker.id and gains else "end"
 
     # ---- predictions
 
@@ -197,9 +227,23 @@ class SloHeadroom:
 
         The mixing factor changes the order only among plans that meet all SLOs, or among plans that miss one.
         """
-        arenas = arena_rooms(request, cluster, cost, self._answers)
+        arenas = arena_rooms(request, cluster, cost, self._forecast.answers)
         plans = [self._on(worker, request, cluster, cost, arenas) for worker in self._computing.among(workers, {})]
         return min(plans, key=_order)
+
+    def _best_tpot_s(
+        self, request: Request, slo: Slo, cluster: ClusterView, cost: CostModel, since: tuple[ClusterView, float]
+    ) -> float:
+        """Predict the TPOT on the best worker for the answer. A prefill worker counts if its next prompts allow it."""
+        predict, workers = self._forecast.predict, self._decoding.among(cluster.workers, self._forecast.shares)
+        own = [predict(worker, request, cluster, cost, since).tpot_s for worker in workers if worker.role != "prefill"]
+        if own and min(own) <= self.lends_above * slo.tpot_s:
+            return min(own)
+        lenders = [worker for worker in workers if worker.role == "prefill"]
+        tokens, slack = request.prompt_tokens, self.ttft_slack
+        able = [each for each in lenders if self._ttft_pressure(each, tokens, slo, cost_of(each, cost)) <= slack]
+        found = [predict(worker, request, cluster, cost, since).tpot_s for worker in (able if own else able or lenders)]
+        return min([*own, *found])
 
     def _pinned(self, plan: _Plan, request: Request, cluster: ClusterView, cost: CostModel) -> _Plan:
         """Return a plan for the decode worker beside the cached prefix if its first token is predicted no later.
@@ -212,7 +256,7 @@ class SloHeadroom:
         if best in (None, plan.worker.host) or 2 * cluster.prefix_hit_tokens[best] < request.prompt_tokens:
             return plan
         there = [worker for worker in cluster.workers if worker.host == best and worker.role == "decode"]
-        arenas = arena_rooms(request, cluster, cost, self._answers)
+        arenas = arena_rooms(request, cluster, cost, self._forecast.answers)
         plans = [self._on(worker, request, cluster, cost, arenas) for worker in self._computing.among(there, {})]
         own = min(plans, key=lambda own: (own.ttft_s, own.worker.id), default=plan)
         return own if own.ttft_s <= plan.ttft_s else plan
@@ -228,16 +272,19 @@ class SloHeadroom:
         model, hits, arena = cost_of(worker, cost), cluster.prefix_hit_tokens, arenas[worker.host]
         here = hits.get(worker.host, 0)
         done_tokens, load_s = here, 0.0
-        slo = self._slo(request, model)
+        slo = self._forecast.slo(request, model)
         is_pinned = request.slo is None and worker.role == "decode"
         step_s_max = _NO_LIMIT_S if is_pinned else self.step_slack * slo.tpot_s
         queue_s = arena.room_s + self._place_s(worker, cluster, model)
-        if is_pinned and decoding_requests(worker):
-            queue_s += answer_step_s(worker, 0, 0, model)  # the step that runs at arrival
         after = worker
         if worker.queued_tokens:
             during, after = (worker, worker) if request.slo is None else queue_ahead(worker)
-            queue_s += compute_s(during, queued_work(worker, model), model, step_s_max=step_s_max)
+            ahead_s = compute_s(during, queued_work(worker, model), model, step_s_max=step_s_max)
+            now_s = self._forecast.now_s
+            since_s = now_s - cluster.step_began_s.get(worker.id, now_s)
+            queue_s += ahead_s - under_way_s(worker, ahead_s, since_s, step_s_max=step_s_max)
+        else:
+            queue_s += join_s(worker, model)
         if worker.host in cluster.tier_hits:
             prefix = prefix_on(worker, request, cluster, cost, wait_s=queue_s)
             done_tokens, load_s = prefix.tokens, prefix.load_s
@@ -255,95 +302,53 @@ class SloHeadroom:
                 ttft_s, prompt_s, fetch, work = wait_s + rest_s, rest_s, best, rest
         ttft_s += first_token_delay_s(worker, request, cluster, cost, prompt_s=prompt_s)
         ttft_pressure = ttft_s / slo.ttft_s
-        tpot_pressure = self._tpot_pressure(worker, request, cluster, model, work.alone_s)
         mixing, risk = 1.0, 1.0
         if request.slo is not None and decoding_requests(worker):
             mixing, risk = self.mixing_ratio, 1.0 + arena.fill_ratio
+        bounded_s, load_s = self._tpots_beside_s(worker, request, cluster, model, work.alone_s, risk)
         return _Plan(
-            worker=worker, fetch=fetch, ttft_s=ttft_s, work_s=work.alone_s,
-            pressure=max(ttft_pressure, tpot_pressure) * risk * mixing,
-            misses_slo=request.slo is not None and max(ttft_pressure, tpot_pressure * risk) > self.ttft_slack,
+            worker=worker, fetch=fetch, ttft_s=ttft_s, work=work,
+            pressure=max(ttft_pressure, load_s / slo.tpot_s) * risk * mixing,
+            misses_slo=request.slo is not None and max(ttft_pressure, bounded_s / slo.tpot_s) > self.ttft_slack,
         )  # fmt: skip
 
-    def _tpot_pressure(
-        self, worker: WorkerView, request: Request, cluster: ClusterView, model: CostModel, work_s: float
-    ) -> float:
-        """Return the TPOT pressure on the requests that decode on the worker, with this prompt added."""
-        if not decoding_requests(worker):
-            return 0.0
-        share, shared_s = self._shares.get(worker.id), work_s
-        if share is not None:
-            recent_s = share.at(self._now_s, self._memory_s(request, worker, cluster, model))
-            shared_s += recent_s * price_ratio(model, request.prompt_tokens)
-        tpot_s = answer_step_s(worker, 0, 0, model) + shared_s / self._answers.on(worker, cluster)
-        return tpot_s / self._slo(request, model).tpot_s
-
-    def _predict_decode(
-        self,
-        worker: WorkerView,
-        request: Request,
-        cluster: ClusterView,
-        cost: CostModel,
-        since: tuple[ClusterView, float] | None = None,
+    def _tpots_beside_s(
+        self, worker: WorkerView, request: Request, cluster: ClusterView, model: CostModel, work_s: float, risk: float
     ) -> tuple[float, float]:
-        """Predict the TPOT of a request that decodes on this worker, and the share of the worker's time for prompts.
-
-        `since`: the present cluster, and the time until the request decodes, in which answers end and begin. None: now.
-        Prompts are assumed to keep their recent share, which delays tokens. It is above 1 if the worker is behind.
-        """
-        model, decodes = cost_of(worker, cost), decoding_requests(worker)
-        more = 0.0
-        if since is not None:
-            present, after_s = since
-            bound = present.bound.get(worker.id)
-            begun = decodes - (bound.requests if bound is not None else 0)
-            life_s = self._answers.on(worker, cluster) * answer_step_s(worker, 0, 0, model)
-            more = coming_requests(present) if worker.role != "prefill" else 0.0
-            more -= max(0, begun) * min(1.0, after_s / max(TIME_S_MIN, life_s))
-        each_tokens = (worker.context_tokens + request.prompt_tokens) / (decodes + 1)
-        alone_s = answer_step_s(worker, 1 + round(more), request.prompt_tokens + round(more * each_tokens), model)
-        share = self._shares.get(worker.id)
-        if share is None:
-            return alone_s, 0.0
-        memory_s = self._memory_s(request, worker, cluster, model)
-        prompts_ratio = share.at(self._now_s, memory_s) * price_ratio(model, request.prompt_tokens) / memory_s
-        return alone_s + prompts_ratio * self._slo(request, model).tpot_s, prompts_ratio
+        """Return the TPOT of the requests that decode on the worker, with this prompt added."""
+        if not decoding_requests(worker):
+            return 0.0, 0.0
+        memory_s = self._forecast.memory_s(request, worker, cluster, model)
+        shared_s = work_s + self._forecast.recent_s(request, worker, model, memory_s)
+        alone_s = answer_step_s(worker, 0, 0, model)
+        load_s = alone_s + shared_s / self._forecast.answers.on(worker, cluster)
+        return self._forecast.bounded_s(request, risk * alone_s, risk * load_s), load_s
 
     def _ttft_pressure(self, worker: WorkerView, tokens: int, slo: Slo, model: CostModel) -> float:
-        """Return the TTFT pressure on the worker's queued prompts, with one more request that decodes."""
-        if not worker.queued_tokens:
+        """Return the TTFT pressure on the worker's queued prompts, with one more request that decodes.
+
+        On a prefill worker, the next prompt counts as queued: it will come while the request decodes.
+        """
+        work = queued_work(worker, model) if worker.queued_tokens else PromptWork(0, 0.0)
+        if worker.role == "prefill":
+            coming = prompt_work(round(self._forecast.prompt_tokens), 0, model)
+            work = PromptWork(work.tokens + coming.tokens, work.alone_s + coming.alone_s)
+        if not work.tokens:
             return 0.0
         with_it = replace(
             worker, running_requests=worker.running_requests + 1, context_tokens=worker.context_tokens + tokens
         )
-        step_s_max = self.step_slack * slo.tpot_s
-        return compute_s(with_it, queued_work(worker, model), model, step_s_max=step_s_max) / slo.ttft_s
-
-    def _memory_s(self, request: Request, worker: WorkerView, cluster: ClusterView, model: CostModel) -> float:
-        """Return the seconds for which an answer decodes on this worker: the decay time of `_Share`."""
-        return self._answers.on(worker, cluster) * self._slo(request, model).tpot_s
+        return compute_s(with_it, work, model, step_s_max=self.step_slack * slo.tpot_s) / slo.ttft_s
 
     def _place_s(self, worker: WorkerView, cluster: ClusterView, model: CostModel) -> float:
-        """Predict the time until the batch has a free place: enough decodes must finish first."""
-        too_many = decoding_requests(worker) + 1 - worker.requests_max
-        if not worker.requests_max or too_many <= 0:
-            return 0.0
-        life_s = self._answers.on(worker, cluster) * answer_step_s(worker, 0, 0, model)
-        return too_many * life_s / decoding_requests(worker)
+        """Predict the time until the batch has a free place: enough decodes must finish first.
 
-    def _slo(self, request: Request, model: CostModel) -> Slo:
-        """Return the SLO of the request. Without one: the latencies that it would have on an idle worker."""
-        if request.slo is not None:
-            return request.slo
-        asked, of, slo = self._alone
-        if request is not asked or model is not of:
-            alone = StepShape(decode_requests=1, context_tokens=request.prompt_tokens)
-            slo = Slo(
-                ttft_s=max(TIME_S_MIN, model.prefill_s(new_tokens=request.prompt_tokens, cached_tokens=0)),
-                tpot_s=max(TIME_S_MIN, model.step_s(alone)),
-            )
-            self._alone = (request, model, slo)
-        return slo
+        Requests whose prompt waits have a place, too, or will have one before this request.
+        """
+        decodes, too_many = decoding_requests(worker), worker.running_requests + 1 - worker.requests_max
+        if not worker.requests_max or too_many <= 0 or not decodes:
+            return 0.0
+        return too_many * self._forecast.life_s(worker, cluster, model) / min(decodes, worker.requests_max)
 
 
 def _order(plan: _Plan) -> tuple[bool, float, float, bool, WorkerId]:

@@ -12,6 +12,7 @@ from statistics import NormalDist
 
 from baton.core.types import StepShape, prefill_pairs
 from baton.decide.cost.roofline import RooflineCost
+from baton.decide.policy.predictions import JOIN_STEPS
 from baton.lab.plan.demand import WorkloadDemand, weighted_quantile
 from baton.lab.plan.options import WorkerOption
 
@@ -19,9 +20,6 @@ STEP_TOKENS = (256, 512, 1024, 2048, 4096, 8192)
 """Step token limits that the search tries, per attention group."""
 BUSY_MAX = 0.95
 """Upper bound on planned utilization. Near saturation the formula underestimates queueing."""
-JOIN_STEPS = 1.5
-"""Steps before a handed-off request decodes: on average half of the running step, then one step until its blocks are
-granted. Measured in simulation."""
 BISECTIONS = 13
 """Bisection steps in a search for the largest rate. They narrow the interval to 0.012 %."""
 KV_MAX_RATIO = 0.95

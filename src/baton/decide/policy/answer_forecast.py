@@ -1,0 +1,139 @@
+"""Forecasts for the default policy: the answers that decode on each worker, and the prompts that slow them down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import exp
+
+from msgspec import Struct
+
+from baton.core.ports import CostModel
+from baton.core.types import ClusterView, Request, Slo, StepShape, WorkerId, WorkerView
+from baton.decide.cost.online import cost_of, price_ratio
+from baton.decide.policy.arena_room import TIME_S_MIN, AnswerLengths
+from baton.decide.policy.predictions import PromptWork, answer_step_s, coming_requests, decoding_requests
+
+_PROMPT_GAIN = 0.05
+"""Weight of a new prompt in the mean length of recent prompts."""
+
+
+@dataclass(slots=True)
+class PromptShare:
+    """Seconds of recent prompt work on a worker, by the given prices and with exponential decay."""
+
+    prompts_s: float = 0.0
+    at_s: float = 0.0
+
+    def at(self, now_s: float, memory_s: float) -> float:
+        return self.prompts_s * exp((self.at_s - now_s) / memory_s) if now_s > self.at_s else self.prompts_s
+
+
+class TpotForecast(Struct, frozen=True, gc=False):
+    """The predicted TPOT of a request on a worker."""
+
+    tpot_s: float
+    load_s: float
+    """The TPOT if prompts were computed in chunks of full length: above `tpot_s`, prompts are delayed instead."""
+    prompts_ratio: float
+    """Share of the worker's time for prompts. Above 1 if the worker is behind."""
+
+
+@dataclass(slots=True)
+class AnswerForecast:
+    """Predicts the TPOT on each worker from its decodes, the expected answers and its recent prompts."""
+
+    output_tokens: float
+    """Expected answer length until some requests have finished."""
+    step_slack: float
+    """As in `SloHeadroom`."""
+    now_s: float = 0.0
+    prompt_tokens: float = 0.0
+    """Mean of the recent prompts without their cached tokens: the length of the next prompt."""
+    shares: dict[WorkerId, PromptShare] = field(default_factory=dict[WorkerId, PromptShare])
+    """Workers that have computed prompts."""
+    answers: AnswerLengths = field(init=False)
+    _alone: tuple[Request | None, CostModel | None, Slo] = (None, None, Slo(ttft_s=TIME_S_MIN, tpot_s=TIME_S_MIN))
+    """Cache: the latencies that the last request without an SLO would have on an idle worker."""
+
+    def __post_init__(self) -> None:
+        self.answers = AnswerLengths(self.output_tokens)
+
+    def note_prompt(
+        self, request: Request, worker: WorkerView, work: PromptWork, cluster: ClusterView, cost: CostModel
+    ) -> None:
+        """Record that a worker will compute a prompt."""
+        model, share = cost_of(worker, cost), self.shares.setdefault(worker.id, PromptShare())
+        recent_s = share.at(self.now_s, self.memory_s(request, worker, cluster, model))
+        share.prompts_s = recent_s + work.alone_s / price_ratio(model, request.prompt_tokens)
+        share.at_s = self.now_s
+        gain = _PROMPT_GAIN if self.prompt_tokens else 1.0
+        self.prompt_tokens += gain * (work.tokens - self.prompt_tokens)
+        if len(self.shares) > 2 * len(cluster.workers):
+            present = {worker.id for worker in cluster.workers}
+            self.shares = {worker: share for worker, share in self.shares.items() if worker in present}
+
+    def life_s(self, worker: WorkerView, cluster: ClusterView, model: CostModel) -> float:
+        """Return how long an answer decodes on this worker at its present pace."""
+        return max(TIME_S_MIN, self.answers.on(worker, cluster) * answer_step_s(worker, 0, 0, model))
+
+    def memory_s(self, request: Request, worker: WorkerView, cluster: ClusterView, model: CostModel) -> float:
+        """Return how long an answer decodes on this worker at its TPOT SLO: the decay time of `PromptShare`."""
+        return self.answers.on(worker, cluster) * self.slo(request, model).tpot_s
+
+    def slo(self, request: Request, model: CostModel) -> Slo:
+        """Return the SLO of the request. Without one: the latencies that it would have on an idle worker."""
+        if request.slo is not None:
+            return request.slo
+        asked, of, slo = self._alone
+        if request is not asked or model is not of:
+            alone = StepShape(decode_requests=1, context_tokens=request.prompt_tokens)
+            slo = Slo(
+                ttft_s=max(TIME_S_MIN, model.prefill_s(new_tokens=request.prompt_tokens, cached_tokens=0)),
+                tpot_s=max(TIME_S_MIN, model.step_s(alone)),
+            )
+            self._alone = (request, model, slo)
+        return slo
+
+    def recent_s(self, request: Request, worker: WorkerView, model: CostModel, memory_s: float) -> float:
+        """Return the seconds of prompt work that the answers of this worker have waited for recently."""
+        share = self.shares.get(worker.id)
+        if share is None:
+            return 0.0
+        return share.at(self.now_s, memory_s) * price_ratio(model, request.prompt_tokens)
+
+    def predict(
+        self,
+        worker: WorkerView,
+        request: Request,
+        cluster: ClusterView,
+        cost: CostModel,
+        since: tuple[ClusterView, float] | None = None,
+    ) -> TpotForecast:
+        """Predict the TPOT of a request that decodes on this worker.
+
+        `since`: the present cluster, and the time until the request decodes, in which answers end and begin. None: now.
+        Prompts are assumed to keep their recent share, which is above 1 if the worker is behind. Tokens wait for them,
+        up to the step time that `SloChunked` allows.
+        """
+        model, decodes = cost_of(worker, cost), decoding_requests(worker)
+        more = 0.0
+        if since is not None:
+            present, after_s = since
+            bound = present.bound.get(worker.id)
+            begun = decodes - (bound.requests if bound is not None else 0)
+            more = coming_requests(present) if worker.role != "prefill" else 0.0
+            more -= max(0, begun) * min(1.0, after_s / self.life_s(worker, cluster, model))
+        each_tokens = (worker.context_tokens + request.prompt_tokens) / (decodes + 1)
+        alone_s = answer_step_s(worker, 1 + round(more), request.prompt_tokens + round(more * each_tokens), model)
+        if worker.id not in self.shares:
+            return TpotForecast(alone_s, alone_s, 0.0)
+        memory_s = self.memory_s(request, worker, cluster, model)
+        prompts_ratio = self.recent_s(request, worker, model, memory_s) / memory_s
+        free_s = alone_s + prompts_ratio * self.slo(request, model).tpot_s
+        return TpotForecast(self.bounded_s(request, alone_s, free_s), free_s, prompts_ratio)
+
+    def bounded_s(self, request: Request, alone_s: float, beside_s: float) -> float:
+        """Return the TPOT beside prompts, whose chunks are as short as the SLO requires."""
+        if request.slo is None:
+            return beside_s
+        return max(alone_s, min(beside_s, self.step_slack * request.slo.tpot_s))

@@ -1,0 +1,73 @@
+"""Predictions that the default policy is made of, on views whose times were computed by hand (see `views.COST`)."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from baton.core.types import Slo, StepShape, WorkerId, WorkerView
+from baton.decide.cost.roofline import RooflineCost
+from baton.decide.policy.predictions import (
+    compute_s,
+    join_s,
+    prompt_work,
+    queued_work,
+    under_way_s,
+)
+from baton.decide.policy.slo_headroom import SloHeadroom
+from tests.unit.decide.policy.views import COST, cluster, request, worker
+from tests.unit.lab.plan.questions import WORKED, search
+
+SLO = Slo(ttft_s=2.0, tpot_s=0.05)
+
+
+def predicted_ttft_s(view: WorkerView, **more: object) -> float:
+    """Return the TTFT that routing predicts on the only worker, 1.5 s after the first event."""
+    policy, found = SloHeadroom(), replace(cluster(view), **more)
+    policy.admit(request(slo=SLO), found, COST, 1.5)
+    route = policy.route(request(slo=SLO), found.workers, found, COST)
+    assert route.predicted is not None
+    return route.predicted.ttft_s
+
+
+def test_the_computed_part_of_the_running_prompt_is_not_waited_for() -> None:
+    """A prompt of 1 s began 0.4 s ago: 0.6 s of it are left."""
+    busy = worker("p", queued_tokens=1000)
+    whole_s = predicted_ttft_s(busy)
+    began = {WorkerId("p"): 1.1}
+    assert predicted_ttft_s(busy, step_began_s=began) == pytest.approx(whole_s - 0.4)
+
+
+def test_no_more_than_one_step_is_taken_off_a_queue() -> None:
+    """A worker that was last heard of long ago computes the first of three steps, by what is known."""
+    view = replace(worker("p", queued_tokens=3000), step_tokens_max=1000)
+    queue_s = compute_s(view, queued_work(view, COST), COST, step_s_max=0.045)
+    assert under_way_s(view, queue_s, 0.2, step_s_max=0.045) == pytest.approx(0.2)
+    assert under_way_s(view, queue_s, 9.0, step_s_max=0.045) == pytest.approx(queue_s / 3)
+    decoding = replace(view, running_requests=5)
+    assert under_way_s(decoding, queue_s, 9.0, step_s_max=0.045) == pytest.approx(0.045)
+
+
+def test_a_prompt_waits_for_the_running_decodes_before_its_first_chunk() -> None:
+    """Four decodes take 14 ms a step: half of the running one, and the next one, in which its blocks are granted."""
+    assert join_s(worker("d", "decode", running_requests=4), COST) == pytest.approx(1.5 * 0.014)
+    assert join_s(worker("d", "decode"), COST) == 0.0
+
+
+def test_a_batch_is_full_of_all_requests_on_the_worker_and_not_only_of_those_that_decode() -> None:
+    """96 decodes and 60 queued prompts on a worker for 128 requests: it has no place."""
+    busy = replace(worker("m", "mixed", queued_tokens=60, queued_requests=60, running_requests=156))
+    free_s, full_s = predicted_ttft_s(busy), predicted_ttft_s(replace(busy, requests_max=128))
+    answer_s = 200 * (0.01 + 96 * 0.001)
+    assert full_s - free_s == pytest.approx(29 * answer_s / 96)
+
+
+def test_decodes_beside_a_chunk_cost_what_the_model_says_of_both_together() -> None:
+    """On a GPU, one read of the weights serves a chunk and the decodes: the sum of two steps would count it twice."""
+    option = search(WORKED, tp=[1]).options[0]
+    model: RooflineCost = option.cost
+    view = replace(worker("m", "mixed", running_requests=16, context_tokens=8000), step_tokens_max=512)
+    work = prompt_work(512, 0, model)
+    shape = StepShape(decode_requests=16, context_tokens=8000, prefill_tokens=512, prefill_chunks=1,
+                      prefill_pairs=512 * 513 // 2)  # fmt: skip
+    assert compute_s(view, work, model, step_s_max=1.0) == pytest.approx(model.step_s(shape), rel=0.02)
