@@ -78,6 +78,8 @@ class _Load:
     """Seconds of a prompt of the mean length."""
     decoding: int
     """Requests that decode, or will as soon as their prompts are computed."""
+    waiting: int
+    """Those of them that no worker has yet: they will not all decode at once."""
     context_tokens: int
     needed: WorkersNeeded
     """Workers that the recent arrivals keep busy."""
@@ -97,13 +99,17 @@ class _Load:
         if not split.mixed:
             return split.prefill, split.decode
         if not split.decode:
-            own = max(self.needed.decode, self._tpot_ratio(1) / MIXING_RATIO if self.decoding else 0.0)
+            started = max(0, self.decoding - self.waiting)
+            own = max(self.needed.decode, self._tpot_ratio(1, started) / MIXING_RATIO if started else 0.0)
             return split.prefill + max(_LENT_CAPACITY_MIN, 1.0 - own), 1.0
         return 1.0, split.decode + max(_LENT_CAPACITY_MIN, 1.0 - self.needed.prefill)
 
-    def _tpot_ratio(self, decode: float) -> float:
-        """Predict TPOT / SLO on this number of decode workers. Requests beyond the batch limit take turns."""
-        each = max(1, ceil(self.decoding / decode))
+    def _tpot_ratio(self, decode: float, requests: int | None = None) -> float:
+        """Predict TPOT / SLO on this number of decode workers. Requests beyond the batch limit take turns.
+
+        `requests`: None takes all that decode or soon will.
+        """
+        each = max(1, ceil((self.decoding if requests is None else requests) / decode))
         batch = min(each, self.requests_max or each)
         turns = each / batch
         shape = StepShape(decode_requests=batch, context_tokens=int(self.context_tokens / decode / turns))
@@ -280,6 +286,7 @@ class DemandRoles:
             queue_s=queue_s + waiting * prompt_s,
             prompt_s=prompt_s,
             decoding=decoding + waiting,
+            waiting=waiting,
             context_tokens=context_tokens + round(waiting * demand.prompt_tokens),
             needed=workers_needed(demand, prompts, answers, cost, slo.tpot_s),
         )
