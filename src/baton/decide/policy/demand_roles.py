@@ -149,7 +149,7 @@ class DemandRoles:
     """Share of the workers started for prefill that always stay. The default of a server: the reserves of its
     classes."""
     decode_ratio_min: float = 0.0
-    """The same for decode."""
+    """Share of the workers started for decode that always stay. The default is as above."""
     forecast: str = RECENT
     """Name of the forecast policy, or `module:Class`."""
     forecast_options: dict[str, Any] = field(default_factory=dict[str, Any])

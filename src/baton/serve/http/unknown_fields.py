@@ -16,7 +16,7 @@ from baton.serve.http.wire.parsing import UnknownFieldError, without_unknown_fie
 log = logging.getLogger("baton.server")
 Made = TypeVar("Made")
 NAMES_LOGGED_MAX = 256
-"""Maximum names that the log mentions, each once, and that are searched in one body: clients choose them."""
+"""Maximum unknown names that the log mentions, and maximum names of one body that are checked. Clients choose them."""
 NAMES_SHOWN_MAX = 8
 """Names in one header."""
 NAME_CHARS_MAX = 60

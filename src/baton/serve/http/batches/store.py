@@ -298,7 +298,7 @@ class BatchStore:
         return sorted(found, key=lambda each: (each.batch.created_at, each.batch.id), reverse=True)
 
     def results(self, batch_id: str) -> ResultFiles:
-        """Return the files that the batch appends to. They end with a whole line: one that a crash cut is removed."""
+        """Return the files that the batch appends to. A last line that a crash has cut off is removed."""
         path = self._folder.path
         files = ResultFiles(path / f"{batch_id}.output", path / f"{batch_id}.errors")
         for path in (files.output, files.errors):
