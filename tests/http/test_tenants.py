@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,10 @@ from baton.decide.kv.blocks import BlockFacts, EvictionOrder
 from baton.decide.kv.hashing import block_hashes, root_hash
 from baton.serve.http.identity import Identity, Keyring, KeySources
 from baton.serve.http.prompts import PublicPrefixes
+from baton.serve.http.services import HttpSettings
+from baton.serve.http.unknown_fields import UnknownFields
+from baton.serve.http.wire.parsing import convert
+from baton.serve.http.wire.schemas import CompletionRequest
 from baton.serve.live.assembly import with_quotas
 from tests.http.conftest import House
 
@@ -183,6 +188,10 @@ def test_quotas_of_the_key_file_bound_the_cached_blocks_of_its_tenants(tmp_path:
 @pytest.mark.parametrize("field", ["kv_transfer_params", "prefill_worker", "data_parallel_rank", "tenant", "slo_class"])
 def test_a_client_cannot_say_where_its_request_runs_or_whose_it_is(build: Callable[..., House], field: str) -> None:
     """Such fields of routers and other engines name hosts, which a client could point anywhere."""
-    client = TestClient(build().app, base_url="http://localhost")
-    response = client.post("/v1/completions", json={"prompt": "a", field: {"remote_host": "10.0.0.1"}})
+    body, into = {"prompt": "a", field: {"remote_host": "10.0.0.1"}}, CompletionRequest
+    if field != "kv_transfer_params":  # this one is always refused
+        read, ignored = UnknownFields(is_strict=False).read(body, into, partial(convert, into=into))
+        assert (read, ignored) == (CompletionRequest(prompt="a"), [field])
+    client = TestClient(build(settings=HttpSettings(strict_api=True)).app, base_url="http://localhost")
+    response = client.post("/v1/completions", json=body)
     assert (response.status_code, response.json()["error"]["param"]) == (400, field)
