@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from zlib import crc32
 
+from msgspec import structs
+
+from baton.core.config import Plugin
 from baton.core.ports import CostModel
 from baton.core.types import (
     ROLES,
@@ -26,6 +29,9 @@ from baton.lab.sim.cluster import SimPolicies
 from baton.lab.sim.policies import configured_policies
 from baton.lab.sim.spec import ClusterSpec
 from tests.campaign.scenario import RESTLESS, RESTLESS_FLEET
+
+UNPINNED = ", unpinned"
+"""After the name of a set: prefill workers compute later turns of a conversation, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +133,11 @@ def _pick(request_id: RequestId, salt: str, workers: Sequence[WorkerView]) -> Wo
 
 
 def play_policies(spec: ClusterSpec, name: str) -> SimPolicies:
-    """Return the policies of a scenario: the restless ones, or a named set."""
+    """Return the policies of a scenario: the restless ones, or a named set, where `UNPINNED` may follow the name."""
+    if name.endswith(UNPINNED):
+        use = Plugin(use="slo-headroom", options={"pins_turns": False})
+        named = policy_set(name.removesuffix(UNPINNED))
+        return configured_policies(structs.replace(named, admission=use, routing=use, placement=use), spec)
     if name not in (RESTLESS, RESTLESS_FLEET):
         return configured_policies(policy_set(name), spec)
     ours = configured_policies(policy_set("baton"), spec)

@@ -82,6 +82,7 @@ def test_the_cluster_shows_its_workers_and_their_roles_can_be_changed(build, ser
         "kv_blocks_used",
         "kv_blocks_total",
         "host",
+        "role_reason",
     }
     path = f"/cluster/workers/{worker['id']}/role"
     assert client.post(path, json={"role": "decode"}).json() == {"id": worker["id"], "role": "decode"}

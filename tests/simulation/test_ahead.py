@@ -12,6 +12,7 @@ from baton.lab.sim.cluster import SimCluster
 from baton.lab.sim.faults import Death, HostKill, WireCut
 from baton.lab.sim.spec import SimKind, SimKV
 from tests.campaign.play import play
+from tests.campaign.restless import UNPINNED
 from tests.campaign.scenario import RESTLESS
 from tests.campaign.triggers import KillAtStep
 from tests.simulation.test_behaviour import outcome, request
@@ -149,7 +150,7 @@ def test_a_move_to_a_host_that_dies_is_called_off_and_may_be_made_again() -> Non
 def test_hosts_of_two_block_sizes_share_prefixes_and_hand_off() -> None:
     """Host b's blocks are twice as large: it knows every other hash of a prompt, and lands tokens, not blocks."""
     turns = (request("q", tokens=33, output=10), request("r", tokens=9, at_s=2.0, follows="q"))
-    made = two_hosts(*turns, policy="baton")
+    made = two_hosts(*turns, policy="baton" + UNPINNED)
     spec = made.cluster
     kinds = {"large": SimKind(cost={"model": "linear", **asdict(spec.cost)}, kv=SimKV(blocks=32, block_tokens=8))}
     workers = (spec.workers[0], replace(spec.workers[1], kind="large"))

@@ -87,7 +87,7 @@ def test_neither_host_talks_to_the_other() -> None:
 def test_what_the_target_holds_is_not_put() -> None:
     """Turn two of a chat: decode's host has all of turn one, and the pool is given only what is behind it."""
     turns = (replace(LONG, id=RequestId("q")), request("r", tokens=30, at_s=0.5, follows="q"))
-    cluster = play(by_pool(*turns))
+    cluster = play(by_pool(*turns, policy="central" + restless.UNPINNED))
     assert finished(cluster)
     puts = [event for event in events(cluster, A) if isinstance(event, PutWanted) and event.request_id == R]
     prompt_blocks = (42 + 8 + 30) // 4
