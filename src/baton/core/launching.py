@@ -16,7 +16,7 @@ Count = Annotated[int, Range(least=0, most=256)]
 
 
 class ScalingRules(Struct, frozen=True, kw_only=True):
-    """What the scaling policy's targets lead to. The decision log has it, because decisions depend on it."""
+    """How a server carries out the targets of its scaling policy. The header of the decision log has these rules."""
 
     starts: Literal["workers", "hosts", "none"] = "workers"
     """`workers`: workers on the present hosts. `hosts`: new hosts of one worker each. `none`: nothing, because another

@@ -28,7 +28,7 @@ class EngineBlocksStored:
     tokens: Sequence[int]
     block_tokens: int
     salt_keys: Sequence[Sequence[Any] | None] = ()
-    """What each block's hash covers beside tokens. None: nothing. Empty: nothing for all blocks."""
+    """Values that the hash of each block covers beside its tokens; None: it has none. Empty: no block has any."""
     is_adapter: bool = False
     """The blocks are those of an adapter, which Baton does not serve."""
     medium: str | None = None

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from baton.move.backoff import Backoff
+from baton.serve.host.child_process import output_lines
 
 _STARTS_MAX = 3
 """Starts in a row after which a server that never became ready is given up."""
 _BACKOFF = Backoff(0.5, 30.0)
 _LINES = 20
 """Last lines of output that are shown if a server fails."""
-_READ_BYTES = 4096
 
 log = logging.getLogger("baton.engines")
 
@@ -105,14 +105,9 @@ class EngineProcess:
     async def _relay(self, process: asyncio.subprocess.Process) -> None:
         """Log the output, and keep its last lines. An unread pipe would fill up and block the server."""
         assert process.stdout is not None
-        rest = b""
-        while piece := await process.stdout.read(_READ_BYTES):
-            *lines, rest = (rest + piece).split(b"\n")
-            if len(rest) > _READ_BYTES:
-                lines, rest = [*lines, rest], b""
-            for line in lines:
-                self._lines.append(line.decode(errors="replace").rstrip())
-                log.info("%s: %s", self._name, self._lines[-1])
+        async for line in output_lines(process.stdout):
+            self._lines.append(line)
+            log.info("%s: %s", self._name, line)
 
 
 def visible_gpus() -> list[str]:

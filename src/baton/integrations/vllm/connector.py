@@ -40,7 +40,7 @@ _SAMPLE_BYTES = 65536
 
 @dataclass
 class StepMetadata(KVConnectorMetadata):
-    """What the scheduler tells the workers with a step."""
+    """Orders of the scheduler to the workers, sent with each step."""
 
     copies: StepCopies
 

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import cast
 
 import msgspec
@@ -131,18 +131,21 @@ class ChildProcess(asyncio.Protocol):
     async def _relay_output(self, process: asyncio.subprocess.Process) -> None:
         """Pass each line of output to `on_output`. An unread pipe would fill up and block the process."""
         assert process.stdout is not None
-        rest = b""
-        while piece := await process.stdout.read(_OUTPUT_BYTES):
-            *lines, rest = (rest + piece).split(b"\n")
-            if len(rest) > _OUTPUT_BYTES:
-                lines, rest = [*lines, rest], b""
-            for line in lines:
-                self._add_line(line)
-        if rest:
-            self._add_line(rest)
+        async for line in output_lines(process.stdout):
+            self._on_output(f"{self._name}: {line}")
 
-    def _add_line(self, raw: bytes) -> None:
-        self._on_output(f"{self._name}: {raw.decode(errors='replace').rstrip()}")
+
+async def output_lines(output: asyncio.StreamReader) -> AsyncGenerator[str]:
+    """Yield the lines of a process's output until it ends. A line without end is divided."""
+    rest = b""
+    while piece := await output.read(_OUTPUT_BYTES):
+        *lines, rest = (rest + piece).split(b"\n")
+        if len(rest) > _OUTPUT_BYTES:
+            lines, rest = [*lines, rest], b""
+        for line in lines:
+            yield line.decode(errors="replace").rstrip()
+    if rest:
+        yield rest.decode(errors="replace").rstrip()
 
 
 def _killed_by(number: int) -> str:

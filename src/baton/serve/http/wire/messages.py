@@ -6,11 +6,12 @@ Source: Anthropic API reference, Messages, version 2023-06-01.
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
 from baton.core.errors import RequestError
+from baton.serve.http.wire.parsing import required
 from baton.serve.http.wire.schemas import (
     CalledFunction,
     ChatMessage,
@@ -27,8 +28,6 @@ from baton.serve.http.wire.schemas import (
     Tool,
     ToolChoice,
 )
-
-Value = TypeVar("Value")
 
 
 class TextBlock(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -165,7 +164,7 @@ def _chat_messages(turn: Turn, path: str) -> list[ChatMessage]:
             raise RequestError(f"{place}: a message of the {turn.role} has no {block.type}", param=place)
         match block.type:
             case "text":
-                texts.append(TextPart(type="text", text=_needed(block.text, f"{place}.text")))
+                texts.append(TextPart(type="text", text=required(block.text, f"{place}.text")))
             case "tool_use":
                 calls.append(_call(block, place))
             case "tool_result":
@@ -178,9 +177,11 @@ def _chat_messages(turn: Turn, path: str) -> list[ChatMessage]:
 
 
 def _call(block: MessageBlock, place: str) -> MessageToolCall:
-    name = _needed(block.name, f"{place}.name")
-    arguments = json.dumps(_needed(block.input, f"{place}.input"))
-    return MessageToolCall(id=_needed(block.id, f"{place}.id"), function=CalledFunction(name=name, arguments=arguments))
+    name = required(block.name, f"{place}.name")
+    arguments = json.dumps(required(block.input, f"{place}.input"))
+    return MessageToolCall(
+        id=required(block.id, f"{place}.id"), function=CalledFunction(name=name, arguments=arguments)
+    )
 
 
 def _result(block: MessageBlock, place: str) -> ChatMessage:
@@ -189,14 +190,8 @@ def _result(block: MessageBlock, place: str) -> ChatMessage:
     return ChatMessage(
         role="tool",
         content=f"Error: {text}" if block.is_error else text,
-        tool_call_id=_needed(block.tool_use_id, f"{place}.tool_use_id"),
+        tool_call_id=required(block.tool_use_id, f"{place}.tool_use_id"),
     )
-
-
-def _needed(value: Value | None, path: str) -> Value:
-    if value is None:
-        raise RequestError(f"{path} is required", param=path, code="missing_required_parameter")
-    return value
 
 
 def _tool(tool: MessagesTool) -> Tool:
@@ -211,5 +206,5 @@ def _choice(choice: MessagesToolChoice) -> ToolChoice:
         case "any":
             return "required"
         case "tool":
-            name = _needed(choice.name, "tool_choice.name")
+            name = required(choice.name, "tool_choice.name")
             return NamedTool(type="function", function=ChosenFunction(name=name))

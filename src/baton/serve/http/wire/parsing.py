@@ -18,6 +18,7 @@ from baton.serve.http.wire.describe import describe, show, type_of
 from baton.serve.http.wire.schemas import UNSUPPORTED, ChatRequest, TokenizeRequest
 
 Body = TypeVar("Body", bound=msgspec.Struct)
+Value = TypeVar("Value")
 WALKED_MAX = 10_000
 """Maximum parts of an invalid field that are searched for the first wrong one, as this blocks the event loop."""
 
@@ -88,6 +89,13 @@ def _containers(value: object) -> list[object]:
 
 def _too_deep() -> RequestError:
     return RequestError(f"the body is nested too deeply: at most {LEVELS_MAX} levels are allowed; nest it less")
+
+
+def required(value: Value | None, path: str) -> Value:
+    """Return the value of a field. Raises RequestError (400), which names the field, if there is none."""
+    if value is None:
+        raise RequestError(f"{path} is required", param=path, code="missing_required_parameter")
+    return value
 
 
 def convert(body: Mapping[str, Any], into: type[Body]) -> Body:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from baton.core.errors import RequestError
+from baton.serve.http.wire.parsing import required
 from baton.serve.http.wire.schemas import (
     CalledFunction,
     ChatMessage,
@@ -25,8 +25,6 @@ from baton.serve.http.wire.schemas import (
     Tool,
     ToolChoice,
 )
-
-Value = TypeVar("Value")
 
 
 class ContentPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -130,14 +128,14 @@ def chat_messages(body: ResponsesRequest) -> list[ChatMessage]:
             messages, calls = [*messages, called_message(calls)], []
         match item.type:
             case "message":
-                role = _needed(item.role, f"{place}.role")
+                role = required(item.role, f"{place}.role")
                 messages.append(ChatMessage(role=role, content=_content(item.content, f"{place}.content")))
             case "function_call_output":
                 messages.append(
                     ChatMessage(
                         role="tool",
                         content=_content(item.output, f"{place}.output"),
-                        tool_call_id=_needed(item.call_id, f"{place}.call_id"),
+                        tool_call_id=required(item.call_id, f"{place}.call_id"),
                     )
                 )
             case "reasoning":
@@ -170,26 +168,20 @@ def chat_request(body: ResponsesRequest, history: Sequence[ChatMessage]) -> Chat
 
 
 def _content(content: str | list[ContentPart] | None, path: str) -> str | list[TextPart]:
-    found = _needed(content, path)
+    found = required(content, path)
     if isinstance(found, str):
         return found
     texts = [part.text if part.refusal is None else part.refusal for part in found]
     return [
-        TextPart(type="text", text=_needed(text, f"{path}[{index}].text")) for index, text in enumerate(texts)
+        TextPart(type="text", text=required(text, f"{path}[{index}].text")) for index, text in enumerate(texts)
     ] or ""
 
 
 def _call(item: InputItem, place: str) -> MessageToolCall:
     function = CalledFunction(
-        name=_needed(item.name, f"{place}.name"), arguments=_needed(item.arguments, f"{place}.arguments")
+        name=required(item.name, f"{place}.name"), arguments=required(item.arguments, f"{place}.arguments")
     )
-    return MessageToolCall(id=_needed(item.call_id, f"{place}.call_id"), function=function)
-
-
-def _needed(value: Value | None, path: str) -> Value:
-    if value is None:
-        raise RequestError(f"{path} is required", param=path, code="missing_required_parameter")
-    return value
+    return MessageToolCall(id=required(item.call_id, f"{place}.call_id"), function=function)
 
 
 def _tool(tool: FunctionTool) -> Tool:
@@ -208,5 +200,5 @@ def _choice(choice: Literal["none", "auto", "required"] | ChosenTool | None) -> 
 def _format(asked: TextFormat) -> ResponseFormat:
     if asked.type != "json_schema":
         return ResponseFormat(type=asked.type)
-    schema = _needed(asked.schema, "text.format.schema")
+    schema = required(asked.schema, "text.format.schema")
     return ResponseFormat(type="json_schema", json_schema=NamedSchema(name=asked.name or "answer", schema=schema))
