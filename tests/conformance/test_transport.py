@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Iterator
 
 import msgspec
 import pytest
 
 from baton.core.errors import TransferError
+from baton.move.transport.piecewise_pull import PiecewisePull
 from baton.move.transport.port import Extent
 from tests.transfers.kits import TRANSPORTS, Kit, Side, assert_quiet, kit_of, offered, random_extents
 from tests.transfers.wires import Gate
@@ -230,7 +232,14 @@ def test_a_cancelled_pull_writes_nothing_more(kit: Kit) -> None:
     held = kit.through(ticket, gate)
     pull = target.transport.pull(held, target.whole())
     gate.wait_until_reached()
-    opening = threading.Thread(target=gate.open)
+    assert isinstance(pull, PiecewisePull)
+
+    def open_after_the_cancel() -> None:
+        while pull.wanted:
+            time.sleep(0.001)
+        gate.open()
+
+    opening = threading.Thread(target=open_after_the_cancel)
     if kit.name != "tcp":
         opening.start()  # a copy that has begun is waited for
     pull.cancel()

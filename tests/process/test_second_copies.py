@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from tests.command_line import baton
@@ -10,7 +11,7 @@ from tests.hosting import cluster
 from tests.serving import RunningServer
 
 HOST = ("--mixed", "1", "--kv-blocks", "512")
-LONG = {"prompt": "a decode with a second copy", "max_tokens": 3000, "ignore_eos": True, "temperature": 0}
+LONG = {"prompt": "a decode with a second copy", "max_tokens": 1500, "ignore_eos": True, "temperature": 0}
 CONFIG = """
 default_class = "copied"
 [[classes]]
@@ -43,6 +44,8 @@ def test_the_loss_of_a_host_costs_the_tokens_since_the_last_copy(tmp_path: Path,
         read_tokens = server.metric("baton_failover_tokens_total", 'kv="read"')
         recomputed_tokens = server.metric("baton_failover_tokens_total", 'kv="recomputed"')
         server.stop()
-    assert recomputed_tokens < read_tokens > 500
-    assert "blocks is cached on the host of" in baton("explain", "asked", "--log", str(log)).stdout
+    assert recomputed_tokens < read_tokens > 250
+    # The second words stand there if the last copy was still landing when the host was lost.
+    used = r"KV of \d+ blocks is cached on the host of|begins with KV of \d+ tokens"
+    assert re.search(used, baton("explain", "asked", "--log", str(log)).stdout)
     assert "the same decisions" in baton("replay", str(log)).stdout
