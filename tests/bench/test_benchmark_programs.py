@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.deep, pytest.mark.timeout(900)]
-
 ROOT = Path(__file__).resolve().parents[2]
 LINKED = ("examples", "src", "tests")
 CONVERSATION = "../shared/traces/azure2023/conv.first80.csv.gz"
@@ -38,7 +36,9 @@ SETTINGS = {
     "patterns live": "--live --rounds 1",
     "planner": "",
     "policies": "--case azure-code --policy baton --split 2P2D",
+    "policy_matrix": "--row own-4-mixed --policy baton --seeds 1",
     "precision": "--tokens 96 --steps 2",
+    "predictions": "--case yi-34b-mixed",
     "preemption": "--requests 8",
     "ranks": "--shapes 1x1 2x1 --threads 1 --layers 2 --repeats 1",
     "roles": "--cluster cpu4 --load chat --turns 1",
@@ -73,13 +73,22 @@ SETTINGS = {
     "published/vtc_curves": "--limit 40",
 }
 """The settings of each run; a name may have a word after the program's."""
-FOREIGN = {"serving_peers": "an installed vLLM"}
+FOREIGN = {"serving_peers": "an installed vLLM", "vllm_overhead": "a vLLM server"}
 """Programs that run nothing without software that Baton's tests do not install."""
 MODULES = ("record", "published/outcome", "published/systems")
 NEEDED = {"sim_instructions": "valgrind", "stores": "fio"}
 TRACES = ROOT.parent / "shared" / "traces"
 OF_TRACES = (
-    *("eviction", "policies", "sim_bytecodes", "sim_instructions", "sim_speed", "tiers", "validation_vllm"),
+    *(
+        "eviction",
+        "policies",
+        "policy_matrix",
+        "sim_bytecodes",
+        "sim_instructions",
+        "sim_speed",
+        "tiers",
+        "validation_vllm",
+    ),
     *("published/early_rejection", "published/mooncake_cache", "published/mooncake_capacity"),
     "published/mooncake_scheduling",
     *("published/splitwise_isopower", "published/tetriinfer", "published/vtc_curves"),
@@ -106,6 +115,8 @@ def test_every_program_has_settings() -> None:
     assert names == {name.split()[0] for name in SETTINGS} | set(FOREIGN) | set(MODULES)
 
 
+@pytest.mark.deep
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_benchmark_runs_to_its_end(name: str, copy: Path) -> None:
     if (needed := NEEDED.get(name)) and shutil.which(needed) is None:
