@@ -19,6 +19,7 @@ from baton.cli.logs import build_cluster, changed_policies, open_log
 from baton.cli.output import STANDARD_OUTPUT, warn, wide_console, write_json
 from baton.core.errors import ConfigError
 from baton.core.types import WorkerId
+from baton.decide.policy.weighing import deciding_term
 from baton.lab.report.explain import Explanation, Found, explain, find_requests
 from baton.lab.report.questions import Notes, Option, Question, Subject
 from baton.lab.report.timeline import WorkerLine, read_timeline
@@ -198,6 +199,7 @@ def _facts(explanation: Explanation) -> Iterator[tuple[str, str]]:
         ("predicted TTFT", explanation.predicted_ttft_s),
         ("first token to the end" if explanation.prefill_s is not None else "on its worker", explanation.decode_s),
         ("TPOT", explanation.tpot_s),
+        ("predicted TPOT", explanation.predicted_tpot_s),
         ("end to end", explanation.e2e_s),
     ):
         if seconds is not None:
@@ -212,7 +214,9 @@ def _question_table(question: Question) -> Table:
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1))
     table.add_column("worker", no_wrap=True)
     table.add_column("role")
-    names = ("step", "handoff", "both") if question.subject in DECODING else ("queue", "prompt", "TTFT")
+    is_weighed = any(option.weighed is not None for option in question.options)
+    decoding = ("step", "handoff/token", "TPOT") if is_weighed else ("step", "handoff", "both")
+    names = decoding if question.subject in DECODING else ("queue", "prompt", "TTFT")
     table.add_column("rank", justify="right")
     for name in ("requests", "bound", "queued", "context", "room", "hit", "age ms", *(f"{name} ms" for name in names)):
         table.add_column(name, justify="right", no_wrap=True)
@@ -264,8 +268,10 @@ def _verdict(question: Question) -> str:
         return "no worker was chosen"
     if chosen.predicted_s == best.predicted_s:
         return f"{chosen.worker}, and no worker is predicted to be earlier"
-    sooner_ms = (chosen.predicted_s - best.predicted_s) * 1000
-    return (
-        f"{chosen.worker}, though {best.worker} is predicted to be {sooner_ms:,.3f} ms earlier: "
-        f"{question.policy} does not choose by this time alone"
-    )
+    sooner = f"{best.worker} is predicted to be {(chosen.predicted_s - best.predicted_s) * 1000:,.3f} ms sooner"
+    if chosen.weighed is None or best.weighed is None:
+        return f"{chosen.worker}, though {sooner}: {question.policy} does not choose by this time alone"
+    terms = deciding_term(chosen.weighed, best.weighed)
+    if terms is None:
+        return f"{chosen.worker}, though {sooner}"
+    return f"{chosen.worker}: {sooner}, but it {terms[0]}; {chosen.worker} {terms[1]}"

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from baton.core.ports import CostModel, handoff_between_s
@@ -22,6 +21,15 @@ from baton.decide.policy.admission import Reject, refuse_full
 from baton.decide.policy.answer_forecast import AnswerForecast
 from baton.decide.policy.arena_room import ArenaRoom, arena_rooms
 from baton.decide.policy.distinct_workers import DistinctWorkers
+from baton.decide.policy.headroom_plans import (
+    FOLLOWS_ROLES,
+    SENT_ELSEWHERE,
+    AnswerKey,
+    AnswerPlan,
+    PromptPlan,
+    prompt_order,
+    weigh_by_role,
+)
 from baton.decide.policy.predictions import (
     PromptWork,
     answer_step_s,
@@ -38,25 +46,13 @@ from baton.decide.policy.predictions import (
 from baton.decide.policy.prefix import longest_hit, prefix_on
 from baton.decide.policy.routing import Route
 from baton.decide.policy.slo_risk import refuse_risky
+from baton.decide.policy.weighing import Weighed
 
 _NO_LIMIT_S = 1e6
 """Step time of decodes without an SLO: `SloChunked` puts a whole prompt into one step."""
 _KEY = itemgetter(0)
-_DecodeKey = tuple[bool, bool, float, bool, WorkerId]
 HANDOFF_GAIN = 1.25
 """A mixed worker hands an answer off if its own pressure is above that of the other worker by this factor."""
-
-
-class _Plan(Struct, frozen=True, gc=False):
-    """A candidate worker for a prompt, with the predictions for it."""
-
-    worker: WorkerView
-    fetch: HostId | None
-    ttft_s: float
-    work: PromptWork
-    pressure: float
-    misses_slo: bool
-    """True if the TTFT of this request or the TPOT of the requests that decode there would miss its SLO."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -155,6 +151,43 @@ class SloHeadroom:
         self._forecast.answers.note(chosen, cluster)
         return chosen.id
 
+    def weigh_prompt(
+        self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView, cost: CostModel
+    ) -> list[Weighed]:
+        """Return how `route` weighs every worker of the cluster, for `baton explain`."""
+        cluster, offered = with_bound(cluster), {worker.id for worker in candidates}
+        arenas = arena_rooms(request, cluster, cost, self._forecast.answers)
+        plans = [self._on(worker, request, cluster, cost, arenas) for worker in cluster.workers]
+        if request.slo is not None:
+            return [plan.weighed(0.0, "") for plan in plans]
+        best = min((plan for plan in plans if plan.worker.id in offered), key=prompt_order)
+        pinned = self._pinned(best, request, cluster, cost) if self.pins_turns else best
+        return weigh_by_role(plans, offered, None if pinned is best else pinned.worker.id)
+
+    def weigh_answer(
+        self,
+        request: Request,
+        source: HostId | None,
+        candidates: Sequence[WorkerView],
+        cluster: ClusterView,
+        cost: CostModel,
+    ) -> list[Weighed]:
+        """Return how `place` weighs every worker of the cluster, for `baton explain`."""
+        plan_on = self._answer_plans(request, source, cluster, cost)
+        is_ahead = _is_ahead(candidates, cluster)
+        if is_ahead:
+            is_ahead = not any(self._best_decoder(request, source, candidates, cluster, cost)[0][:2])
+        offered = {worker.id for worker in (candidates if is_ahead or request.slo is None else cluster.workers)}
+        plans = [plan_on(worker) for worker in cluster.workers]
+        owners = [plan.key() for plan in plans if plan.worker.role != "prefill" and plan.worker.id in offered]
+        has_headroom = bool(owners) and not any(min(owners)[:2]) and min(owners)[2] <= self.lends_above
+        why = SENT_ELSEWHERE if is_ahead else FOLLOWS_ROLES
+        unable = ["" if plan.worker.id in offered else why for plan in plans]
+        return [
+            plan.weighed(request.slo, unable=reason, has_headroom=has_headroom)
+            for plan, reason in zip(plans, unable, strict=True)
+        ]
+
     def _best_decoder(
         self,
         request: Request,
@@ -162,24 +195,24 @@ class SloHeadroom:
         workers: Sequence[WorkerView],
         cluster: ClusterView,
         cost: CostModel,
-    ) -> tuple[_DecodeKey, WorkerView]:
+    ) -> tuple[AnswerKey, WorkerView]:
         """Return the worker under the least pressure, and its sort key.
 
         Prefill workers are considered only if the pressure is above `lends_above` on all others.
         """
         owners = [worker for worker in workers if worker.role != "prefill"]
         lenders = [worker for worker in workers if worker.role == "prefill"]
-        key = self._decode_key(request, source, cluster, cost)
-        best = min(((key(worker), worker) for worker in owners), default=None, key=_KEY)
+        plan_on = self._answer_plans(request, source, cluster, cost)
+        best = min(((plan_on(worker).key(), worker) for worker in owners), default=None, key=_KEY)
         if best is not None and not any(best[0][:2]) and best[0][2] <= self.lends_above:
             return best
-        found = [(key(worker), worker) for worker in lenders]
+        found = [(plan_on(worker).key(), worker) for worker in lenders]
         return min(found if best is None else [best, *found], key=_KEY)
 
-    def _decode_key(
+    def _answer_plans(
         self, request: Request, source: HostId | None, cluster: ClusterView, cost: CostModel
-    ) -> Callable[[WorkerView], _DecodeKey]:
-        """Return the function that gives the sort key of a decode worker; the lowest is best."""
+    ) -> Callable[[WorkerView], AnswerPlan]:
+        """Return the function that plans the answer on a worker."""
         tokens, output_tokens = request.prompt_tokens, self._forecast.answers.expected(cluster)
         slo, sources = request.slo, cluster.kinds_on(source)
         shares_s: dict[tuple[str, bool], float] = {}
@@ -191,22 +224,23 @@ class SloHeadroom:
                 shares_s[kind, same_host] = handoff_s / output_tokens
             return shares_s[kind, same_host]
 
-        def key(worker: WorkerView) -> _DecodeKey:
+        def plan_on(worker: WorkerView) -> AnswerPlan:
             stays = source is None or source == worker.host
             found = self._forecast.predict(worker, request, cluster, cost)
             share_s = handoff_share_s(worker.kind, same_host=stays)
             is_full = 0 < worker.kv_tokens_max < worker.context_tokens + tokens
             is_full = is_full or 0 < worker.requests_max <= decoding_requests(worker)
-            is_lent = worker.role == "prefill"
+            tpot_s, free_s = found.tpot_s + share_s, found.load_s + share_s
             if slo is None:
-                return (is_full, False, found.load_s + share_s, is_lent, worker.id)
-            tpot_pressure = (found.load_s + share_s) / slo.tpot_s
-            ttft_pressure = self._ttft_pressure(worker, tokens, slo, cost_of(worker, cost))
+                return AnswerPlan(worker, is_full, tpot_s, free_s, share_s, 0.0, free_s, False)
+            ttft_ratio = self._ttft_pressure(worker, tokens, slo, cost_of(worker, cost))
+            is_lent = worker.role == "prefill"
             mixing = 1.0 + (self.mixing_ratio - 1.0) * min(1.0, found.prompts_ratio) if is_lent else 1.0
-            misses_slo = found.tpot_s + share_s > self.tpot_slack * slo.tpot_s or ttft_pressure > self.ttft_slack
-            return (is_full, misses_slo, max(tpot_pressure, ttft_pressure) * mixing, is_lent, worker.id)
+            misses_slo = tpot_s > self.tpot_slack * slo.tpot_s or ttft_ratio > self.ttft_slack
+            pressure = max(free_s / slo.tpot_s, ttft_ratio) * mixing
+            return AnswerPlan(worker, is_full, tpot_s, free_s, share_s, ttft_ratio, pressure, misses_slo)
 
-        return key
+        return plan_on
 
     def _until(self, request: Request, worker: WorkerView, cluster: ClusterView, cost: CostModel) -> Until:
         """Return how far the worker runs the request: a mixed worker to the end, unless another one decodes better."""
@@ -215,21 +249,23 @@ class SloHeadroom:
         if request.slo is None or not self.hands_off or len(cluster.workers) == 1:
             return "end"
         workers = self._decoding.among(cluster.workers, self._forecast.shares)
-        own = self._decode_key(request, worker.host, cluster, cost)(worker)
+        own = self._answer_plans(request, worker.host, cluster, cost)(worker).key()
         key, best = self._best_decoder(request, worker.host, workers, cluster, cost)
         gains = own[:2] > key[:2] or own[2] > HANDOFF_GAIN * key[2]
         return "first_token" if best.id != worker.id and gains else "end"
 
     # ---- predictions
 
-    def _plan(self, request: Request, workers: Sequence[WorkerView], cluster: ClusterView, cost: CostModel) -> _Plan:
+    def _plan(
+        self, request: Request, workers: Sequence[WorkerView], cluster: ClusterView, cost: CostModel
+    ) -> PromptPlan:
         """Return the best plan: plans that meet all SLOs first, then the lowest pressure, then the matching role.
 
         The mixing factor changes the order only among plans that meet all SLOs, or among plans that miss one.
         """
         arenas = arena_rooms(request, cluster, cost, self._forecast.answers)
         plans = [self._on(worker, request, cluster, cost, arenas) for worker in self._computing.among(workers, {})]
-        return min(plans, key=_order)
+        return min(plans, key=prompt_order)
 
     def _best_tpot_s(
         self, request: Request, slo: Slo, cluster: ClusterView, cost: CostModel, since: tuple[ClusterView, float]
@@ -245,7 +281,7 @@ class SloHeadroom:
         found = [predict(worker, request, cluster, cost, since).tpot_s for worker in (able if own else able or lenders)]
         return min([*own, *found])
 
-    def _pinned(self, plan: _Plan, request: Request, cluster: ClusterView, cost: CostModel) -> _Plan:
+    def _pinned(self, plan: PromptPlan, request: Request, cluster: ClusterView, cost: CostModel) -> PromptPlan:
         """Return a plan for the decode worker beside the cached prefix if its first token is predicted no later.
 
         So a later turn of a conversation stays with the worker that decoded the earlier one, and no KV is copied. At
@@ -268,7 +304,7 @@ class SloHeadroom:
         cluster: ClusterView,
         cost: CostModel,
         arenas: Mapping[HostId, ArenaRoom],
-    ) -> _Plan:
+    ) -> PromptPlan:
         model, hits, arena = cost_of(worker, cost), cluster.prefix_hit_tokens, arenas[worker.host]
         here = hits.get(worker.host, 0)
         done_tokens, load_s = here, 0.0
@@ -290,7 +326,8 @@ class SloHeadroom:
             done_tokens, load_s = prefix.tokens, prefix.load_s
         work = prompt_work(request.prompt_tokens - done_tokens, done_tokens, model)
         prompt_s = compute_s(after, work, model, step_s_max=step_s_max)
-        ttft_s, fetch = max(queue_s, load_s) + prompt_s, None
+        ahead_s = max(queue_s, load_s)
+        ttft_s, fetch = ahead_s + prompt_s, None
         best = longest_hit(cluster)
         if self.fetches and best is not None and hits[best] > here:
             there = hits[best]
@@ -299,16 +336,17 @@ class SloHeadroom:
             rest = prompt_work(request.prompt_tokens - there, there, model)
             rest_s = compute_s(after, rest, model, step_s_max=step_s_max)
             if wait_s + rest_s < ttft_s:
-                ttft_s, prompt_s, fetch, work = wait_s + rest_s, rest_s, best, rest
+                ttft_s, prompt_s, fetch, work, ahead_s = wait_s + rest_s, rest_s, best, rest, wait_s
         ttft_s += first_token_delay_s(worker, request, cluster, cost, prompt_s=prompt_s)
         ttft_pressure = ttft_s / slo.ttft_s
         mixing, risk = 1.0, 1.0
         if request.slo is not None and decoding_requests(worker):
             mixing, risk = self.mixing_ratio, 1.0 + arena.fill_ratio
-        bounded_s, load_s = self._tpots_beside_s(worker, request, cluster, model, work.alone_s, risk)
-        return _Plan(
-            worker=worker, fetch=fetch, ttft_s=ttft_s, work=work,
-            pressure=max(ttft_pressure, load_s / slo.tpot_s) * risk * mixing,
+        bounded_s, beside_s = self._tpots_beside_s(worker, request, cluster, model, work.alone_s, risk)
+        return PromptPlan(
+            worker=worker, fetch=fetch, queue_s=ahead_s, prompt_s=prompt_s, ttft_s=ttft_s, work=work, slo=slo,
+            beside_s=beside_s, bounded_s=bounded_s, factor=risk * mixing,
+            pressure=max(ttft_pressure, beside_s / slo.tpot_s) * risk * mixing,
             misses_slo=request.slo is not None and max(ttft_pressure, bounded_s / slo.tpot_s) > self.ttft_slack,
         )  # fmt: skip
 
@@ -349,12 +387,6 @@ class SloHeadroom:
         if not worker.requests_max or too_many <= 0 or not decodes:
             return 0.0
         return too_many * self._forecast.life_s(worker, cluster, model) / min(decodes, worker.requests_max)
-
-
-def _order(plan: _Plan) -> tuple[bool, float, float, bool, WorkerId]:
-    """Return the sort key of a plan; the lowest is best."""
-    worker = plan.worker
-    return (plan.misses_slo, plan.pressure, plan.ttft_s, worker.role == "decode", worker.id)
 
 
 def _is_ahead(candidates: Sequence[WorkerView], cluster: ClusterView) -> bool:

@@ -84,6 +84,8 @@ class Explanation(Struct, frozen=True, kw_only=True):
     """Time from arrival to the first token, as observed by the coordinator."""
     predicted_ttft_s: float | None
     """TTFT predicted for the first chosen worker."""
+    predicted_tpot_s: float | None
+    """TPOT that admission predicted. None: not predicted, as for a request without an SLO."""
     decode_s: float | None
     """Time from the first token to the end, or from the start if there is no first token."""
     e2e_s: float | None
@@ -211,6 +213,7 @@ def _explanation(
     ends = [event for event in events if isinstance(event, RequestFinished)]
     output_tokens = (ends[-1].output_tokens or None) if ends else None
     gaps = (output_tokens or 1) - 1
+    predicted = next((command.predicted for _, command in commands if isinstance(command, StartPrefill)), None)
     questions = [question for _, _, asked in found for question in asked if question.subject == "prefill"]
     chosen = questions[0].option(questions[0].chosen) if questions else None
     return Explanation(
@@ -229,6 +232,7 @@ def _explanation(
         prefill_s=_between(started_s, first_s),
         ttft_s=_between(start_s, first_s),
         predicted_ttft_s=None if chosen is None else chosen.ttft_s,
+        predicted_tpot_s=(predicted.tpot_s or None) if predicted is not None else None,
         decode_s=decode_s,
         e2e_s=_between(start_s, end_s),
         output_tokens=output_tokens,

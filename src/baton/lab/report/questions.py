@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -33,6 +33,7 @@ from baton.decide.policy.fleet import MovesPolicy
 from baton.decide.policy.predictions import first_token_delay_s, queue_s
 from baton.decide.policy.prefix import prefix_on
 from baton.decide.policy.routing import Route
+from baton.decide.policy.weighing import Weighed, WeighsAnswers, WeighsPrompts
 
 RANKED_MAX = 8
 """Bound on the ranks that are requested of a policy."""
@@ -60,7 +61,7 @@ class Option(Struct, frozen=True, kw_only=True):
     load_s: float = 0.0
     """Predicted time until the KV of these tokens is in the arena."""
     queue_s: float | None = None
-    """Predicted time until earlier prompts are computed and the prefix is loaded."""
+    """Predicted time until earlier prompts are computed and the prefix is loaded or fetched."""
     prefill_s: float | None = None
     """Predicted time to compute this prompt."""
     ttft_s: float | None = None
@@ -68,10 +69,12 @@ class Option(Struct, frozen=True, kw_only=True):
     step_s: float | None = None
     """Predicted time of a decode step that includes this request."""
     handoff_s: float | None = None
-    """Predicted time of the KV transfer to this worker."""
+    """Predicted time of the KV transfer to this worker; per output token if `weighed` is known."""
     is_offered: bool = True
     """The coordinator offered this worker. Otherwise its role differs, or the request's KV was sent ahead to another
     host; a policy may still choose it."""
+    weighed: Weighed | None = None
+    """How the policy weighs this worker. None: the policy does not show it, so the times are the cost model's."""
     rank: int | None = None
     """Rank in the policy's own order, from 1. Rank 2 is its choice without the worker of rank 1, and so on."""
 
@@ -134,6 +137,8 @@ class _Answer:
     """Workers of the policy's first ranks, best first."""
     fetch: HostId | None = None
     until: Until | None = None
+    weighed: Sequence[Weighed] = ()
+    """How the policy weighs the workers, for the ranked request."""
 
 
 Ask = Callable[[Policies, Sequence[WorkerView], ClusterView], Route | WorkerId | PolicyFailure]
@@ -150,14 +155,21 @@ class WatchedPolicies(Policies):
         answer = Policies.admit(self, request, cluster, now_s)
         refusal = answer.reason if isinstance(answer, CloseRequest) else ""
         candidates = cluster.having("prefill") or cluster.workers
-        self._note("admit", request, candidates, cluster, _Answer(refusal=refusal))
+        asked = self._copy(request)
+        weighed: Sequence[Weighed] = ()
+        if asked is not None and isinstance(asked.admission, WeighsPrompts):
+            weighed = asked.admission.weigh_prompt(request, candidates, cluster, self.cost)
+        self._note("admit", request, candidates, cluster, _Answer(refusal=refusal, weighed=weighed))
         return answer
 
     def route(self, request: Request, candidates: Sequence[WorkerView], cluster: ClusterView) -> Route | PolicyFailure:
         order = self._order("prefill", request, cluster, lambda asked, left, seen: asked.route(request, left, seen))
+        asked, weighed = self._copy(request), list[Weighed]()
+        if asked is not None and isinstance(asked.routing, WeighsPrompts):
+            weighed = asked.routing.weigh_prompt(request, candidates, cluster, self.cost)
         answer = Policies.route(self, request, candidates, cluster)
         said = _Answer(refusal=answer.reason) if isinstance(answer, PolicyFailure) else _routed(answer, order, cluster)
-        self._note("prefill", request, candidates, cluster, said)
+        self._note("prefill", request, candidates, cluster, replace(said, weighed=weighed))
         return answer
 
     def place(
@@ -166,17 +178,28 @@ class WatchedPolicies(Policies):
         order = self._order(
             "decode", request, cluster, lambda asked, left, seen: asked.place(request, source, left, seen)
         )
+        asked, weighed = self._copy(request), list[Weighed]()
+        if asked is not None and isinstance(asked.placement, WeighsAnswers):
+            weighed = asked.placement.weigh_answer(request, source, candidates, cluster, self.cost)
         answer = Policies.place(self, request, source, candidates, cluster)
         failed = isinstance(answer, PolicyFailure)
         said = _Answer(refusal=answer.reason, source=source) if failed else _Answer(answer, "", source, order)
-        self._note("decode", request, candidates, cluster, said)
+        self._note("decode", request, candidates, cluster, replace(said, weighed=weighed))
         return answer
+
+    def _copy(self, request: Request) -> Policies | None:
+        """Return a copy of the policies, which may keep state. None for other requests, or if a copy fails."""
+        if self.notes.ranked != request.id:
+            return None
+        try:
+            return Policies(**copy.deepcopy(families(self)))
+        except TypeError:  # a user's policy may hold state that cannot be copied
+            return None
 
     def _order(self, role: Role, request: Request, cluster: ClusterView, ask: Ask) -> tuple[WorkerId, ...]:
         """Return the policy's ranking of workers for the ranked request. Empty for every other request.
 
-        Each round asks again without the workers chosen before. It asks a copy of the policies, because a policy may
-        keep state.
+        Each round asks a copy of the policies again, without the workers chosen before.
         """
         if self.notes.ranked != request.id:
             return ()
@@ -188,9 +211,8 @@ class WatchedPolicies(Policies):
             candidates = left if is_any_role else seen.having(role)
             if not candidates:
                 break
-            try:
-                asked = Policies(**copy.deepcopy(families(self)))
-            except TypeError:  # a user's policy may hold state that cannot be copied
+            asked = self._copy(request)
+            if asked is None:
                 break
             answer = ask(asked, candidates, seen)
             if isinstance(answer, PolicyFailure):
@@ -210,9 +232,17 @@ class WatchedPolicies(Policies):
     ) -> None:
         policy = {"admit": self.admission, "prefill": self.routing, "decode": self.placement}[subject]
         seen = list(candidates)
-        named = {answer.chosen, *answer.order}
+        named = {answer.chosen, *answer.order, *(each.worker for each in answer.weighed)}
         seen += [worker for worker in cluster.workers if worker.id in named and worker not in seen]
         ranks = {worker: rank for rank, worker in enumerate(answer.order, start=1)}
+        weighed = {each.worker: each for each in answer.weighed}
+        offered, model = {worker.id for worker in candidates}, (self.cost, self.notes.now_s)
+        options = (
+            _decode_option(request, worker, cluster, answer.source, model)
+            if subject == "decode"
+            else _prefill_option(request, worker, cluster, model)
+            for worker in seen
+        )
         self.notes.questions.append(
             Question(
                 at_s=self.notes.now_s,
@@ -224,13 +254,11 @@ class WatchedPolicies(Policies):
                 expected_output_tokens=cluster.expected_output_tokens,
                 options=tuple(
                     structs.replace(
-                        _decode_option(request, worker, cluster, answer.source, (self.cost, self.notes.now_s))
-                        if subject == "decode"
-                        else _prefill_option(request, worker, cluster, (self.cost, self.notes.now_s)),
-                        rank=ranks.get(worker.id),
-                        is_offered=worker in candidates,
+                        _by_policy(option, weighed.get(option.worker)),
+                        rank=ranks.get(option.worker),
+                        is_offered=option.worker in offered,
                     )
-                    for worker in seen
+                    for option in options
                 ),
                 chosen=answer.chosen,
                 refusal=answer.refusal,
@@ -325,6 +353,17 @@ def _prefill_option(
         queue_s=wait_s,
         prefill_s=cost.on(worker.kind).prefill_s(new_tokens=new_tokens, cached_tokens=prefix.tokens),
         ttft_s=prefix.ttft_s + first_token_delay_s(worker, request, cluster, cost, prompt_s=prompt_s),
+    )
+
+
+def _by_policy(option: Option, weighed: Weighed | None) -> Option:
+    """Return the option with the policy's own predictions in place of those of the cost model alone."""
+    if weighed is None:
+        return option
+    if option.ttft_s is None:
+        return structs.replace(option, weighed=weighed, step_s=weighed.own_s, handoff_s=weighed.wait_s)
+    return structs.replace(
+        option, weighed=weighed, queue_s=weighed.wait_s, prefill_s=weighed.own_s, ttft_s=weighed.predicted_s
     )
 
 
