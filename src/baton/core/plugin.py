@@ -73,6 +73,10 @@ BUILT_IN: dict[str, str] = {
     "mooncake-rejection-by-load": f"{_LAB}.mooncake:EarlyRejection",
     "llumnix-routing": f"{_LAB}.llumnix:LlumnixRouting",
     "llumnix-moves": f"{_LAB}.llumnix:LlumnixMoves",
+    "conserve-pinning": f"{_LAB}.conversations:ConServe",
+    "ampd-routing": f"{_LAB}.conversations:AmpdRouting",
+    "pla-routing": f"{_LAB}.pla:PlaRouting",
+    "pla-batching": f"{_LAB}.pla:PlaBatching",
 }
 """The `module:Class` of each built-in policy, by its short name."""
 

@@ -30,6 +30,7 @@ STREAMED = Plugin(use="while-computing")
 DIRECT = Plugin(use="direct-handoff")
 VTC = Plugin(use="vtc")
 FREEST = Plugin(use="llumnix-routing")
+CONSERVE = Plugin(use="conserve-pinning")
 
 
 def _of(routing: Plugin, placement: Plugin, admission: Plugin = ADMIT_ALL) -> PolicyConfig:
@@ -74,6 +75,9 @@ POLICY_SETS: dict[str, PolicyConfig] = {
     ),
     "vtc": replace(_of(SHORTEST_QUEUE, LEAST_LOAD), fairness=VTC),
     "llumnix": replace(_of(FREEST, FREEST), moves=Plugin(use="llumnix-moves")),
+    "conserve": _of(CONSERVE, CONSERVE),
+    "ampd": _of(Plugin(use="ampd-routing"), LEAST_LOAD),
+    "pla": replace(_of(Plugin(use="pla-routing"), LEAST_LOAD), batching=Plugin(use="pla-batching")),
 }
 """All sets by their name in configuration."""
 
