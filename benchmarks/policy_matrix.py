@@ -1,12 +1,13 @@
 """SLO attainment of the default policy and of published ones over many fleets, loads and SLOs. No GPU is needed.
 
     python benchmarks/policy_matrix.py [--half tuned|held-out] [--row NAME] [--policy NAME] [--as NAME] [--seeds N]
-                                       [--quick | --find | --table]
+                                       [--seconds S] [--again | --quick | --find | --table]
 
-Plays every cell of `_policy_cells.py` in the simulator: 0.6, 0.9 and 1.2 of each row's capacity. Writes
-benchmarks/results/policy-matrix.json; what is not played again stays in it. --as stores the figures of one policy under
-another name, to compare versions. --quick plays a third of the requests and stores nothing. --find finds the capacity
-of a row with published policies. --table prints the result file.
+Plays every cell of `_policy_cells.py` in the simulator: 0.6, 0.9 and 1.2 of each row's capacity. Stores each result in
+benchmarks/results/policy-matrix.json at once, and plays only what is not stored yet, so that a run can be continued;
+--again replaces stored results, and --seconds starts nothing after that time. --as stores the figures of one policy
+under another name, to compare versions. --quick plays a third of the requests and stores nothing. --find finds the
+capacity of a row with published policies. --table prints the result file.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from statistics import fmean
+from time import perf_counter
 from typing import Any
 
 from _policy_cells import HALVES, LOADS, Half, Row
-from record import RESULTS, environment, table, write
+from record import RESULTS, environment, table
 
 from baton.core.types import Slo
 from baton.lab.report.summary import SloTargets, summarize
@@ -31,12 +34,14 @@ from baton.lab.workload.request import Trace
 NAME, OURS = "policy-matrix", "baton"
 PUBLISHED = (
     "distserve", "mooncake", "arrow", "cache-aware-global", "dynamo", "llm-d", "sglang", "splitwise", "sarathi",
-    "tetriinfer", "llumnix",
+    "tetriinfer", "llumnix", "mooncake-no-prediction", "conserve", "ampd", "pla",
 )  # fmt: skip
 FINDING = ("distserve", "sarathi")
 IDLE_RPS, ENOUGH_RATIO, BISECTIONS = 0.02, 0.9, 5
 Ratios = Mapping[str, Sequence[float]]
 """SLO attainment at each load, by policy."""
+NEAR_RATIO, BEHIND_RATIO = 0.01, 0.03
+"""A cell is near the best published policy, or behind it, by these differences of the attainment."""
 
 
 def attainment(spec: ClusterSpec, trace: Trace, slo: Slo, policy: str) -> float:
@@ -46,14 +51,16 @@ def attainment(spec: ClusterSpec, trace: Trace, slo: Slo, policy: str) -> float:
     return results.slo.attainment_ratio or 0.0
 
 
-def play(row: Row, half: Half, policies: Sequence[str], seeds: int) -> dict[str, list[float]]:
-    """Return the mean attainment of each policy at each load."""
-    spec, found = row.spec(), dict[str, list[float]]()
-    traces = [[row.trace(half, load * row.capacity_rps, seed) for seed in range(seeds)] for load in LOADS]
-    for policy in policies:
-        ratios = [[attainment(spec, trace, row.slo, policy) for trace in each] for each in traces]
-        found[policy] = [round(fmean(each), 4) for each in ratios]
-    return found
+def play(row: Row, half: Half, policy: str, seed: int) -> list[float]:
+    """Return the attainment of a policy at each load."""
+    spec = row.spec()
+    traces = [row.trace(half, load * row.capacity_rps, seed) for load in LOADS]
+    return [round(attainment(spec, trace, row.slo, policy), 4) for trace in traces]
+
+
+def means(stored: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, list[float]]:
+    """Return the mean attainment over the seeds at each load, by policy."""
+    return {policy: [fmean(each) for each in zip(*ratios, strict=True)] for policy, ratios in stored.items()}
 
 
 def find_capacity(row: Row, half: Half) -> float:
@@ -86,12 +93,18 @@ def summary(half: Half, rows: Sequence[Ratios], policy: str) -> str:
     """Return how a policy compares with published ones over these rows."""
     over = [gap for found in rows for gap in gaps(found, policy)]
     mean = fmean(ratio for found in rows for ratio in found[policy])
-    alone = max(fmean(ratio for found in rows for ratio in found[each]) for each in PUBLISHED if each in rows[0])
-    near = sum(gap >= -0.01 for gap in over)
+    alone, name = max((fmean(ratio for found in rows for ratio in found[each]), each) for each in shared(rows))
+    near, behind = (sum(gap >= -ratio for gap in over) for ratio in (NEAR_RATIO, BEHIND_RATIO))
     return (
-        f"{half}, {policy}: mean {mean:.4f}, best single published policy {alone:.4f}; against the best of all in each "
-        f"cell {fmean(over):+.4f}, worst {min(over):+.4f}, {near} of {len(over)} within 0.01"
+        f"{half}, {policy}: mean {mean:.4f}, best single published policy {alone:.4f} ({name}); against the best of "
+        f"all in each cell {fmean(over):+.4f}, worst {min(over):+.4f}; of {len(over)} cells {near} are within "
+        f"{NEAR_RATIO:g} of it or ahead, and {len(over) - behind} more than {BEHIND_RATIO:g} behind"
     )
+
+
+def shared(rows: Sequence[Ratios]) -> list[str]:
+    """Return the published policies that were played on all of these rows."""
+    return [each for each in PUBLISHED if all(each in found for found in rows)]
 
 
 def print_table(rows: Mapping[str, Any]) -> None:
@@ -100,15 +113,17 @@ def print_table(rows: Mapping[str, Any]) -> None:
     names = [OURS, *(name for name in names if name not in (OURS, *PUBLISHED))]
     lines: list[list[str]] = []
     for name, row in rows.items():
-        found = row["policies"]
+        found = means(row["policies"])
         cells = [" / ".join(f"{ratio:.3f}" for ratio in found.get(policy, ())) for policy in names]
-        has_published = any(policy in found for policy in PUBLISHED)
-        other = " / ".join(f"{ratio:.3f} {policy}" for ratio, policy in best_published(found)) if has_published else ""
-        lines.append([name, row["half"], f"{row['capacity_rps']:g}", *cells, other])
-    print(table(["Row", "half", "capacity, req/s", *names, "best published"], lines))
+        other = ""
+        if any(policy in found for policy in PUBLISHED):
+            other = " / ".join(f"{ratio:.3f} {policy}" for ratio, policy in best_published(found))
+        slo = f"{row['slo']['ttft_s']:g} s, {1000 * row['slo']['tpot_s']:g} ms"
+        lines.append([name, row["half"], slo, f"{row['capacity_rps']:g}", *cells, other])
+    print(table(["Row", "half", "SLO", "capacity, req/s", *names, "best published"], lines))
     for half in HALVES:
         for policy in names:
-            all_found = [row["policies"] for row in rows.values() if row["half"] == half]
+            all_found = [means(row["policies"]) for row in rows.values() if row["half"] == half]
             kept = [found for found in all_found if policy in found and PUBLISHED[0] in found]
             if kept:
                 print(summary(half, kept, policy))
@@ -120,7 +135,9 @@ def main() -> None:
     parser.add_argument("--row", action="append", help="rows whose name contains this text")
     parser.add_argument("--policy", action="append", help=f"default: {OURS} and the published ones")
     parser.add_argument("--as", dest="stored_as", help="name under which the figures of one policy are stored")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start nothing after this time")
+    parser.add_argument("--again", action="store_true", help="play what is stored, too")
     parser.add_argument("--quick", action="store_true", help="play one seed and a third of the requests; store nothing")
     parser.add_argument("--find", action="store_true", help="find capacities instead")
     parser.add_argument("--table", action="store_true", help="print the result file as a table, and play nothing")
@@ -131,26 +148,48 @@ def main() -> None:
     chosen: list[tuple[Half, Row]] = [
         (half, row) for half in halves for row in HALVES[half] if any(text in row.name for text in args.row or [""])
     ]
-    commit = environment()["commit"]
-    for half, row in chosen[: 0 if args.table else None]:
-        cut = replace(row, requests=row.requests // 3) if args.quick or args.find else row
-        if args.find:
-            print(f"{row.name}: {find_capacity(cut, half):.3g}", flush=True)
+    policies: list[str] = args.policy or [OURS, *PUBLISHED]
+    if args.find:
+        for half, row in chosen:
+            print(f"{row.name}: {find_capacity(replace(row, requests=row.requests // 3), half):.3g}", flush=True)
+        return
+    if args.again:
+        for _, row in chosen:
+            for policy in policies:
+                rows.get(row.name, {}).get("policies", {}).pop(args.stored_as or policy, None)
+    began_s, seeds = perf_counter(), range(1 if args.quick else args.seeds)
+    for seed, (half, row), policy in product(seeds, [] if args.table else chosen, policies):
+        if perf_counter() - began_s > args.seconds:
+            break
+        name, kept = args.stored_as or policy, stored_row(rows, half, row)
+        if len(kept["policies"].get(name, ())) > seed:
             continue
-        found = play(cut, half, args.policy or [OURS, *PUBLISHED], 1 if args.quick else args.seeds)
-        if args.stored_as:
-            found = {args.stored_as: next(iter(found.values()))}
-        before = rows.get(row.name, {})
-        rows[row.name] = {
-            "half": half, "slo": {"ttft_s": row.slo.ttft_s, "tpot_s": row.slo.tpot_s}, "capacity_rps": row.capacity_rps,
-            "requests": row.requests, "policies": {**before.get("policies", {}), **found},
-            "commits": {**before.get("commits", {}), **dict.fromkeys(found, commit)},
-        }  # fmt: skip
-        print(row.name, json.dumps(found), file=sys.stderr, flush=True)
-    ordered = {row.name: rows[row.name] for each in HALVES.values() for row in each if row.name in rows}
-    if not (args.table or args.find or args.quick):
-        write(NAME, {"rows": ordered})
-    print_table(ordered)
+        ratios = play(replace(row, requests=row.requests // 3) if args.quick else row, half, policy, seed)
+        kept["policies"].setdefault(name, []).append(ratios)
+        kept["commits"][name] = environment()["commit"]
+        took_s = perf_counter() - began_s
+        print(f"{took_s:.0f} s  {row.name}, {name}, seed {seed}: {ratios}", file=sys.stderr, flush=True)
+        if not args.quick:
+            store(rows)
+    print_table(in_order(rows))
+
+
+def stored_row(rows: dict[str, Any], half: Half, row: Row) -> dict[str, Any]:
+    """Return what is stored of a row. Results at another capacity are dropped."""
+    slo = {"ttft_s": row.slo.ttft_s, "tpot_s": row.slo.tpot_s}
+    facts = {"half": half, "slo": slo, "capacity_rps": row.capacity_rps, "requests": row.requests}
+    if row.name not in rows or any(rows[row.name].get(key) != value for key, value in facts.items()):
+        rows[row.name] = {**facts, "policies": {}, "commits": {}}
+    return rows[row.name]
+
+
+def in_order(rows: Mapping[str, Any]) -> dict[str, Any]:
+    return {row.name: rows[row.name] for each in HALVES.values() for row in each if row.name in rows}
+
+
+def store(rows: Mapping[str, Any]) -> None:
+    record = {"command": "python benchmarks/policy_matrix.py", "environment": environment(), "rows": in_order(rows)}
+    (RESULTS / f"{NAME}.json").write_text(json.dumps(record) + "\n")
 
 
 if __name__ == "__main__":

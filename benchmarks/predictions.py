@@ -14,8 +14,10 @@ import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from random import Random
+from statistics import median
 from typing import Any, Literal
 
 import msgspec
@@ -33,6 +35,7 @@ from baton.lab.workload.request import Trace, TraceRequest
 HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE.parent / "examples" / "clusters"
 NAME = "predictions"
+AIMS = {"error_p50": 0.15, "error_p90": 0.35}
 Half = Literal["tuned", "held-out"]
 
 
@@ -117,23 +120,24 @@ def _rounded(found: Accuracy | None) -> dict[str, float] | None:
 
 
 def print_table(cases: dict[str, Any]) -> None:
-    """Print a row per case and rate, with the median errors over all rows of each half below."""
+    """Print the errors of every case and rate, and below how many rows of each half are within the aims."""
     rows: list[list[str]] = []
     for name, found in cases.items():
         for row in found["rates"]:
-            cells = [name, found["half"], f"{row['rate_rps']:g}", f"{row['attainment_ratio']:.3f}", row["rejected"]]
-            for latency in ("ttft", "tpot"):
-                each = row[latency]
-                ratios = "/".join(f"{each[f'ratio_{part}']:.2f}" for part in ("p10", "p50", "p90")) if each else ""
-                cells += [ratios, f"{each['error_p50']:.0%}, {each['error_p90']:.0%}" if each else ""]
-            rows.append([str(cell) for cell in cells])
-    head = ["Case", "half", "req/s", "in SLO", "refused"]
-    head += [
-        f"{latency} {what}"
-        for latency in ("TTFT", "TPOT")
-        for what in ("actual/predicted p10/p50/p90", "error p50, p90")
-    ]
-    print(table(head, rows))
+            cells = [name, found["half"], f"{row['rate_rps']:g}", f"{row['attainment_ratio']:.3f}"]
+            errors = [row[latency] for latency in ("ttft", "tpot")]
+            cells += [f"{each['error_p50']:.0%}, {each['error_p90']:.0%}" if each else "" for each in errors]
+            rows.append(cells)
+    print(table(["Case", "half", "req/s", "in SLO", "TTFT error p50, p90", "TPOT error p50, p90"], rows))
+    for half, latency in product(("tuned", "held-out"), ("ttft", "tpot")):
+        each = [row[latency] for found in cases.values() if found["half"] == half for row in found["rates"]]
+        kept = [errors for errors in each if errors]
+        if kept:
+            within = sum(all(errors[key] <= aim for key, aim in AIMS.items()) for errors in kept)
+            middle = ", ".join(f"{median(errors[key] for errors in kept):.1%}" for key in AIMS)
+            print(
+                f"{half}, {latency.upper()}: median error p50, p90: {middle}; {within} of {len(kept)} rows within aims"
+            )
 
 
 def main() -> None:
