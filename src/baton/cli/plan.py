@@ -8,13 +8,13 @@ from typing import Any
 
 from rich.table import Table
 
-from baton.cli.output import STANDARD_OUTPUT, wide_console, write_file, write_json
+from baton.cli.output import STANDARD_OUTPUT, warn, wide_console, write_file, write_json
 from baton.core.errors import ConfigError
 from baton.core.files import form_of, in_file, keys_of, output_problems
 from baton.lab.plan.files import cluster_yaml, group_lines, helm_values
 from baton.lab.plan.page import GROUP_HEAD, plan_page
 from baton.lab.plan.planned_fleet import UNIT, gpus_text
-from baton.lab.plan.recommend import Recommendation, make_report, recommend
+from baton.lab.plan.recommend import Recommendation, make_report, recommend_screened, screen
 from baton.lab.plan.serving import missing_feature_lines, serve_toml
 from baton.lab.plan.spec import read_plan_input
 from baton.lab.plan.verify import HEADROOM
@@ -61,6 +61,9 @@ def add_parser(subparsers: Subparsers[argparse.ArgumentParser], purpose: str) ->
     add("--shape", choices=("best", "disaggregated", "mixed"), help="shape of the fleet (default best: try both)")
     add("--pool-penalty", type=float, metavar="P",
         help="share of the price that each pool beyond one per role must save (default 0.05)")  # fmt: skip
+    add("--spare-workers", type=int, metavar="N",
+        help="workers of each pool that may be lost while the others carry the rate (default 0; 1: N+1)")  # fmt: skip
+    add("--growth", type=float, metavar="G", help="growth of the rate per month, to plan the next purchases: 0.1")
     add(
         "--admission",
         metavar="LIST",
@@ -90,7 +93,15 @@ def run(args: argparse.Namespace) -> int:
     if wrong:
         raise ConfigError("\n".join(wrong))
     folder = args.file.parent if args.file is not None else Path()
-    found = recommend(read_plan_input(_merged(args), folder))
+    screened = screen(read_plan_input(_merged(args), folder))
+    finalists = screened.question.spec.finalists
+    warn(
+        [
+            f"screened {len(screened.search.options)} kinds of workers; the best fleet is {screened.best.name}"
+            + (f"; simulating up to {finalists} fleets" if finalists else "")
+        ]
+    )
+    found = recommend_screened(screened)
     if args.json != STANDARD_OUTPUT:
         _show(found)
     _write(args, found)
@@ -103,7 +114,7 @@ def _merged(args: argparse.Namespace) -> dict[str, Any]:
     plain = {
         "llm": _flag_path(args.llm, args.file) if (args.llm or "").endswith(".json") else args.llm,
         "objective": args.objective, "engine": args.engine, "shape": args.shape,
-        "pool_penalty_ratio": args.pool_penalty, "reach": args.reach,
+        "pool_penalty_ratio": args.pool_penalty, "spare_workers": args.spare_workers, "reach": args.reach,
         "finalists": args.finalists, "requests": args.requests, "seed": args.seed,
         "weights": _words(args.weights), "kv": _words(args.kv), "tp": _numbers("--tp", args.tp),
         "pp": _numbers("--pp", args.pp), "cp": _numbers("--cp", args.cp),
@@ -116,7 +127,7 @@ def _merged(args: argparse.Namespace) -> dict[str, Any]:
         "workload": {
             "trace": _flag_path(args.trace, args.file),
             "input_tokens": args.input_tokens, "output_tokens": args.output_tokens,
-            "rate_rps": args.rate, "cached_ratio": args.cached_ratio,
+            "rate_rps": args.rate, "cached_ratio": args.cached_ratio, "growth_ratio": args.growth,
         },
     }  # fmt: skip
     for key, values in below.items():

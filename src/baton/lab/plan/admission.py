@@ -41,7 +41,7 @@ def play_admissions(
     fleet = chosen.fleet
 
     def attained(admission: Admission, load: float) -> float:
-        if admission == "all" and load == HEADROOM and chosen.played is not None:
+        if (admission == "slo") == simulator.promised and load == HEADROOM and chosen.played is not None:
             return chosen.played.attainment_ratio  # the verification ran in this mode
         played = simulator.play(fleet, load=load, promised=admission == "slo", requests_max=PLAYED_MAX)
         return played.attainment_ratio if played is not None else 0.0

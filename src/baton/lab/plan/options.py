@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from baton.decide.cost.custom_hardware import CustomHardware
@@ -31,6 +31,8 @@ class GpuStock:
     """Bandwidth between hosts per GPU. None: the hardware's own bandwidth."""
     own: CustomHardware | None = None
     """Custom description of the hardware. None: the catalogue's entry applies."""
+    lost_ratio: float = 0.0
+    """Share of a pool that may be lost at once, as spot instances are."""
 
     @property
     def name(self) -> str:
@@ -86,6 +88,11 @@ class OptionRanges:
     tp: tuple[int, ...]
     pp: tuple[int, ...]
     cp: tuple[int, ...] = (1,)
+
+
+def without_losses(options: Sequence[WorkerOption]) -> list[WorkerOption]:
+    """Return the options as if no worker could be lost."""
+    return [replace(option, stock=replace(option.stock, lost_ratio=0.0)) for option in options]
 
 
 def build_options(

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from baton.core.types import Role
 from baton.lab.plan.files import group_lines
 from baton.lab.plan.frontier import FrontierPoint, crossover, pareto_points
-from baton.lab.plan.planned_fleet import PRICE_UNIT
+from baton.lab.plan.planned_fleet import PRICE_UNIT, PlannedFleet, gpus_text
 from baton.lab.plan.recommend import Recommendation
 from baton.lab.report import svg
-from baton.lab.report.page import notes, page, plots, section, table, tiles
+from baton.lab.report.page import notes, page, plot, plots, section, table, tiles
 
+ROLES: tuple[Role, ...] = ("prefill", "decode", "mixed")
+BOX, GAP, ROW = 280, 60, 66
+"""Width of a pool, gap between two pools, and height of a row of pools in the diagram, in pixels."""
 GROUP_HEAD = ("role", "workers", "each", "GPUs", "req/s each", "requests at once", "tokens a step", "limit")
 
 
@@ -35,6 +39,7 @@ def plan_page(found: Recommendation) -> str:
         f"{slo}; prompts of {demand.input_tokens:.0f} and answers of {demand.output_tokens:.0f} tokens on average",
         [
             tiles(facts),
+            section("Fleet", plots([fleet_diagram(best)])),
             section("Workers", table(GROUP_HEAD, [row[: len(GROUP_HEAD)] for row in group_lines(found)])),
             section("Why", notes(found.reasons)),
             section("Speed against throughput", plots([frontier_plot(found.points)])),
@@ -42,6 +47,33 @@ def plan_page(found: Recommendation) -> str:
             section("Not recommended", notes([*found.not_recommended, *found.out])),
         ],
     )
+
+
+def fleet_diagram(best: PlannedFleet) -> str:
+    """Return the diagram of the fleet: the pools that a request passes, with an arrow where its KV is handed off."""
+    columns = [groups for role in ROLES if (groups := best.having(role))]
+    height = 20 + ROW * max(len(groups) for groups in columns)
+    parts: list[str] = []
+    for place, groups in enumerate(columns):
+        left = 10 + place * (BOX + GAP)
+        for row, group in enumerate(groups):
+            top, spare = 10 + row * ROW, f", {group.spare_workers} of them spare" if group.spare_workers else ""
+            lines = (
+                f"{group.workers} x {group.role}{spare}", group.option.name,
+                f"{gpus_text(group.workers * group.option.facts.gpus)}, {group.rate_rps:.2f} req/s",
+            )  # fmt: skip
+            parts.append(svg.rectangle((left, left + BOX, top, ROW - 10), group.role, opacity=0.25))
+            parts += [
+                f'<text x="{left + 8}" y="{top + svg.LINE * (1 + line)}">{escape(text)}</text>'
+                for line, text in enumerate(lines)
+            ]
+        group_before = columns[place - 1] if place else []
+        if group_before:
+            word = "KV \u2192" if group_before[0].role == "prefill" and groups[0].role == "decode" else "or"
+            parts.append(f'<text x="{left - GAP / 2}" y="{height / 2}" text-anchor="middle">{word}</text>')
+    width = 20 + len(columns) * (BOX + GAP) - GAP
+    drawn = f'<svg viewBox="0 0 {width} {height}" style="max-width:{width}px" role="img" aria-label="fleet">'
+    return plot("The pools that a request passes", f"{drawn}{''.join(parts)}</svg>", wide=True)
 
 
 def frontier_plot(points: Sequence[FrontierPoint]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from baton.core.types import Role
@@ -31,6 +31,8 @@ class WorkerGroup:
     option: WorkerOption
     workers: int
     capacity: Capacity
+    spare_workers: int = 0
+    """Workers that may be lost: the others carry the planned rate."""
 
     @property
     def rate_rps(self) -> float:
@@ -46,7 +48,14 @@ class PlannedFleet:
     rate_rps: float
     """Planned request rate: the asked rate, or `capacity_rps` if that is lower or no rate is asked."""
     capacity_rps: float
-    """Largest request rate within the SLO, by the screening."""
+    """Largest request rate within the SLO without the spare workers, by the screening."""
+
+    def without_spares(self) -> PlannedFleet:
+        """Return the fleet after the loss of its spare workers, at the same planned rate."""
+        if not any(group.spare_workers for group in self.groups):
+            return self
+        groups = (replace(group, workers=group.workers - group.spare_workers, spare_workers=0) for group in self.groups)
+        return replace(self, groups=tuple(groups))
 
     @property
     def extra_pools(self) -> int:

@@ -98,6 +98,8 @@ class FleetSimulator:
     requests: int
     """Lower bound on the judged requests of a fleet."""
     seed: int
+    promised: bool = True
+    """Requests carry the SLO, and the server rejects those predicted to miss it, unless `play` says otherwise."""
     drawn: tuple[LengthClass, ...] = ()
     """Requests of a trace to draw lengths from. Empty: draw from the demand's classes."""
     _known: dict[bytes, FleetResults | None] = field(default_factory=dict[bytes, "FleetResults | None"], repr=False)
@@ -107,16 +109,17 @@ class FleetSimulator:
         fleet: PlannedFleet,
         *,
         load: float,
-        promised: bool = False,
+        promised: bool | None = None,
         wanted_ratio: float = 0.0,
         requests_max: int | None = None,
     ) -> FleetResults | None:
         """Return the results for Poisson arrivals at `load` times the fleet's rate.
 
-        With `promised`, requests carry the SLO, and the server rejects those predicted to miss it. The simulation stops
-        and returns None once the share within the SLO cannot reach `wanted_ratio`. `requests_max` bounds the simulation
+        `promised` replaces the simulator's own value. Spare workers are left out. The simulation stops and returns
+        None once the share within the SLO cannot reach `wanted_ratio`. `requests_max` bounds the simulation
         to one sequence.
         """
+        fleet, promised = fleet.without_spares(), self.promised if promised is None else promised
         judged = play_length(fleet, self.search.demand, requests=self.requests, load=load)
         judged = judged if requests_max is None else judged.shortened(requests_max)
         spec = cluster_spec(fleet, same_host=self.search.same_host)

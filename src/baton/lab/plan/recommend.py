@@ -12,9 +12,10 @@ from baton.lab.plan.admission import AdmissionResult, describe_admission, play_a
 from baton.lab.plan.candidates import Candidate, CostPoint, cost_points, describe_candidate, list_candidates
 from baton.lab.plan.demand import LengthClass
 from baton.lab.plan.frontier import FrontierPoint, crossover, frontier
+from baton.lab.plan.growth import LoadStep, day_steps, describe_day, describe_growth, growth_steps
 from baton.lab.plan.impossible import explain_impossible
 from baton.lab.plan.link import LinkAdvice, describe_link, link_advice
-from baton.lab.plan.options import build_options
+from baton.lab.plan.options import build_options, without_losses
 from baton.lab.plan.planned_fleet import PlannedFleet, gpus_text
 from baton.lab.plan.play import FleetResults, FleetSimulator, describe_results
 from baton.lab.plan.reasons import not_recommended, reasons
@@ -41,6 +42,10 @@ class Recommendation:
     points: list[FrontierPoint]
     cost_points: list[CostPoint]
     """Price of the best fleet of each shape against the request rate. Empty if no rate is asked."""
+    growth: list[LoadStep]
+    """Fleets of the next purchases. Empty if the plan asks for no growth."""
+    day: list[LoadStep]
+    """Fleet of each hour. Empty if the plan gives no rates of the day."""
     links: list[LinkAdvice]
     candidates: list[Candidate]
     """Fleets that were compared, the recommended one first."""
@@ -72,21 +77,52 @@ class Recommendation:
         return missed or (demand.rate_rps is not None and self.best.rate_rps < demand.rate_rps * (1 - 1e-3))
 
 
-def recommend(question: PlanInput) -> Recommendation:
-    """Return the recommended fleet. Raises ConfigError if no worker fits the hardware or no fleet meets the SLO."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Screened:
+    """Result of the screening, which takes a second or two. Simulations follow."""
+
+    question: PlanInput
+    search: Search
+    best: PlannedFleet
+    """The best fleet by the screening."""
+    out: list[str]
+    """Reasons why worker kinds were excluded."""
+
+
+def screen(question: PlanInput) -> Screened:
+    """Return the search with its best fleet. Raises ConfigError if no worker fits or no fleet meets the SLO."""
     spec = question.spec
     found, out = build_options(question.choices, question.stocks, spec.wire)
     if not found:
         raise ConfigError("\n".join(out))
     search = Search(
         demand=question.demand, options=found, objective=spec.objective, same_host=question.same_host,
-        pool_penalty_ratio=spec.pool_penalty_ratio,
+        pool_penalty_ratio=spec.pool_penalty_ratio, spare_workers=spec.spare_workers,
     )  # fmt: skip
-    if search.fleet(spec.shape) is None:
-        raise ConfigError("\n".join(explain_impossible(search)))
-    search, tiers = choose_tier(search, spec.shape, spec.tiers, question.requests)
+    best = search.fleet(spec.shape)
+    if best is not None:
+        return Screened(question=question, search=search, best=best, out=out)
+    if search.has_reserve and replace(search, spare_workers=0, options=without_losses(found)).fleet(spec.shape):
+        raise ConfigError(
+            f"the GPUs suffice for {question.demand.rate_rps:g} req/s, but not after the loss of spare_workers and "
+            "lost_ratio: give more GPUs, or lower both"
+        )
+    raise ConfigError("\n".join(explain_impossible(search)))
+
+
+def recommend(question: PlanInput) -> Recommendation:
+    """Return the recommended fleet. Raises ConfigError if no worker fits the hardware or no fleet meets the SLO."""
+    return recommend_screened(screen(question))
+
+
+def recommend_screened(screened: Screened) -> Recommendation:
+    """Return the recommended fleet after the screening: simulate the finalists, and explain the result."""
+    question, spec, out = screened.question, screened.question.spec, screened.out
+    search, tiers = choose_tier(screened.search, spec.shape, spec.tiers, question.requests)
     drawn = tuple(LengthClass(each.input_tokens, each.output_tokens, 1.0) for each in question.requests)
-    simulator = FleetSimulator(search=search, requests=spec.requests, seed=spec.seed, drawn=drawn)
+    simulator = FleetSimulator(
+        search=search, requests=spec.requests, seed=spec.seed, promised=spec.admission[0] == "slo", drawn=drawn
+    )
     verified = _finalists(search, spec, simulator)
     chosen = max(verified.values(), key=lambda each: each.worth(search)) if verified else _unplayed(search, spec.shape)
     best, believed = chosen.fleet, replace(search, derate=chosen.derate)
@@ -98,6 +134,8 @@ def recommend(question: PlanInput) -> Recommendation:
     links = [link_advice(option, question.demand, same_host=question.same_host) for option in prefills.values()]
     tokens = round(question.demand.input_tokens)
     admissions = play_admissions(simulator, chosen, spec.admission if spec.finalists else ())
+    growth = growth_steps(believed, best, spec.workload.growth_ratio)
+    day = day_steps(believed, best, spec.workload.day_rates_rps)
     return Recommendation(
         question=question,
         search=search,
@@ -107,12 +145,16 @@ def recommend(question: PlanInput) -> Recommendation:
         tiers=tiers,
         points=points,
         cost_points=cost_points(believed, verified),
+        growth=growth,
+        day=day,
         links=links,
         reasons=[
             _verdict_text(search, best),
             *_next_texts(search, candidates),
             *_crossover_texts(points),
             *reasons(best, question.demand),
+            *describe_growth(search, growth, spec.workload.growth_ratio),
+            *describe_day(search, day),
             *([describe_results(best, chosen.played, search.demand)] if chosen.played is not None else []),
             *describe_tiers(tiers),
             *describe_admission(admissions),
@@ -157,9 +199,11 @@ def _verdict_text(search: Search, best: PlannedFleet) -> str:
     if asked_rps is None or best.rate_rps < asked_rps * (1 - 1e-3):
         return f"{head}: {best.name} carries {best.rate_rps:.2f} req/s within the SLO on {gpus}"
     suffices, has = ("suffices", "has") if best.gpus == 1 else ("suffice", "have")
+    spares = [f"{group.spare_workers} of {group.workers} {group.role}" for group in best.groups if group.spare_workers]
+    after = f" after the loss of {' and '.join(spares)} workers" if spares else ""
     return (
-        f"{head}: {best.name}: {gpus} {suffices} for {asked_rps:g} req/s and {has} {best.spare_ratio:.0%} to spare, "
-        f"up to {best.capacity_rps:.2f} req/s within the SLO by the screening"
+        f"{head}: {best.name}: {gpus} {suffices} for {asked_rps:g} req/s{after} and {has} {best.spare_ratio:.0%} to "
+        f"spare, up to {best.capacity_rps:.2f} req/s within the SLO by the screening"
     )
 
 
@@ -207,6 +251,10 @@ class PlanReport(Struct, frozen=True, kw_only=True):
     frontier: list[FrontierPoint]
     cost_points: list[CostPoint]
     """Price of the best fleet of each shape against the request rate. Empty if no rate is asked."""
+    growth: list[LoadStep]
+    """Fleets of the next purchases. Empty if the plan asks for no growth."""
+    day: list[LoadStep]
+    """Fleet of each hour. Empty if the plan gives no rates of the day."""
     notes: list[str]
 
 
@@ -216,7 +264,7 @@ def make_report(found: Recommendation) -> PlanReport:
     groups: list[dict[str, str | int | float]] = [
         {
             "role": group.role, "option": group.option.name, "hardware": group.option.stock.hardware.name,
-            "workers": group.workers, "gpus": group.option.facts.gpus,
+            "workers": group.workers, "spare_workers": group.spare_workers, "gpus": group.option.facts.gpus,
             "tp": group.option.cost.parallel.tp, "pp": group.option.cost.parallel.pp,
             "cp": group.option.cost.parallel.cp,
             "weights": group.option.cost.precision.weights, "kv": group.option.cost.precision.kv,
@@ -234,5 +282,5 @@ def make_report(found: Recommendation) -> PlanReport:
         admissions=found.admissions, tiers=found.tiers, candidates=found.candidates,
         reasons=found.reasons, not_recommended=found.not_recommended, out=found.out, links=found.links,
         crossover_tokens_per_s=crossover(found.points), frontier=found.points,
-        cost_points=found.cost_points, notes=found.notes,
+        cost_points=found.cost_points, growth=found.growth, day=found.day, notes=found.notes,
     )  # fmt: skip

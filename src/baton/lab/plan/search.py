@@ -46,6 +46,8 @@ class Search:
     """Prefill and decode workers share a node."""
     pool_penalty_ratio: float = 0.05
     """Share of the price that each pool beyond one per role must save."""
+    spare_workers: int = 0
+    """Workers of each pool that may be lost while the others carry the asked rate (1: N+1)."""
     derate: float = 1.0
     """Factor on the screened capacities. Below 1 after a simulation in which a fleet missed the SLO."""
     known: dict[tuple[WorkloadDemand, Role, str, int], Capacity] = field(
@@ -60,7 +62,7 @@ class Search:
         """
         options = [option for option in self.options if keep(option)]
         few = self._few_pools(shape, options)
-        if few is not None and self.penalized_price(few) <= self._least_price(shape, options):
+        if self.has_reserve or (few is not None and self.penalized_price(few) <= self._least_price(shape, options)):
             return few
         many = self._many_pools(shape, options)
         if few is None or many is None or many.rate_rps < few.rate_rps * (1 - 1e-6):
@@ -124,7 +126,7 @@ class Search:
         each_rps = self._each_rps(role, option, most)  # the largest pool has the shortest queues
         if most * each_rps < rate_rps:
             return math.inf
-        return max(1, math.ceil(rate_rps / each_rps - 1e-9)) * self.price(option)
+        return self._with_reserve(option, math.ceil(rate_rps / each_rps - 1e-9)) * self.price(option)
 
     def _sized(self, role: Role, option: WorkerOption, rate_rps: float) -> WorkerGroup | None:
         """Return the smallest group that carries the rate. None: the stock is too small."""
@@ -132,9 +134,20 @@ class Search:
         workers = max(1, math.ceil(rate_rps / self._each_rps(role, option, most) - 1e-9))
         while workers <= most and workers * self._each_rps(role, option, workers) < rate_rps:
             workers += 1
-        if workers > most:
-            return None
-        return self._group(role, option, workers)
+        total = self._with_reserve(option, workers)
+        return self._group(role, option, workers, total - workers) if total <= most else None
+
+    @property
+    def has_reserve(self) -> bool:
+        """True if a fleet must carry the asked rate after losing workers. It then has one pool per role."""
+        return self.spare_workers > 0 or any(option.stock.lost_ratio for option in self.options)
+
+    def _with_reserve(self, option: WorkerOption, workers: int) -> int:
+        """Return the size of a pool of which `workers` are left after the loss of its reserve."""
+        total = workers = max(1, workers)
+        while total - self.spare_workers - math.ceil(option.stock.lost_ratio * total - 1e-9) < workers:
+            total += 1
+        return total
 
     def _each_rps(self, role: Role, option: WorkerOption, workers: int) -> float:
         """Return the rate of one worker of a pool, limited by its capacity and its network."""
@@ -180,16 +193,21 @@ class Search:
                 wanted_rps *= max(1.0, asked_rps / max(1e-9, fleet.rate_rps))
         return max(fleets, key=self.worth, default=None)
 
-    def _group(self, role: Role, option: WorkerOption, workers: int) -> WorkerGroup:
-        return WorkerGroup(role=role, option=option, workers=workers, capacity=self.capacity(role, option, workers))
+    def _group(self, role: Role, option: WorkerOption, workers: int, spare_workers: int = 0) -> WorkerGroup:
+        capacity = self.capacity(role, option, workers)
+        return WorkerGroup(
+            role=role, option=option, workers=workers + spare_workers, capacity=capacity, spare_workers=spare_workers
+        )
 
     def _whole(self, groups: Iterable[WorkerGroup]) -> PlannedFleet:
         """Return the fleet of these groups with the rate that it carries."""
         groups = tuple(groups)
         handoff_bytes = max((self._handoff_bytes(group.option) for group in groups), default=0.0)
-        capacity_rps = carried_rps(groups, handoff_bytes=handoff_bytes, same_host=self.same_host)
+        whole = PlannedFleet(groups=groups, rate_rps=0.0, capacity_rps=0.0)
+        left = whole.without_spares().groups
+        capacity_rps = carried_rps(left, handoff_bytes=handoff_bytes, same_host=self.same_host)
         rate_rps = min(capacity_rps, self.demand.rate_rps or math.inf)
-        return PlannedFleet(groups=groups, rate_rps=rate_rps, capacity_rps=capacity_rps)
+        return replace(whole, rate_rps=rate_rps, capacity_rps=capacity_rps)
 
     def _handoff_bytes(self, option: WorkerOption) -> float:
         return option.facts.kv_token_bytes * self.demand.input_tokens

@@ -45,6 +45,8 @@ class HardwareSpec(CustomHardware, frozen=True, kw_only=True, forbid_unknown_fie
     """Price of one GPU. None: the catalogue's price."""
     link_bytes_per_s: Bandwidth | None = None
     """Bandwidth between hosts per GPU. None: the hardware's own bandwidth."""
+    lost_ratio: Annotated[float, Range(least=0.0, most=0.9, such_as="a share of a pool, such as 0.2")] = 0.0
+    """Share of a pool that may be lost at once, as spot instances are. The others carry the asked rate."""
 
     @property
     def own(self) -> CustomHardware | None:
@@ -72,6 +74,10 @@ class WorkloadSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Request rate. None: the trace's rate, or without a trace the highest that the hardware serves."""
     cached_ratio: float = 0.0
     """Expected share of prompt tokens in the prefix cache."""
+    day_rates_rps: tuple[Rate, ...] = ()
+    """Request rate of each hour of the day. The fleet is planned for the highest one."""
+    growth_ratio: Annotated[float, Range(least=0.0, such_as="growth per month, such as 0.1")] = 0.0
+    """Growth of the rate per month, to plan the next purchases."""
 
 
 class PlanSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,8 +97,10 @@ class PlanSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     shape: Shape = "best"
     pool_penalty_ratio: Annotated[float, Range(least=0.0, such_as="a share of the price, such as 0.05")] = 0.05
     """Share of the price that each pool beyond one per role must save."""
+    spare_workers: Number = 0
+    """Workers of each pool that may be lost while the others carry the asked rate (1: N+1)."""
     admission: tuple[Admission, ...] = ("slo", "all")
-    """Admission modes to compare: `slo` rejects requests that are predicted to miss the SLO."""
+    """Admission modes to compare: `slo` rejects requests that are predicted to miss the SLO. The first one verifies."""
     tiers: tuple[TierSpec, ...] = ()
     """Tiers below the arenas to compare one by one, and with no tier. They need a trace whose requests share
     prefixes."""
@@ -137,7 +145,7 @@ def read_plan_input(raw: Mapping[str, Any], folder: Path) -> PlanInput:
     if problems or model is None:
         raise ConfigError("\n".join(problems))
     demand = WorkloadDemand(
-        rate_rps=spec.workload.rate_rps or rate_rps,
+        rate_rps=spec.workload.rate_rps or max(spec.workload.day_rates_rps, default=rate_rps),
         lengths=lengths,
         cached_ratio=spec.workload.cached_ratio,
         slo=Slo(ttft_s=spec.slo.ttft_s, tpot_s=spec.slo.tpot_s),
@@ -145,6 +153,11 @@ def read_plan_input(raw: Mapping[str, Any], folder: Path) -> PlanInput:
     )
     if spec.objective == "cheapest" and demand.rate_rps is None:
         raise ConfigError("objective cheapest needs a rate: give --rate R, or a trace with times of arrival")
+    reserved = spec.spare_workers or any(stock.lost_ratio for stock in stocks) or spec.workload.growth_ratio
+    if reserved and demand.rate_rps is None:
+        raise ConfigError(
+            "spare_workers, lost_ratio and growth_ratio need a rate: give --rate R, or a trace with times"
+        )
     precisions = tuple(Precision(weights=weights, kv=kv) for weights in spec.weights for kv in spec.kv)
     choices = OptionRanges(model=model, engine=spec.engine, precisions=precisions, tp=spec.tp, pp=spec.pp, cp=spec.cp)
     one_node = len(stocks) == 1 and stocks[0].gpus <= stocks[0].hardware.gpus_per_node
@@ -163,6 +176,8 @@ def _try(problems: list[str], read: Callable[[], Found]) -> Found | None:
 
 def _range_problems(spec: PlanSpec) -> list[str]:
     found = out_of_range(spec)
+    if spec.workload.rate_rps and spec.workload.day_rates_rps:
+        found.append("workload.rate_rps and workload.day_rates_rps are both given: leave one of them out")
     if not 0 < spec.slo.attainment_ratio < 1:
         found.append(f"slo.attainment_ratio is {spec.slo.attainment_ratio:g}, but must be between 0 and 1: try 0.9")
     if not 0 <= spec.workload.cached_ratio < 1:
@@ -193,7 +208,14 @@ def _stocks(spec: PlanSpec, problems: list[str]) -> tuple[GpuStock, ...]:
                 f"{gpu.name}={each.gpus}@USD (per GPU and hour; usd_per_hour in a file), or --objective goodput-per-gpu"
             )
         stocks.append(
-            GpuStock(hardware=gpu, gpus=each.gpus, usd_per_hour=price, link_bytes_per_s=each.link_bytes_per_s, own=own)
+            GpuStock(
+                hardware=gpu,
+                gpus=each.gpus,
+                usd_per_hour=price,
+                link_bytes_per_s=each.link_bytes_per_s,
+                own=own,
+                lost_ratio=each.lost_ratio,
+            )
         )
     return tuple(stocks)
 
