@@ -36,7 +36,7 @@ SETTINGS = {
     "patterns live": "--live --rounds 1",
     "planner": "",
     "policies": "--case azure-code --policy baton --split 2P2D",
-    "policy_matrix": "--row own-4-mixed --policy baton --seeds 1",
+    "policy_matrix": "--row own-4-mixed --policy baton --seeds 1 --again",
     "precision": "--tokens 96 --steps 2",
     "predictions": "--case yi-34b-mixed",
     "preemption": "--requests 8",

@@ -52,7 +52,7 @@ def test_the_rate_of_a_roomy_fleet_holds_for_many_lifetimes_of_a_request() -> No
     fleet has 0.41 to 0.45 in each.
     """
     found = search(ROOMY)
-    held = verify(found, "mixed", FleetSimulator(search=found, requests=400, seed=0))
+    held = verify(found, "mixed", FleetSimulator(search=found, requests=400, seed=0, promised=False))
     assert held is not None
     assert held.holds
     rate_rps = held.fleet.rate_rps
@@ -70,7 +70,7 @@ def test_those_that_find_the_workers_empty_are_not_judged() -> None:
     found = search(ROOMY)
     fleet = found.fleet("mixed")
     assert fleet is not None
-    late = FleetSimulator(search=found, requests=100, seed=0).play(fleet, load=2.0, requests_max=2_000)
+    late = FleetSimulator(search=found, requests=100, seed=0, promised=False).play(fleet, load=2.0, requests_max=2_000)
     assert late is not None
     assert late.results.requests == late.length.sequences * late.length.judged
     assert late.length.judged < late.length.requests
