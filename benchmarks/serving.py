@@ -186,28 +186,6 @@ def overhead(server: RunningServer, runs: int) -> dict[str, Any]:
     }
 
 
-def start_up(runs: int) -> dict[str, float]:
-    """Seconds from `make serve` (everything installed) to the first whole answer."""
-    times = []
-    for _ in range(runs):
-        started = time.perf_counter()
-        process = subprocess.Popen(
-            ["make", "serve", "ARGS=--port 8017"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        body = {"prompt": "Hello", "max_tokens": 1}
-        while True:
-            try:
-                if httpx.post("http://127.0.0.1:8017/v1/completions", json=body, timeout=30).status_code == 200:
-                    break
-            except httpx.TransportError:
-                pass
-            time.sleep(0.02)
-        times.append(time.perf_counter() - started)
-        process.terminate()
-        process.wait()
-    return record.spread(times)
-
-
 def against(src: Path, rounds: int, requests: int) -> dict[str, Any]:
     """Put both versions under the same loads by turns; figures are medians over the rounds."""
     versions = {"this": SRC, "against": src.resolve()}
@@ -244,7 +222,6 @@ def main() -> None:
         return
     figures: dict[str, Any] = {
         "what": "SmolLM2-135M-Instruct, float32, 128 tokens in, 64 out",
-        "start_up_s": start_up(few),
     }
     with serving("--dtype", "float32") as server:
         figures["overhead, 1 prefill + 1 decode"] = overhead(server, many)

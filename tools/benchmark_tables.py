@@ -101,7 +101,6 @@ def overhead() -> list[str]:
             f"{ms(figures['added_to_ttft_over_its_own_step_s']['median'])} ms",
         ],
         ["added to TPOT", percent(figures["added_to_tpot_over_its_own_steps_ratio"]["median"], 1)],
-        ["`make serve` (installed) to the first answer", f"{result['start_up_s']['median']:.1f} s"],
     ]
     for kind in ("1 prefill + 1 decode", "1 mixed"):
         speeds = result[f"prefill, {kind}"]
