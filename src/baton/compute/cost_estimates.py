@@ -31,7 +31,7 @@ class EngineRates:
     request_s: float = 0.0
     """The time per decoding request, in addition to its matrix products."""
     step_s: float = 0.0
-    """The time per step, in addition to its requests."""
+    """Fixed time of a step, to which each request adds its own."""
 
 
 # Rates of one core of the CPU in benchmarks/results (native-steps-*.json, engines.json, engine-steps.json).

@@ -30,7 +30,7 @@ class AllowedTokens(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AllowedTokensRow:
-    """Row `index` of another `AllowedTokens`, for a slice with one draft position."""
+    """One row of another `AllowedTokens`, for a slice that samples at a single draft position."""
 
     allowed: AllowedTokens
     index: int

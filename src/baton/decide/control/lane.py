@@ -207,8 +207,9 @@ def in_order(lane: Lane) -> tuple[tuple[float, ...], RequestId]:
 
 
 def load_of(lanes: Iterable[Lane]) -> tuple[int, int, int]:
-    """Return the prompt tokens that these lanes have left to compute, the lanes with any, and the tokens whose KV they
-    hold.
+    """Return (queued prompt tokens, queued requests, context tokens) of some lanes.
+
+    Queued tokens are not computed yet, a queued request has some of them, and context tokens have KV.
     """
     queued_tokens = queued_requests = context_tokens = 0
     for lane in lanes:

@@ -207,7 +207,7 @@ class PoolTransfers:
     # ---- the end
 
     def put_ended(self, ended: PutEnded) -> PoolHandoff | None:
-        """Return the handoff whose put has ended, if it can continue. None for a put that was given up."""
+        """Record the end of a put. Return its handoff if that can continue; None also for a put that was given up."""
         handoff = self._handoffs.get(ended.request_id)
         return self._put_over(handoff) if handoff is not None and handoff.number == ended.number else None
 

@@ -30,7 +30,7 @@ from baton.decide.cost.parallel import Parallel, Precision
 ONE_GPU = Parallel()
 PLAIN = Precision()
 MEMO_MAX = 65_536
-"""A cache is cleared at this many entries, which is more than the token counts that a batch limit allows."""
+"""Number of entries at which a cache is cleared. Rarely reached: a batch limit allows fewer token counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,7 @@ def prompt_work(tokens: int, cached_tokens: int, model: CostModel) -> PromptWork
 def queued_work(worker: WorkerView, model: CostModel) -> PromptWork:
     """Predict the work of the prompts in the worker's queue, as if all of them had the mean length.
 
-    Short prompts share steps, which takes less than one step each where a step reads all weights.
+    Short prompts share steps. This takes less time than a step for each, because each step reads all weights.
     """
     prompts = max(1, worker.queued_requests)
     tokens = max(1, worker.queued_tokens // prompts)

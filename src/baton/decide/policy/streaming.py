@@ -20,9 +20,10 @@ class StreamingPolicy(Protocol):
         ...
 
     def layer_groups(self, request: Request, chunk_tokens: int, cost: CostModel) -> int:
-        """Return the number of layer groups in which the last `chunk_tokens` of a prompt are sent during their step.
+        """Return the number of layer groups in which the KV of a prompt's last chunk is sent.
 
-        1: they are sent after the step. Called only if `run_tokens` is above 0.
+        A group is sent when its layers are computed, while the step computes the next ones. 1: the KV is sent after
+        the step. Called only if `run_tokens` is above 0.
         """
         ...
 

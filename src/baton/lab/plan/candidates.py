@@ -128,9 +128,10 @@ class CostPoint(Struct, frozen=True, kw_only=True):
 
 
 def cost_points(search: Search, verified: Mapping[Shape, VerifiedFleet]) -> list[CostPoint]:
-    """Return the price of the best fleet of each shape at multiples of the asked rate, or [] if none is asked.
+    """Return the price of the cheapest fleet of each shape, at several multiples of the asked request rate.
 
-    Each shape has the derating factor that its simulations found, so its curve contains its compared fleet.
+    Empty if no rate is asked. A shape's rates are derated as its simulations require. At the asked rate, the result is
+    therefore the fleet of that shape that the plan compares.
     """
     asked_rps, found = search.demand.rate_rps, list[CostPoint]()
     shapes: tuple[Shape, ...] = ("disaggregated", "mixed")

@@ -35,7 +35,7 @@ class ConnectionReceiver(Protocol):
     """Opens the connections of an acceptor."""
 
     def receive(self, connection: socket.socket, address: str) -> Coroutine[None, None, None] | None:
-        """Return the coroutine that opens a connection from this address. None: it exceeds a limit and is closed."""
+        """Return the coroutine that opens a connection from this address. None: a limit was reached, it is closed."""
         ...
 
 

@@ -116,7 +116,7 @@ class JoinRefused(Struct, frozen=True, tag=True):
     again: bool
     """Whether the host may try again."""
     again_s: float = math.inf
-    """Seconds after which the same reason is final. Infinite: it never is."""
+    """Seconds after which the host gives up if the same reason still applies. Infinite: no limit."""
 
 
 class ForWorker(Struct, frozen=True, tag=True):
