@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from tests.serving import RunningServer, all_workers_ready, children, listening, nothing_used
+from tests.serving import RunningServer, all_workers_ready, children, end, listening, nothing_used
 
 
 class RunningHost:
@@ -41,14 +40,7 @@ def joining(
     try:
         yield RunningHost(process, name)
     finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGCONT)
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        end(process)
 
 
 @contextmanager

@@ -125,13 +125,19 @@ def listening(
             server.wait_listening()
             yield server
         finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-                try:
-                    process.wait(30)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+            end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process that may be stopped or have ended: ask first, kill after 30 s."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGCONT)
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def nothing_used(state: dict) -> bool:

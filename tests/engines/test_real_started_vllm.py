@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +12,16 @@ import httpx
 import pytest
 
 from baton.move.store.node import StoreNode
-from tests.engines.test_real_vllm import PEERS, PROMPTS, SETTINGS, START_S, WORDS, installed_model, text_through
+from tests.engines.test_real_vllm import (
+    PEERS,
+    PROMPTS,
+    SETTINGS,
+    START_S,
+    WORDS,
+    installed_model,
+    streaming,
+    text_through,
+)
 from tests.serving import NO_TLS, RunningServer, listening
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(1800)]
@@ -87,22 +94,7 @@ def test_blocks_that_another_client_has_cached_are_known(server: RunningServer) 
 def test_a_killed_server_loses_no_request_and_is_started_again(server: RunningServer) -> None:
     prompts = [f"Killed. {number} {WORDS}" for number in range(4)]
     expected = [direct(server, 0, prompt, 60) for prompt in prompts]
-    streaming = [threading.Event() for _ in prompts]
-
-    def stream(number: int) -> str:
-        body = {"prompt": prompts[number], "max_tokens": 60, "temperature": 0, "ignore_eos": True, "stream": True}
-        parts: list[str] = []
-        with server.client(timeout_s=300) as client, client.stream("POST", "/v1/completions", json=body) as answer:
-            for line in answer.iter_lines():
-                if line.startswith("data: {"):
-                    parts.append(json.loads(line[6:])["choices"][0]["text"])
-                    if len(parts) == 3:
-                        streaming[number].set()
-        return "".join(parts)
-
-    with ThreadPoolExecutor(len(prompts)) as threads:
-        texts = [threads.submit(stream, number) for number in range(len(prompts))]
-        assert all(event.wait(300) for event in streaming)
+    with streaming(server, prompts, 60) as texts:
         kill_server(server, 1)
         assert [text.result() for text in texts] == expected
     assert server.metric("baton_failovers_total") > 0, "the killed server had no request"

@@ -13,7 +13,8 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -147,29 +148,36 @@ def test_texts_of_prefill_and_decode_apart_are_those_of_plain_vllm(engines: list
     assert texts == [prefill.text(prompt) for prompt in prompts]
 
 
-def test_a_killed_server_loses_no_request(engines: list[Vllm], model: Path) -> None:
-    """kill -9 in mid-stream: its answers continue on the other server, with the text that they would have had."""
-    prompts = [f"Killed. {number} {WORDS}" for number in range(6)]
-    expected = [engines[0].text(prompt, 60) for prompt in prompts]
-    streaming = [threading.Event() for _ in prompts]
+@contextmanager
+def streaming(server: RunningServer, prompts: list[str], tokens: int) -> Iterator[list[Future[str]]]:
+    """Stream answers to all prompts at once. The block runs once each has three tokens; yields the whole texts."""
+    started = [threading.Event() for _ in prompts]
 
     def stream(number: int) -> str:
-        body = {"prompt": prompts[number], "max_tokens": 60, "temperature": 0, "ignore_eos": True, "stream": True}
+        body = {"prompt": prompts[number], "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
         parts: list[str] = []
         with server.client(timeout_s=300) as client, client.stream("POST", "/v1/completions", json=body) as answer:
             for line in answer.iter_lines():
                 if line.startswith("data: {"):
                     parts.append(json.loads(line[6:])["choices"][0]["text"])
                     if len(parts) == 3:
-                        streaming[number].set()
+                        started[number].set()
         return "".join(parts)
 
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        texts = [threads.submit(stream, number) for number in range(len(prompts))]
+        assert all(event.wait(300) for event in started)
+        yield texts
+
+
+def test_a_killed_server_loses_no_request(engines: list[Vllm], model: Path) -> None:
+    """kill -9 in mid-stream: its answers continue on the other server, with the text that they would have had."""
+    prompts = [f"Killed. {number} {WORDS}" for number in range(6)]
+    expected = [engines[0].text(prompt, 60) for prompt in prompts]
     with (
         serving(str(model), *(f"--engine-url={each.url}" for each in engines)) as server,
-        ThreadPoolExecutor(len(prompts)) as pool,
+        streaming(server, prompts, 60) as texts,
     ):
-        texts = [pool.submit(stream, number) for number in range(len(prompts))]
-        assert all(event.wait(300) for event in streaming)
         engines[1].kill()
         assert [text.result() for text in texts] == expected
         assert server.metric("baton_failovers_total") > 0, "the killed server had no request"

@@ -10,22 +10,10 @@ import pytest
 
 from baton.serve.live.hooks import Hooks
 from examples.hooks.system_prompt import SystemPrompt
+from tests.unit.serve.http.test_hooks import Shout
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0, "max_tokens": 20}
-
-
-class Shout:
-    """Upper case, and a mark at the end."""
-
-    def begin(self, body: Mapping[str, Any], route: str) -> Shout:
-        return self
-
-    def push(self, text: str) -> str:
-        return text.upper()
-
-    def flush(self) -> str:
-        return "!"
 
 
 class BreaksAfter:

@@ -19,14 +19,11 @@ from baton.core.messages import (
 from baton.core.ports import CostModel
 from baton.core.types import BoundLoad, ClusterView, HostId, Request, RequestId, WorkerId, WorkerView
 from baton.decide.control.bound import Bound
-from baton.decide.control.coordinator import Coordinator, Policies
-from baton.decide.cost.linear import LinearCost
-from baton.decide.policy.admission import BoundedQueue
-from baton.decide.policy.fairness import FirstComeFirstServed
-from baton.decide.policy.placement import FastestStep
+from baton.decide.control.coordinator import Coordinator
 from baton.decide.policy.predictions import with_bound
-from baton.decide.policy.routing import EarliestFirstToken, Route
+from baton.decide.policy.routing import Route
 from baton.decide.policy.streaming import WhileComputing
+from tests.policies import plain_policies
 
 D0, D1 = WorkerId("d0"), WorkerId("d1")
 
@@ -37,14 +34,7 @@ def request(name: str) -> Request:
 
 def coordinator() -> Coordinator:
     """One prefill worker and two that decode, a host each: prompts go over while they are computed."""
-    policies = Policies(
-        admission=BoundedQueue(),
-        routing=EarliestFirstToken(),
-        placement=FastestStep(),
-        fairness=FirstComeFirstServed(),
-        cost=LinearCost(),
-        streaming=WhileComputing(),
-    )
+    policies = replace(plain_policies(), streaming=WhileComputing())
     made = Coordinator(policies, block_tokens=16)
     for name, role in (("p", "prefill"), ("d0", "decode"), ("d1", "decode")):
         view = WorkerView(id=WorkerId(name), host=HostId(f"host-of-{name}"), role=role)  # type: ignore[arg-type]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from baton.core.messages import CloseRequest, RequestArrived, StartPrefill, WorkerJoined
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, HostId, Request, RequestId, WorkerId, WorkerView
-from baton.decide.control.coordinator import Coordinator, Policies
-from baton.decide.cost.linear import LinearCost
+from baton.decide.control.coordinator import Coordinator
 from baton.decide.policy.admission import AdmissionPolicy, BoundedQueue
 from baton.decide.policy.fairness import FairnessPolicy, FirstComeFirstServed
-from baton.decide.policy.placement import FastestStep
-from baton.decide.policy.routing import EarliestFirstToken
+from tests.policies import plain_policies
 
 GOOD = Request(id=RequestId("good"), prompt_tokens=8, output_tokens_max=8, arrived_at_s=0.0)
 BAD = Request(id=RequestId("bad"), prompt_tokens=8, output_tokens_max=8, arrived_at_s=1.0)
@@ -55,13 +55,7 @@ def test_a_policy_that_fails_closes_one_request_and_no_other(
     admission: AdmissionPolicy, fairness: FairnessPolicy
 ) -> None:
     """A fairness policy that raised used to end every worker that joined, and then the server."""
-    policies = Policies(
-        admission=admission,
-        routing=EarliestFirstToken(),
-        placement=FastestStep(),
-        fairness=fairness,
-        cost=LinearCost(),
-    )
+    policies = replace(plain_policies(), admission=admission, fairness=fairness)
     made = Coordinator(policies, block_tokens=4)
     assert made.handle(RequestArrived(GOOD), 0.0) == []
     (close,) = made.handle(RequestArrived(BAD), 1.0)

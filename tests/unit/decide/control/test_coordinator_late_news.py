@@ -21,28 +21,17 @@ from baton.core.messages import (
     WorkerLost,
 )
 from baton.core.types import BlockHash, Grammar, HostId, Request, RequestId, Role, Sampling, WorkerId, WorkerView
-from baton.decide.control.coordinator import Coordinator, Policies
+from baton.decide.control.coordinator import Coordinator
 from baton.decide.control.poison import REFUSED_S
 from baton.decide.control.retries import Retries, RetryRules
-from baton.decide.cost.linear import LinearCost
-from baton.decide.policy.admission import BoundedQueue
-from baton.decide.policy.fairness import FirstComeFirstServed
-from baton.decide.policy.placement import FastestStep
-from baton.decide.policy.routing import EarliestFirstToken
+from tests.policies import plain_policies
 
 REQUEST = Request(id=RequestId("r"), prompt_tokens=8, output_tokens_max=8, arrived_at_s=0.0)
 R, P, D = REQUEST.id, WorkerId("p"), WorkerId("d")
 
 
 def cluster(workers: dict[WorkerId, Role], attempts_max: int = 3) -> Coordinator:
-    policies = Policies(
-        admission=BoundedQueue(),
-        routing=EarliestFirstToken(),
-        placement=FastestStep(),
-        fairness=FirstComeFirstServed(),
-        cost=LinearCost(),
-    )
-    made = Coordinator(policies, block_tokens=4, retries=Retries(RetryRules(attempts_max=attempts_max)))
+    made = Coordinator(plain_policies(), block_tokens=4, retries=Retries(RetryRules(attempts_max=attempts_max)))
     for worker, role in workers.items():
         made.handle(joined(worker, role), 0.0)
     return made

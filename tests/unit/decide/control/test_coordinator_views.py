@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -18,12 +19,10 @@ from baton.core.messages import (
 from baton.core.ports import CostModel
 from baton.core.prefixes import BlocksStored
 from baton.core.types import BlockHash, ClusterView, HostId, Request, RequestId, Slo, WorkerId, WorkerView
-from baton.decide.control.coordinator import Coordinator, Policies
+from baton.decide.control.coordinator import Coordinator
 from baton.decide.cost.linear import LinearCost
-from baton.decide.policy.admission import BoundedQueue
-from baton.decide.policy.fairness import FirstComeFirstServed
 from baton.decide.policy.handoff import FirstTokenByDecode, FirstTokenByPrefill, FirstTokenPolicy
-from baton.decide.policy.placement import FastestStep
+from tests.policies import plain_policies
 
 HOST, P, D = HostId("h"), WorkerId("p"), WorkerId("d")
 HASHES = (BlockHash(b"one"), BlockHash(b"two"))
@@ -47,13 +46,7 @@ def request(name: str) -> Request:
 def test_a_hit_never_covers_the_last_token_and_a_decode_queues_nothing() -> None:
     """All 8 tokens are held in 2 blocks, and the last one is computed all the same: to go on from."""
     routing = FirstThatRemembers()
-    policies = Policies(
-        admission=BoundedQueue(),
-        routing=routing,
-        placement=FastestStep(),
-        fairness=FirstComeFirstServed(),
-        cost=LinearCost(),
-    )
+    policies = dataclasses.replace(plain_policies(), routing=routing)
     made = Coordinator(policies, block_tokens=4)
     made.handle(WorkerJoined(WorkerView(id=P, host=HOST, role="prefill")), 0.0)
     made.handle(WorkerJoined(WorkerView(id=D, host=HOST, role="decode")), 0.0)
@@ -81,13 +74,8 @@ def test_a_promise_is_given_by_who_will_draw_the_first_token() -> None:
     )
 
     def answered(first_token: FirstTokenPolicy) -> list[type]:
-        policies = Policies(
-            admission=BoundedQueue(),
-            routing=FirstThatRemembers(),
-            placement=FastestStep(),
-            fairness=FirstComeFirstServed(),
-            cost=cost,
-            first_token=first_token,
+        policies = dataclasses.replace(
+            plain_policies(), routing=FirstThatRemembers(), cost=cost, first_token=first_token
         )
         made = Coordinator(policies, block_tokens=4)
         made.handle(WorkerJoined(WorkerView(id=P, host=HOST, role="prefill")), 0.0)

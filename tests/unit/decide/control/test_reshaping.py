@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from baton.core.messages import (
     CoordinatorCommand,
@@ -19,15 +19,10 @@ from baton.core.ports import CostModel
 from baton.core.prefixes import BlocksStored
 from baton.core.ticking import Tick
 from baton.core.types import BlockHash, ClusterView, HostId, LoadWindow, Request, RequestId, Role, WorkerId, WorkerView
-from baton.decide.control.advice import Policies
 from baton.decide.control.coordinator import Coordinator
 from baton.decide.control.reshaping import START_AGAIN_S
-from baton.decide.cost.linear import LinearCost
-from baton.decide.policy.admission import BoundedQueue
-from baton.decide.policy.fairness import FirstComeFirstServed
 from baton.decide.policy.fleet import RoleChange
-from baton.decide.policy.placement import FastestStep
-from baton.decide.policy.routing import EarliestFirstToken
+from tests.policies import plain_policies
 
 
 @dataclass(slots=True)
@@ -62,15 +57,7 @@ P0, P1, D0, D1 = (WorkerId(name) for name in ("p0", "p1", "d0", "d1"))
 
 def coordinator(wanted: dict[Role, int], roles: dict[WorkerId, Role | RoleChange] | None = None) -> Coordinator:
     """Two workers of each role, `p0` to `d1`, and policies that want this."""
-    policies = Policies(
-        admission=BoundedQueue(),
-        routing=EarliestFirstToken(),
-        placement=FastestStep(),
-        fairness=FirstComeFirstServed(),
-        cost=LinearCost(),
-        roles=Assigned(roles or {}),
-        scaling=Wanted(wanted),
-    )
+    policies = replace(plain_policies(), roles=Assigned(roles or {}), scaling=Wanted(wanted))
     made = Coordinator(policies, block_tokens=4)
     for worker in (P0, P1, D0, D1):
         join(made, worker, "prefill" if worker in (P0, P1) else "decode")

@@ -6,15 +6,10 @@ import pytest
 
 from baton.core.messages import CloseRequest, HostLost, RequestArrived, StartPrefill, WorkerJoined, WorkerLost
 from baton.core.types import HostId, Request, RequestId, WorkerId, WorkerView
-from baton.decide.control.advice import Policies
 from baton.decide.control.coordinator import Coordinator
 from baton.decide.control.flight import Flight
 from baton.decide.control.retries import Retries, RetryRules
-from baton.decide.cost.linear import LinearCost
-from baton.decide.policy.admission import BoundedQueue
-from baton.decide.policy.fairness import FirstComeFirstServed
-from baton.decide.policy.placement import FastestStep
-from baton.decide.policy.routing import EarliestFirstToken
+from tests.policies import plain_policies
 
 R, W = RequestId("r"), WorkerId("w")
 
@@ -58,15 +53,8 @@ def test_a_budget_of_nothing_allows_no_retry() -> None:
 
 
 def coordinator(per_minute: int) -> Coordinator:
-    policies = Policies(
-        admission=BoundedQueue(),
-        routing=EarliestFirstToken(),
-        placement=FastestStep(),
-        fairness=FirstComeFirstServed(),
-        cost=LinearCost(),
-    )
     rules = RetryRules(attempts_max=100, per_minute=per_minute, ratio=0.0)
-    return Coordinator(policies, block_tokens=4, retries=Retries(rules))
+    return Coordinator(plain_policies(), block_tokens=4, retries=Retries(rules))
 
 
 @pytest.mark.parametrize("is_host", [False, True])

@@ -19,14 +19,9 @@ from baton.core.messages import (
 )
 from baton.core.ticking import Tick
 from baton.core.types import HostId, LoadWindow, Request, RequestId, WorkerId, WorkerView
-from baton.decide.control.advice import Policies
 from baton.decide.control.coordinator import Coordinator
 from baton.decide.control.retries import Retries, RetryRules
-from baton.decide.cost.linear import LinearCost
-from baton.decide.policy.admission import BoundedQueue
-from baton.decide.policy.fairness import FirstComeFirstServed
-from baton.decide.policy.placement import FastestStep
-from baton.decide.policy.routing import EarliestFirstToken
+from tests.policies import plain_policies
 
 A, B, C = (WorkerId(name) for name in "abc")
 R = RequestId("r")
@@ -38,14 +33,7 @@ def view(worker: WorkerId, host: str = "h") -> WorkerView:
 
 
 def cluster(*workers: WorkerView) -> Coordinator:
-    policies = Policies(
-        admission=BoundedQueue(),
-        routing=EarliestFirstToken(),
-        placement=FastestStep(),
-        fairness=FirstComeFirstServed(),
-        cost=LinearCost(),
-    )
-    made = Coordinator(policies, block_tokens=4, retries=Retries(RetryRules(attempts_max=1, per_minute=0)))
+    made = Coordinator(plain_policies(), block_tokens=4, retries=Retries(RetryRules(attempts_max=1, per_minute=0)))
     for worker in workers:
         made.handle(WorkerJoined(worker), 0.0)
     return made

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from baton.core.launching import ScalingRules
@@ -23,15 +25,10 @@ from baton.core.messages import (
 )
 from baton.core.ticking import Tick
 from baton.core.types import HostId, LoadWindow, Request, RequestId, Role, WorkerId, WorkerView
-from baton.decide.control.advice import Policies
 from baton.decide.control.coordinator import Coordinator
-from baton.decide.cost.linear import LinearCost
-from baton.decide.policy.admission import BoundedQueue
 from baton.decide.policy.demand import ForecastScaling
-from baton.decide.policy.fairness import FirstComeFirstServed
 from baton.decide.policy.fleet import ScalingPolicy
-from baton.decide.policy.placement import FastestStep
-from baton.decide.policy.routing import EarliestFirstToken
+from tests.policies import plain_policies
 from tests.unit.decide.control.test_reshaping import Wanted
 
 H0, H1 = HostId("h0"), HostId("h1")
@@ -41,14 +38,7 @@ REQUEST = Request(id=R, prompt_tokens=8, block_hashes=(), output_tokens_max=40, 
 
 
 def coordinator(scaling: ScalingPolicy, *workers: tuple[WorkerId, Role, HostId]) -> Coordinator:
-    policies = Policies(
-        admission=BoundedQueue(),
-        routing=EarliestFirstToken(),
-        placement=FastestStep(),
-        fairness=FirstComeFirstServed(),
-        cost=LinearCost(),
-        scaling=scaling,
-    )
+    policies = replace(plain_policies(), scaling=scaling)
     made = Coordinator(policies, block_tokens=4)
     for worker, role, host in workers:
         made.handle(WorkerJoined(WorkerView(id=worker, host=host, role=role)), 0.0)

@@ -21,17 +21,13 @@ from baton.core.ticking import QueuedTooLong
 from baton.core.types import HostId, Request, RequestId, Slo, WorkerId, WorkerView
 from baton.decide.control.cluster import Cluster
 from baton.decide.control.cluster_messages import HostAdded, WorkerSaid
-from baton.decide.control.coordinator import Coordinator, Policies
+from baton.decide.control.coordinator import Coordinator
 from baton.decide.control.flight import Flight
 from baton.decide.control.host_pools import PoolRules
 from baton.decide.control.start_queue import STARTS_MAX, StartQueue
-from baton.decide.cost.linear import LinearCost
 from baton.decide.kv.layout import KVLayout
-from baton.decide.policy.admission import BoundedQueue
 from baton.decide.policy.eviction import LeastRecentlyUsed
-from baton.decide.policy.fairness import FirstComeFirstServed
-from baton.decide.policy.placement import FastestStep
-from baton.decide.policy.routing import EarliestFirstToken
+from tests.policies import plain_policies
 
 HOST, W = HostId("h"), WorkerId("w")
 LAYOUT = KVLayout(layers=1, kv_heads=1, head_dim=4, block_tokens=4, dtype="float32")
@@ -43,15 +39,9 @@ def request(name: str, slo: Slo | None = None) -> Request:
 
 def cluster(wait_s_max: float | None = 10.0) -> Cluster:
     """One mixed worker on one host."""
-    policies = Policies(
-        admission=BoundedQueue(),
-        routing=EarliestFirstToken(),
-        placement=FastestStep(),
-        fairness=FirstComeFirstServed(),
-        cost=LinearCost(),
-    )
     made = Cluster(
-        Coordinator(policies, block_tokens=4, queue=StartQueue(wait_s_max)), PoolRules(eviction=LeastRecentlyUsed)
+        Coordinator(plain_policies(), block_tokens=4, queue=StartQueue(wait_s_max)),
+        PoolRules(eviction=LeastRecentlyUsed),
     )
     made.handle(HostAdded(HOST, 64, LAYOUT), 0.0)
     made.handle(WorkerJoined(WorkerView(id=W, host=HOST, role="mixed")), 0.0)

@@ -12,26 +12,15 @@ from baton.core.messages import (
 )
 from baton.core.ticking import WaitedTooLong
 from baton.core.types import HostId, Request, RequestId, WorkerId, WorkerView
-from baton.decide.control.coordinator import Coordinator, Policies
-from baton.decide.cost.linear import LinearCost
-from baton.decide.policy.admission import BoundedQueue
-from baton.decide.policy.fairness import FirstComeFirstServed
-from baton.decide.policy.placement import FastestStep
-from baton.decide.policy.routing import EarliestFirstToken
+from baton.decide.control.coordinator import Coordinator
+from tests.policies import plain_policies
 
 HOST = HostId("h")
 VIEW = WorkerView(id=WorkerId("w"), host=HOST, role="mixed")
 
 
 def coordinator() -> Coordinator:
-    policies = Policies(
-        admission=BoundedQueue(),
-        routing=EarliestFirstToken(),
-        placement=FastestStep(),
-        fairness=FirstComeFirstServed(),
-        cost=LinearCost(),
-    )
-    return Coordinator(policies, block_tokens=4)
+    return Coordinator(plain_policies(), block_tokens=4)
 
 
 def arrived(name: str) -> RequestArrived:
