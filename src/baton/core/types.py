@@ -316,12 +316,12 @@ class LoadWindow(Struct, frozen=True, kw_only=True):
     begun_requests: int = 0
     """Number of requests whose prompt was assigned to a worker. The coordinator sets it."""
     cached_tokens: int = 0
-    """Prompt tokens of these that need no computation."""
+    """Prompt tokens of the begun requests that need no computation."""
     rejected_requests: int = 0
     prefilled_requests: int = 0
     """Number of first tokens."""
     ttft_s: float = 0.0
-    """Mean TTFT of these. 0 if there was none."""
+    """Mean TTFT of those first tokens. 0 if there was none."""
     finished_requests: int = 0
     output_tokens: int = 0
     """Output tokens of the finished requests."""

@@ -289,7 +289,7 @@ class ModelFleet:
                 driver.join(driver.links[command.worker])  # it stays; the restart goes on with the next one
 
     def _resize_launched(self, command: StartWorker | RetireWorker | RestartWorker | DismissHost) -> bool:
-        """Start a host for a worker, or end the host of the last one. Return False if that is not the launcher's."""
+        """Carry out a command with the launcher: start a host, or end one with its last worker. False: it cannot."""
         launcher, driver = self.parts.launcher, self.parts.driver
         if launcher is not None and isinstance(command, StartWorker):
             launcher.launch(command)

@@ -171,8 +171,8 @@ class SloChunked:
     ttft_ratio: float = 0.25
     """The prompts in a step take at most this share of the shortest TTFT SLO of more urgent classes."""
     shared_ratio: float = 0.05
-    """Several prompts in a step take at most this share of their shortest TTFT SLO, because all of their first tokens
-    come at its end. A single prompt is not split: the requests behind it would wait no less."""
+    """Several prompts in a step take at most this share of their shortest TTFT SLO, because the step's end gives all
+    of their first tokens. This does not limit a single prompt: to split it shortens no other request's wait."""
 
     def select(self, candidates: Sequence[Candidate], limits: BatchLimits, cost: CostModel) -> Chosen:
         decoding, prompts = _split(candidates)

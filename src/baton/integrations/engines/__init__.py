@@ -1,1 +1,1 @@
-"""Servers of other inference engines as workers: what does not depend on the engine."""
+"""Run servers of other inference engines as workers: the parts that all engines share."""
