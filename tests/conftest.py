@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections import Counter
 from collections.abc import Generator, Iterator
@@ -67,6 +68,20 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(CpuMeter())
     if config.option.seed_day is None:
         config.option.seed_day = utc_date().date().toordinal()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Let one process of a parallel run collect first. The others then read the bytecode that it has written.
+
+    Each of them would compile all tests and their libraries, while the checks of `make test` use the second core.
+    """
+    with Path(__file__).open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        return (yield)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
