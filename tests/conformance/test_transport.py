@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Iterator
 
 import msgspec
@@ -222,7 +221,7 @@ def test_a_withdrawal_at_any_moment_leaves_whole_bytes_or_an_error(kit: Kit) -> 
         assert target.content() == content
 
 
-def test_a_cancelled_pull_writes_nothing_more(kit: Kit) -> None:
+def test_a_cancelled_pull_writes_nothing_more(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     """Although its bytes are under way. Other pulls still work."""
     if not kit.holds:
         pytest.skip(f"nothing can hold the bytes of {kit.name} under way")
@@ -233,15 +232,14 @@ def test_a_cancelled_pull_writes_nothing_more(kit: Kit) -> None:
     pull = target.transport.pull(held, target.whole())
     gate.wait_until_reached()
     assert isinstance(pull, PiecewisePull)
+    fail = pull.fail
 
-    def open_after_the_cancel() -> None:
-        while pull.wanted:
-            time.sleep(0.001)
+    def fail_and_open(message: str) -> None:
+        fail(message)
         gate.open()
 
-    opening = threading.Thread(target=open_after_the_cancel)
-    if kit.name != "tcp":
-        opening.start()  # a copy that has begun is waited for
+    if kit.name != "tcp":  # a copy that has begun is waited for
+        monkeypatch.setattr(pull, "fail", fail_and_open)
     pull.cancel()
     with pytest.raises(TransferError, match="cancelled"):
         pull.wait(0.0)
