@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,13 +13,16 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from msgspec import structs
+from starlette.types import Receive, Scope, Send
 
 from baton.core.errors import ConfigError, RequestError
 from baton.core.http_config import BatchesConfig
 from baton.core.limits import LimitsConfig
 from baton.core.types import Sampling
-from baton.serve.http.batches.routes import read_form
-from baton.serve.http.batches.runner import read_lines
+from baton.serve.http.batches.lines import LineCheck
+from baton.serve.http.batches.routes import PART_HEAD_BYTES_MAX, PARTS_MAX, read_form
+from baton.serve.http.batches.runner import BatchRunner
 from baton.serve.http.batches.store import Batch, BatchStore, Counts, FileStore, Folder, StoredBatch, new_id
 from baton.serve.http.budgets import Budgets
 from baton.serve.http.edge import RequestContext
@@ -246,12 +252,105 @@ def test_a_form_is_read_byte_by_byte() -> None:
         read_form(raw, "multipart/form-data")
 
 
+def test_a_form_of_many_parts_is_refused() -> None:
+    """A form of 32 MB can have millions of parts, which take 300 MB."""
+    part = b"--X\r\n\r\n\r\n"
+    assert read_form(part * PARTS_MAX + b"--X--", "multipart/form-data; boundary=X") == {}
+    with pytest.raises(RequestError, match="more than 16 parts"):
+        read_form(part * (PARTS_MAX + 1) + b"--X--", "multipart/form-data; boundary=X")
+
+
+def test_names_are_searched_only_at_the_begin_of_a_part() -> None:
+    """The search in 32 MB of almost-names would take minutes, and no stream would go on meanwhile."""
+    for filled, names in ((PART_HEAD_BYTES_MAX - 20, ["purpose"]), (PART_HEAD_BYTES_MAX, [])):
+        raw = b"--X\r\n" + b" " * filled + b'; name="purpose"\r\n\r\nbatch\r\n--X--'
+        assert [*read_form(raw, "multipart/form-data; boundary=X")] == names
+
+
+def check(path: Path, *, lines_max: int = 3, body_bytes_max: int = 1 << 20) -> tuple[int, list[str]]:
+    """Return the number of requests in an input file, and the codes of its problems."""
+    count, problems = LineCheck(CHAT, lines_max, body_bytes_max).check(path)
+    return count, [problem.code for problem in problems]
+
+
 def test_a_file_of_too_many_requests_or_of_none_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "in"
     path.write_bytes(as_file([question(number) for number in range(3)]))
-    assert len(read_lines(path, CHAT, 3)[0]) == 3
-    assert read_lines(path, CHAT, 2)[1][0].code == "too_many_requests"
+    assert check(path) == (3, [])
+    assert check(path, lines_max=2) == (0, ["too_many_requests"])
     path.write_bytes(b"\n \n")
-    assert read_lines(path, CHAT, 2)[1][0].code == "empty_file"
+    assert check(path) == (0, ["empty_file"])
+    path.write_bytes(b"\n" * 4)
+    assert check(path) == (0, ["too_many_requests"])
     path.write_bytes(b"\xff\xfe\n" * 500)
-    assert len(read_lines(path, CHAT, 2)[1]) == 100
+    assert check(path)[1] == ["invalid_request"] * 100
+
+
+def test_a_request_in_a_file_has_the_limits_of_one_by_itself(tmp_path: Path) -> None:
+    path = tmp_path / "in"
+    path.write_bytes(as_file([question(1, user="x" * 5000), {**question(2), "custom_id": "x" * 600}]))
+    [long_body, long_id] = LineCheck(CHAT, 9, 4000).check(path)[1]
+    assert "at most 4000 are allowed (http.body_bytes_max)" in long_body.message
+    assert "custom_id has 600 characters" in long_id.message
+
+
+class BlockedEndpoint:
+    """Answers no request."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Semaphore(0)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.asked.release()
+        await asyncio.Event().wait()
+
+
+class WatchedStore(BatchStore):
+    """Tells which batches have begun to run."""
+
+    def __init__(self, folder: Folder, batches_max: int) -> None:
+        super().__init__(folder, batches_max)
+        self.begun = threading.Semaphore(0)
+
+    def save(self, stored: StoredBatch) -> None:
+        super().save(stored)
+        if stored.batch.status == "in_progress":
+            self.begun.release()
+
+
+def open_files() -> int:
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+def test_waiting_batches_hold_no_memory_and_no_file(tmp_path: Path) -> None:
+    """A client may start 1,000 batches of one file of 32 MB."""
+    config = BatchesConfig(requests_max=2)
+    folder, endpoint, count = Folder(str(tmp_path)), BlockedEndpoint(), 50
+    files, batches = FileStore(folder, config), WatchedStore(folder, count)
+    content = as_file([question(number, user="x" * 100_000) for number in range(10)])
+    file = files.add("me", "in", content)
+
+    async def run_all() -> tuple[int, int]:
+        """Start all batches. Return the further open files and the bytes that they hold."""
+        runner = BatchRunner(config, files, batches, {CHAT: endpoint}, Budgets(LimitsConfig()), 1 << 20)
+        before = open_files()
+        tracemalloc.start()
+        for number in range(count):
+            one = stored(number, "validating")
+            made = structs.replace(one, batch=structs.replace(one.batch, input_file_id=file.id))
+            batches.add(made)
+            runner.start(made)
+        for _ in range(count):
+            await asyncio.to_thread(batches.begun.acquire)
+        for _ in range(config.requests_max):
+            await endpoint.asked.acquire()
+        held_bytes = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        further = open_files() - before
+        await runner.close()
+        return further, held_bytes
+
+    further, held_bytes = asyncio.run(run_all())
+    assert further < count
+    assert held_bytes < 2 * len(content), f"{held_bytes >> 10} KiB for {count} x {len(content) >> 10} KiB"
+    folder.close()

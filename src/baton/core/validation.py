@@ -22,6 +22,8 @@ from msgspec import Struct, structs
 Check = Callable[[str, object], list[str]]
 """An additional check of each scalar value. Gets the value and its path, such as `faults[0].at_s`; returns problems."""
 SHOWN_CHARS_MAX = 60
+NAME_CHARS_MAX = 200
+"""Length of the longest mistyped name that is compared with known ones."""
 _NAMES: dict[object, str] = {
     int: "a whole number", float: "a number", str: "text", bool: "true or false", NoneType: "nothing",
 }  # fmt: skip
@@ -29,6 +31,8 @@ _NAMES: dict[object, str] = {
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that is closest to a mistyped one. None: none is close."""
+    if len(name) > NAME_CHARS_MAX:  # the search takes 0.3 us for each character
+        return None
     found = get_close_matches(name, list(known), n=1, cutoff=0.6)
     return found[0] if found else None
 

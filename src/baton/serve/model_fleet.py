@@ -16,9 +16,10 @@ from baton.serve.host.arena_bytes import bytes_of, transferable
 from baton.serve.host.supervisor import Notices, Supervisor
 from baton.serve.host.tasks import prefault, spawn
 from baton.serve.host.worker_link import EngineHosts
+from baton.serve.http.body_threads import BodyThreads
 from baton.serve.http.grammar_checks import GrammarChecker
 from baton.serve.http.model_routes import ModelStatus
-from baton.serve.http.model_services import ModelServices
+from baton.serve.http.model_services import ModelServices, tokenizing_threads
 from baton.serve.http.prompts import PublicPrefixes
 from baton.serve.live.assembly import Parts
 from baton.serve.live.hosts import Hosts
@@ -42,8 +43,7 @@ class ServerFacts:
     """Its certificate. None: connections are not encrypted."""
     tell: Tell
     """Gets lines for the terminal."""
-    large_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
-    """Allows one large body at a time to be tokenized."""
+    tokenizing: BodyThreads = field(default_factory=tokenizing_threads)
 
 
 class ModelFleet:
@@ -201,7 +201,7 @@ class ModelFleet:
             is_first=self._is_first,
             engine="vLLM" if parts.config.engines.servers else "",
             public_prefixes=PublicPrefixes(prefixes, tokenizer, template) if prefixes else None,
-            large_turns=self._server.large_turns,
+            tokenizing=self._server.tokenizing,
         )
 
     # ---- changes

@@ -7,8 +7,9 @@ import re
 import uuid
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.core.errors import RequestError
@@ -20,6 +21,7 @@ from baton.serve.http.identity import Identity, Keyring, check_port, check_scope
 from baton.serve.http.site import STATIC
 from baton.serve.http.slo import header_slo
 from baton.serve.http.wire.errors import error_body, error_headers
+from baton.serve.http.wire.parsing import parse_object
 from baton.serve.http.wire.schemas import SloFields
 from baton.serve.live.recorder import Recorder
 
@@ -153,16 +155,30 @@ def _add_headers(send: Send, request_id: str) -> Send:
 # ---- bodies
 
 
-async def read_body(scope: Scope, receive: Receive, bytes_max: int, kind: str = "application/json") -> bytes:
-    """Return the body of a request of a media type. Raises RequestError (413, 415, 429, 503) and ClientDisconnected.
+@dataclass(frozen=True, slots=True)
+class BodyLimit:
+    """The size limit of a body, and its media type."""
 
-    A body above `bytes_max` is rejected before it is read if it has a Content-Length, else while it is read.
+    bytes_max: int
+    setting: str = "http.body_bytes_max"
+    """The setting that raises the limit. Empty: the limit is fixed."""
+    kind: str = "application/json"
+
+
+SMALL_BODY = BodyLimit(1 << 16, setting="")
+"""The limit for routes that take a few names."""
+
+
+async def read_body(scope: Scope, receive: Receive, limit: BodyLimit) -> bytes:
+    """Return the body of a request. Raises RequestError (413, 415, 429, 503) and ClientDisconnected.
+
+    A body above the limit is rejected before it is read if it has a Content-Length, else while it is read.
     """
     headers = dict(scope["headers"])
-    check_content_type(headers, kind)
+    check_content_type(headers, limit.kind)
     content_length = headers.get(b"content-length", b"")
-    if content_length.isdigit() and int(content_length) > bytes_max:
-        raise _too_large(int(content_length), bytes_max)
+    if content_length.isdigit() and int(content_length) > limit.bytes_max:
+        raise _too_large(int(content_length), limit)
     parts: list[bytes] = []
     size, budget = 0, context_of(scope).budget
     while True:
@@ -171,12 +187,17 @@ async def read_body(scope: Scope, receive: Receive, bytes_max: int, kind: str = 
             raise ClientDisconnected
         part = message.get("body", b"")
         size += len(part)
-        if size > bytes_max:
-            raise _too_large(size, bytes_max)
+        if size > limit.bytes_max:
+            raise _too_large(size, limit)
         budget.take_bytes(len(part))
         parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts)
+
+
+async def read_object(request: Request) -> dict[str, Any]:
+    """Return the JSON object in the body of a request that takes a few names. Raises RequestError."""
+    return parse_object(await read_body(request.scope, request.receive, SMALL_BODY))
 
 
 def check_content_type(headers: Mapping[bytes, bytes], kind: str = "application/json") -> None:
@@ -193,13 +214,10 @@ def check_content_type(headers: Mapping[bytes, bytes], kind: str = "application/
         raise RequestError(f"send the body without Content-Encoding, got {got!r}", status=415)
 
 
-def _too_large(size: int, bytes_max: int) -> RequestError:
-    return RequestError(
-        f"the body has {size} bytes or more, at most {bytes_max} are allowed (http.body_bytes_max); send fewer or"
-        " shorter prompts",
-        status=413,
-        code="body_too_large",
-    )
+def _too_large(size: int, limit: BodyLimit) -> RequestError:
+    setting = f" ({limit.setting}); send a smaller one" if limit.setting else " at this path; send a smaller one"
+    message = f"the body has {size} bytes or more, at most {limit.bytes_max} are allowed{setting}"
+    return RequestError(message, status=413, code="body_too_large")
 
 
 async def send_error(send: Send, error: RequestError) -> None:

@@ -53,11 +53,14 @@ class Embed:
         """Serve a request. Raises RequestError if it fails before a byte of the response was sent."""
         services = self._services
         try:
-            raw = await read_body(scope, receive, services.settings.body_bytes_max)
+            raw = await read_body(scope, receive, services.body_limit)
         except ClientDisconnected:
             return
-        body, ignored = services.unknown_fields.read(
-            parse_object(raw), EmbeddingRequest, lambda known: convert(known, EmbeddingRequest)
+        body, ignored = await services.parsing.run(
+            lambda: services.unknown_fields.read(
+                parse_object(raw), EmbeddingRequest, lambda known: convert(known, EmbeddingRequest)
+            ),
+            size=len(raw),
         )
         send = send_warning(send, ignored)
         model = services.model(body.model)

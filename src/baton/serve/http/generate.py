@@ -27,7 +27,6 @@ from baton.serve.http.text_response import TextResponse, UsageChunks
 from baton.serve.http.unknown_fields import send_warning
 from baton.serve.http.wire.constraint import Constraint
 from baton.serve.http.wire.encoders import ResponseHead
-from baton.serve.http.wire.parsing import parse_object
 from baton.serve.http.wire.sampling import SEED_BITS, for_choice, sampling_of
 from baton.serve.http.wire.schemas import CompletionRequest
 from baton.serve.live.hooks import Filters
@@ -43,7 +42,7 @@ class Generate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request. Raises RequestError if it fails before a byte of the response was sent."""
         try:
-            raw = await read_body(scope, receive, self._services.settings.body_bytes_max)
+            raw = await read_body(scope, receive, self._services.body_limit)
         except ClientDisconnected:
             return
         context = context_of(scope)
@@ -61,9 +60,10 @@ class Generate:
         self, scope: Scope, receive: Receive, send: Send, raw: bytes, continued: Continuation | None
     ) -> None:
         services, kind, context = self._services, self._kind, context_of(scope)
-        body, owner = services.hooks.before(parse_object(raw), kind.PATH), owner_of(context.identity)
-        request, ignored = services.unknown_fields.read(
-            body, kind.BODY, lambda known: kind.read(known, services, owner)
+        body, owner = services.hooks.before(await services.parse(raw), kind.PATH), owner_of(context.identity)
+        request, ignored = await services.parsing.run(
+            lambda: services.unknown_fields.read(body, kind.BODY, lambda known: kind.read(known, services, owner)),
+            size=len(raw),
         )
         response = await self._accept(context, raw, body, request, continued)
         budget = context.budget
@@ -85,7 +85,7 @@ class Generate:
         services, kind = self._services, self._kind
         model = request.model
         model.check_ready()
-        constraint = request.constraint()
+        constraint = await services.parsing.run(request.constraint, size=len(raw))
         if constraint is not None:
             await model.grammars.check(constraint, context.client)
         choices_count = self._choices_count(request)  # before any of a million prompts is tokenized

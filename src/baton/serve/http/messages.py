@@ -63,8 +63,11 @@ class Messages:
         ]
 
     async def _count_tokens(self, request: Request) -> Response:
-        raw = await read_body(request.scope, request.receive, self._services.settings.body_bytes_max)
-        fields = prompt_fields(convert(parse_object(raw), CountTokensRequest))
-        model = self._services.model(fields.model)
-        prompt = await model.run_off_loop(lambda: chat_prompt(fields, model.texts, model.template), size=len(raw))
+        raw = await read_body(request.scope, request.receive, self._services.body_limit)
+        services, size = self._services, len(raw)
+        fields = await services.parsing.run(
+            lambda: prompt_fields(convert(parse_object(raw), CountTokensRequest)), size=size
+        )
+        model = services.model(fields.model)
+        prompt = await model.tokenize(lambda: chat_prompt(fields, model.texts, model.template), size=size)
         return json_response(TokenCount(len(prompt.tokens)))

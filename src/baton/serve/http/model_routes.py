@@ -12,12 +12,11 @@ from starlette.routing import Route
 
 from baton.core.errors import RequestError
 from baton.core.served_model import ServedModelConfig
-from baton.serve.http.edge import read_body
+from baton.serve.http.edge import read_object
 from baton.serve.http.identity import LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH
-from baton.serve.http.wire.parsing import convert, parse_object
+from baton.serve.http.wire.parsing import convert
 
 MODELS_PATH = "/cluster/models"
-BODY_BYTES_MAX = 1 << 16
 
 
 class ModelStatus(Struct, frozen=True, kw_only=True):
@@ -89,8 +88,7 @@ class ModelRoutes:
 
     async def _load(self, request: Request) -> Response:
         """Begin to load a model. Its state is `ready` once its workers have the weights."""
-        raw = await read_body(request.scope, request.receive, BODY_BYTES_MAX)
-        table = convert(parse_object(raw), ServedModelConfig)
+        table = convert(await read_object(request), ServedModelConfig)
         if table.tiers:  # a path to write to is the operator's choice, and not that of a key
             raise RequestError("tiers are set in the configuration only, in [[models]]; leave them out", param="tiers")
         return _json(await self._loader.load(table), status=202)
@@ -102,13 +100,11 @@ class ModelRoutes:
 
     async def _load_adapter(self, request: Request) -> Response:
         """Load a LoRA adapter as a model beside its base model. The response comes when it serves requests."""
-        raw = await read_body(request.scope, request.receive, BODY_BYTES_MAX)
-        asked = convert(parse_object(raw), AdapterBody)
+        asked = convert(await read_object(request), AdapterBody)
         return _json(await self._loader.load_adapter(asked.lora_name, asked.lora_path, asked.base_model))
 
     async def _unload_adapter(self, request: Request) -> Response:
-        raw = await read_body(request.scope, request.receive, BODY_BYTES_MAX)
-        await self._loader.unload(convert(parse_object(raw), AdapterName).lora_name)
+        await self._loader.unload(convert(await read_object(request), AdapterName).lora_name)
         return _json(ModelStatuses(list(self._loader.statuses())))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -12,6 +11,7 @@ from baton.compute.models.tokenizer import Tokenizer
 from baton.compute.sandbox.template import SandboxedTemplate
 from baton.core.errors import RequestError
 from baton.core.types import Sampling
+from baton.serve.http.body_threads import BodyThreads
 from baton.serve.http.grammar_checks import GrammarChecker
 from baton.serve.http.identity import Identity
 from baton.serve.http.prompts import Prompt, PromptLimits, PublicPrefixes, TextEncoder
@@ -21,10 +21,13 @@ from baton.serve.live.history import History
 from baton.serve.live.hosts import Hosts
 
 Made = TypeVar("Made")
-LARGE_BYTES = 1 << 18
-"""Bodies above this size are tokenized one at a time, because each needs much memory."""
-INLINE_BYTES_MAX = 16384
-"""Prompts in larger bodies are tokenized in a thread, so that other streams are not delayed."""
+TOKENIZED_INLINE_BYTES_MAX, TOKENIZED_PARALLEL_BYTES_MAX = 1 << 14, 1 << 18
+"""Limits of `BodyThreads` for tokenization, which needs up to 1 KB of memory and 4 us for each byte."""
+
+
+def tokenizing_threads() -> BodyThreads:
+    """Return threads for tokenization, which all models of a server share."""
+    return BodyThreads(inline_bytes_max=TOKENIZED_INLINE_BYTES_MAX, parallel_bytes_max=TOKENIZED_PARALLEL_BYTES_MAX)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,8 +49,7 @@ class ModelServices:
     """Name of the engine of all workers, if it is not Baton's own."""
     public_prefixes: PublicPrefixes | None = None
     """Prefixes whose cached blocks all tenants share. None: there are no such prefixes."""
-    large_turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
-    """Lets one large body at a time be tokenized. All models of a server share it."""
+    tokenizing: BodyThreads = field(default_factory=tokenizing_threads)
 
     @property
     def name(self) -> str:
@@ -110,15 +112,8 @@ class ModelServices:
             public=self.public_prefixes if identity.shares_public_prefixes(asked_salt) else None,
             param=param,
         )
-        return await self.run_off_loop(lambda: [limits.check(prompt) for prompt in read()], size=size)
+        return await self.tokenize(lambda: [limits.check(prompt) for prompt in read()], size=size)
 
-    async def run_off_loop(self, work: Callable[[], Made], *, size: int) -> Made:
-        """Run `work` on `size` bytes of input: in a thread if it may take long, to not delay other streams.
-
-        Large inputs run one at a time: a tokenizer needs up to 1 KB of memory and 4 us for each byte.
-        """
-        if size > LARGE_BYTES:
-            async with self.large_turns:
-                return await asyncio.to_thread(work)
-        in_thread = size > INLINE_BYTES_MAX or self.template.is_sandboxed
-        return await asyncio.to_thread(work) if in_thread else work()
+    async def tokenize(self, work: Callable[[], Made], *, size: int) -> Made:
+        """Tokenize or detokenize by `work`, which gets its input from a body of `size` bytes."""
+        return await self.tokenizing.run(work, size=size, may_block=self.template.is_sandboxed)

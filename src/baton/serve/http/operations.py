@@ -13,12 +13,12 @@ from starlette.routing import Route
 from baton.core.errors import RequestError
 from baton.core.types import HostId, RequestId, WorkerId
 from baton.move.clock import now_s
-from baton.serve.http.edge import read_body
+from baton.serve.http.edge import read_object
 from baton.serve.http.model_services import ModelServices
 from baton.serve.http.pages import asked_model, json_response
 from baton.serve.http.services import Services
 from baton.serve.http.wire.errors import ClusterError
-from baton.serve.http.wire.parsing import convert, parse_object
+from baton.serve.http.wire.parsing import convert
 from baton.serve.http.wire.responses import CancelResponse, DrainResponse, RestartResponse, RoleResponse
 from baton.serve.http.wire.schemas import CancelRequest, DrainRequest, RestartRequest, RoleRequest
 from baton.serve.live.joined_host import JoinedHost
@@ -52,15 +52,12 @@ class Operations:
             Route("/cluster/explain/{request}", self._explain),
         ]
 
-    async def _body(self, request: Request) -> bytes:
-        return await read_body(request.scope, request.receive, self._services.settings.body_bytes_max)
-
     async def _requests(self, request: Request) -> Response:
         return json_response(describe_running(asked_model(self._services, request).gateway.live, now_s()))
 
     async def _cancel(self, request: Request) -> Response:
         """Cancel every choice of a request. Its client gets an error that it does not retry."""
-        asked = convert(parse_object(await self._body(request)), CancelRequest).id
+        asked = convert(await read_object(request), CancelRequest).id
         gateway = asked_model(self._services, request).gateway
         found = find_live(gateway.live, asked)
         if not found:
@@ -72,20 +69,20 @@ class Operations:
         return json_response(CancelResponse(tuple(live.request.id for live in found)))
 
     async def _set_role(self, request: Request) -> Response:
-        body = convert(parse_object(await self._body(request)), RoleRequest)
+        body = convert(await read_object(request), RoleRequest)
         worker = request.path_params["worker"]
         asked_model(self._services, request).gateway.set_role(WorkerId(worker), body.role)
         return json_response(RoleResponse(worker, body.role))
 
     async def _restart(self, request: Request) -> Response:
         """Begin a rolling restart. `/cluster` shows its progress."""
-        body = convert(parse_object(await self._body(request)), RestartRequest)
+        body = convert(await read_object(request), RestartRequest)
         left = asked_model(self._services, request).gateway.restart([WorkerId(worker) for worker in body.workers])
         return json_response(RestartResponse(left))
 
     async def _drain(self, request: Request) -> Response:
         """Ask a joined host to leave. Its agent ends once its requests and prefixes are on other hosts."""
-        convert(parse_object(await self._body(request)), DrainRequest)
+        convert(await read_object(request), DrainRequest)
         host = request.path_params["host"]
         _joined_host(asked_model(self._services, request), HostId(host)).ask_to_leave("an operator drains it")
         return json_response(DrainResponse(host))

@@ -19,7 +19,6 @@ from baton.serve.http.prompts import Prompt, chat_prompt
 from baton.serve.http.services import Services
 from baton.serve.http.wire.errors import RETRY_AFTER_S, ErrorBody, ErrorInfo
 from baton.serve.http.wire.openapi import openapi_document
-from baton.serve.http.wire.parsing import convert, parse_object
 from baton.serve.http.wire.responses import (
     Detokenized,
     Health,
@@ -95,22 +94,20 @@ class Pages:
 
     async def _tokenize(self, request: Request) -> Response:
         raw = await self._body(request)
-        body = convert(parse_object(raw), TokenizeRequest)
+        body = await self._services.read(raw, TokenizeRequest)
         model = self._services.model(body.model)
-        prompt = await model.run_off_loop(lambda: _tokenized(body, model), size=len(raw))
+        prompt = await model.tokenize(lambda: _tokenized(body, model), size=len(raw))
         most = model.gateway.request_tokens_max
         return json_response(Tokens(tokens=prompt.tokens, count=len(prompt.tokens), max_model_len=most))
 
     async def _detokenize(self, request: Request) -> Response:
         raw = await self._body(request)
-        body = convert(parse_object(raw), DetokenizeRequest)
+        body = await self._services.read(raw, DetokenizeRequest)
         model = self._services.model(body.model)
-        check_tokens(body.tokens, model.gateway.card.vocab_tokens, "tokens")
-        text = await model.run_off_loop(lambda: model.tokenizer.decode(body.tokens, skip_special=False), size=len(raw))
-        return json_response(Detokenized(text))
+        return json_response(Detokenized(await model.tokenize(lambda: _detokenized(body, model), size=len(raw))))
 
     async def _body(self, request: Request) -> bytes:
-        return await read_body(request.scope, request.receive, self._services.settings.body_bytes_max)
+        return await read_body(request.scope, request.receive, self._services.body_limit)
 
     async def _health(self, request: Request) -> Response:
         model = self._services.health()
@@ -196,6 +193,11 @@ def _tokenized(body: TokenizeRequest, model: ModelServices) -> Prompt:
     if body.messages is not None and body.prompt is None:
         return chat_prompt(body, texts, model.template)
     raise RequestError("send either prompt or messages", param="prompt")
+
+
+def _detokenized(body: DetokenizeRequest, model: ModelServices) -> str:
+    check_tokens(body.tokens, model.gateway.card.vocab_tokens, "tokens")
+    return model.tokenizer.decode(body.tokens, skip_special=False)
 
 
 def json_response(body: Struct, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:

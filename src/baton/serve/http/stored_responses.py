@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,36 +26,39 @@ class _Kept:
 
 
 class StoredResponses:
-    """Responses and the conversations up to each, by the owner of its key and its id. In memory only."""
+    """Responses and the conversations up to each, by the owner of its key and its id. In memory only. Thread-safe."""
 
     def __init__(self, *, responses_max: int = RESPONSES_MAX, bytes_max: int = BYTES_MAX) -> None:
         self._responses_max = responses_max
         self._bytes_max = bytes_max
         self._kept: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
         self._bytes = 0
+        self._lock = threading.RLock()
 
     def put(self, owner: str, response_id: str, messages: Sequence[ChatMessage], body: bytes) -> None:
         """Keep a response and its conversation, and drop the oldest ones beyond the limits.
 
         A too large one is not kept. `body`: the response, encoded.
         """
-        self._drop((owner, response_id))
         size_bytes = len(msgspec.json.encode(messages)) + len(body)
-        if size_bytes > self._bytes_max:
-            return
-        self._kept[owner, response_id] = _Kept(tuple(messages), body, size_bytes)
-        self._bytes += size_bytes
-        while len(self._kept) > self._responses_max or self._bytes > self._bytes_max:
-            self._drop(next(iter(self._kept)))
+        with self._lock:
+            self._drop((owner, response_id))
+            if size_bytes > self._bytes_max:
+                return
+            self._kept[owner, response_id] = _Kept(tuple(messages), body, size_bytes)
+            self._bytes += size_bytes
+            while len(self._kept) > self._responses_max or self._bytes > self._bytes_max:
+                self._drop(next(iter(self._kept)))
 
     def get(self, owner: str, response_id: str) -> tuple[ChatMessage, ...]:
         """Return the conversation up to a response. Raises RequestError (404) if it is not kept."""
-        kept = self._kept.get((owner, response_id))
-        if kept is None:
-            message = f"{self._missing(response_id)}; send the whole conversation as `input`"
-            raise RequestError(message, param="previous_response_id", status=404, code="previous_response_not_found")
-        self._kept.move_to_end((owner, response_id))
-        return kept.messages
+        with self._lock:
+            kept = self._kept.get((owner, response_id))
+            if kept is not None:
+                self._kept.move_to_end((owner, response_id))
+                return kept.messages
+        message = f"{self._missing(response_id)}; send the whole conversation as `input`"
+        raise RequestError(message, param="previous_response_id", status=404, code="previous_response_not_found")
 
     def body(self, owner: str, response_id: str) -> bytes:
         """Return a response, encoded. Raises RequestError (404) if it is not kept."""
@@ -65,8 +69,9 @@ class StoredResponses:
 
     def delete(self, owner: str, response_id: str) -> None:
         """Forget a response. Raises RequestError (404) if it is not kept."""
-        self.body(owner, response_id)
-        self._drop((owner, response_id))
+        with self._lock:
+            self.body(owner, response_id)
+            self._drop((owner, response_id))
 
     def _missing(self, response_id: str) -> str:
         return (

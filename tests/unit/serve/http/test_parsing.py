@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from baton.core.errors import RequestError
-from baton.serve.http.wire.parsing import WALKED_MAX, convert, parse_object
+from baton.serve.http.wire.parsing import (
+    UNKNOWN_FIELDS_MAX,
+    WALKED_MAX,
+    convert,
+    parse_object,
+    without_unknown_fields,
+)
 from baton.serve.http.wire.schemas import ChatRequest, CompletionRequest
 
 
@@ -22,7 +28,7 @@ from baton.serve.http.wire.schemas import ChatRequest, CompletionRequest
         (b"[" * 100_000, "nested too deeply"),
         (b'{"a":' * 5000 + b"1" + b"}" * 5000, "nested too deeply"),
         (b'{"prompt": ' + b"[" * 500 + b"]" * 500 + b"}", "nested too deeply: at most 256 levels"),
-        pytest.param(b"[" + b"[1]," * 400_000 + b"]", "400001 brackets, at most 400000 are allowed", id="brackets"),
+        pytest.param(b"[" + b"[1]," * 200_000 + b"]", "200001 brackets, at most 200000 are allowed", id="brackets"),
         (b"[1]", "must be a JSON object, got [1]"),
         (b'{"prompt": "a"} x', "not valid JSON"),
     ],
@@ -80,6 +86,25 @@ def test_a_long_value_is_cut_in_the_message() -> None:
         convert({"prompt": "a", "user": ["x" * 1000]}, CompletionRequest)
     assert str(refused.value).endswith("... (1004 characters)")
     assert len(str(refused.value)) < 200
+
+
+@pytest.mark.parametrize("body", [{"x" * 10**6: 1}, {"stream_options": {"x" * 10**6: 1}}])
+def test_a_long_name_is_cut_in_the_message(body: dict[str, object]) -> None:
+    with pytest.raises(RequestError) as refused:
+        convert({"prompt": "a", **body}, CompletionRequest)
+    assert "... (1000" in str(refused.value)
+    assert len(str(refused.value)) < 200
+    assert len(refused.value.param or "") < 200
+
+
+def test_unknown_fields_are_bounded() -> None:
+    def ignored(count: int) -> list[str]:
+        body = {"prompt": "a", **{f"x{number}": 1 for number in range(count)}}
+        return without_unknown_fields(body, CompletionRequest)[1]
+
+    assert len(ignored(UNKNOWN_FIELDS_MAX)) == UNKNOWN_FIELDS_MAX
+    with pytest.raises(RequestError, match="more than 1000 unknown fields"):
+        ignored(UNKNOWN_FIELDS_MAX + 1)
 
 
 def test_a_missing_field_is_named() -> None:

@@ -20,14 +20,17 @@ from baton.move.clock import unix_s
 from baton.serve.http.batches.runner import BatchRunner
 from baton.serve.http.batches.store import Batch, BatchStore, FileObject, FileStore, Folder, StoredBatch, new_id
 from baton.serve.http.budgets import Budgets
-from baton.serve.http.edge import context_of, read_body
+from baton.serve.http.edge import BodyLimit, context_of, read_body, read_object
 from baton.serve.http.pages import file_chunks, json_response
 from baton.serve.http.resume import owner_of
-from baton.serve.http.wire.parsing import convert, parse_object
+from baton.serve.http.wire.parsing import convert
 
 FILES_PATH, BATCHES_PATH = "/v1/files", "/v1/batches"
 PAGE_MAX = 100
-_MULTIPART = "multipart/form-data"
+PARTS_MAX = 16
+"""Maximum parts of a form. Clients send two or three."""
+PART_HEAD_BYTES_MAX = 4096
+"""Bytes before the content of a part that are searched for its names."""
 _BOUNDARY = re.compile(r'boundary=(?:"([^"]{1,70})"|([^\s;,]{1,70}))')
 _FIELD = re.compile(rb'[ ;]name="([^"]{0,64})"')
 _FILE_NAME = re.compile(rb'[ ;]filename="([^"]{0,1024})"')
@@ -63,14 +66,19 @@ class Page(Struct, frozen=True, kw_only=True):
 class Batches:
     """The endpoints. A client sees only what was made with keys of its own tenant."""
 
-    def __init__(self, config: BatchesConfig, endpoints: Mapping[str, ASGIApp], limits: LimitsConfig) -> None:
-        """`endpoints`: the endpoints that batches may use, by their paths. Raises ConfigError for a bad folder."""
-        self._config = config
+    def __init__(
+        self, config: BatchesConfig, endpoints: Mapping[str, ASGIApp], limits: LimitsConfig, *, body_bytes_max: int
+    ) -> None:
+        """`endpoints`: the endpoints that batches may use, by their paths. `body_bytes_max`: size of one request.
+
+        Raises ConfigError for a bad folder.
+        """
+        self._file_limit = BodyLimit(config.file_bytes_max, "batches.file_bytes_max", "multipart/form-data")
         self._folder = Folder(config.folder)
         self._files = FileStore(self._folder, config)
         self._batches = BatchStore(self._folder, config.batches_max)
         self._endpoints = endpoints
-        self.runner = BatchRunner(config, self._files, self._batches, endpoints, Budgets(limits))
+        self.runner = BatchRunner(config, self._files, self._batches, endpoints, Budgets(limits), body_bytes_max)
 
     def routes(self) -> list[Route]:
         return [
@@ -90,7 +98,7 @@ class Batches:
     # ---- files
 
     async def _upload(self, request: Request) -> Response:
-        raw = await read_body(request.scope, request.receive, self._config.file_bytes_max, _MULTIPART)
+        raw = await read_body(request.scope, request.receive, self._file_limit)
         fields = await asyncio.to_thread(read_form, raw, request.headers.get("content-type", ""))
         if fields.get("purpose", ("", b""))[1] != b"batch":
             raise RequestError('purpose must be "batch": files are only inputs of batches here', param="purpose")
@@ -122,7 +130,7 @@ class Batches:
 
     async def _create(self, request: Request) -> Response:
         context = context_of(request.scope)
-        body = convert(parse_object(await read_body(request.scope, request.receive, 1 << 20)), BatchRequest)
+        body = convert(await read_object(request), BatchRequest)
         if body.endpoint not in self._endpoints:
             known = ", ".join(self._endpoints)
             raise RequestError(f"endpoint is {body.endpoint[:80]!r}, but must be one of {known}", param="endpoint")
@@ -158,7 +166,7 @@ class Batches:
 
     async def _on_cancel(self, request: Request) -> Response:
         stored = await asyncio.to_thread(self._batches.get, *_named(request))
-        return json_response(self.runner.cancel(stored).batch)
+        return json_response((await self.runner.cancel(stored)).batch)
 
 
 def read_form(raw: bytes, content_type: str) -> dict[str, tuple[str, bytes]]:
@@ -170,12 +178,15 @@ def read_form(raw: bytes, content_type: str) -> dict[str, tuple[str, bytes]]:
     if found is None:
         raise RequestError("the Content-Type has no boundary; send a multipart form")
     boundary = b"--" + (found[1] or found[2]).encode()
-    _, *parts = (b"\r\n" + raw).split(b"\r\n" + boundary)
+    _, *parts = (b"\r\n" + raw).split(b"\r\n" + boundary, PARTS_MAX + 2)
+    if len(parts) > PARTS_MAX + 1:  # the end counts too
+        raise RequestError(f"the multipart form has more than {PARTS_MAX} parts; send only purpose and file")
     if not parts or not parts[-1].startswith(b"--"):
         raise RequestError("the multipart form has no end; send it again")
     fields: dict[str, tuple[str, bytes]] = {}
     for part in parts[:-1]:
         head, _, content = part.partition(b"\r\n\r\n")
+        head = head[:PART_HEAD_BYTES_MAX]
         name, file_name = _FIELD.search(head), _FILE_NAME.search(head)
         if name is not None:
             text = file_name[1].decode(errors="replace") if file_name is not None else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import mmap
 import re
 import secrets
 import shutil
@@ -302,12 +303,13 @@ class BatchStore:
         path = self._folder.path
         files = ResultFiles(path / f"{batch_id}.output", path / f"{batch_id}.errors")
         for path in (files.output, files.errors):
-            with open_private(path, "ab"):
-                pass
-            data = path.read_bytes()
-            if not data.endswith(b"\n") and data:
+            with open_private(path, "ab") as file:
+                size_bytes = file.tell()
+            if size_bytes:  # results may exceed the memory
                 with path.open("r+b") as file:
-                    file.truncate(data.rfind(b"\n") + 1)
+                    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                        end = data.rfind(b"\n") + 1
+                    file.truncate(end)
         return files
 
 

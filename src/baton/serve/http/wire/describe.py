@@ -56,7 +56,11 @@ def _describe_scalar(kind: inspect.Type) -> str:
 
 def show(value: object) -> str:
     """Return a received value as JSON, cut to a readable length."""
-    text = msgspec.json.encode(value).decode()
+    return cut(msgspec.json.encode(value).decode())
+
+
+def cut(text: str) -> str:
+    """Return a text of a client, cut to a readable length."""
     return text if len(text) <= SHOWN_CHARACTERS_MAX else f"{text[:SHOWN_CHARACTERS_MAX]}... ({len(text)} characters)"
 
 

@@ -14,7 +14,7 @@ from msgspec import inspect
 
 from baton.core.errors import RequestError
 from baton.core.validation import did_you_mean
-from baton.serve.http.wire.describe import describe, show, type_of
+from baton.serve.http.wire.describe import cut, describe, show, type_of
 from baton.serve.http.wire.schemas import UNSUPPORTED, ChatRequest, TokenizeRequest
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -24,8 +24,10 @@ WALKED_MAX = 10_000
 
 LEVELS_MAX = 256
 """Maximum nesting of a body, because the functions that walk a body recurse."""
-BRACKETS_MAX = 400_000
-"""Maximum `[` and `{` in a body. Decoding 975,000 lists of one number blocks the event loop for more than a second."""
+UNKNOWN_FIELDS_MAX = 1000
+"""Maximum unknown fields of a body that are ignored."""
+BRACKETS_MAX = 200_000
+"""Maximum `[` and `{` in a body: lists and objects take the most time and memory."""
 _PLAIN = frozenset({int, float, str, bool, type(None)})
 
 
@@ -46,7 +48,7 @@ class Misfit:
     @property
     def path(self) -> str:
         """Path of the part as clients write it, such as `messages[0].content`."""
-        return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in self.steps).lstrip(".")
+        return "".join(f"[{step}]" if isinstance(step, int) else f".{cut(step)}" for step in self.steps).lstrip(".")
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
@@ -101,7 +103,7 @@ def required(value: Value | None, path: str) -> Value:
 def convert(body: Mapping[str, Any], into: type[Body]) -> Body:
     """Convert a body to a struct. Raises RequestError (400), which names the field, if it does not fit."""
     for name in body:
-        if name not in _fields(into):
+        if name not in _types(into):
             raise _unknown_field(name, into)
     try:
         made = msgspec.convert(body, into)
@@ -132,11 +134,12 @@ def _known_part(value: Any, kind: inspect.Type, path: str, ignored: list[str]) -
             member = next((part for part in kind.types if _has_json_type(value, part)), None)
             return value if member is None else _known_part(value, member, path, ignored)
         case inspect.StructType() if isinstance(value, Mapping):
-            fields = {field.encode_name: field.type for field in kind.fields}
-            paths = {name: f"{path}.{name}" if path else name for name in value}
-            ignored += [paths[name] for name in value if name not in fields and name not in UNSUPPORTED]
+            fields, prefix = _types(kind.cls), f"{path}." if path else ""
+            ignored += [prefix + name for name in value if name not in fields and name not in UNSUPPORTED]
+            if len(ignored) > UNKNOWN_FIELDS_MAX:
+                raise RequestError(f"the body has more than {UNKNOWN_FIELDS_MAX} unknown fields; leave them out")
             return {
-                name: _known_part(part, fields[name], paths[name], ignored) if name in fields else part
+                name: _known_part(part, fields[name], prefix + name, ignored) if name in fields else part
                 for name, part in value.items()
                 if name in fields or name in UNSUPPORTED
             }
@@ -220,14 +223,14 @@ def find_misfit(
 def _struct_misfit(
     value: dict[str, Any], kind: inspect.StructType, steps: tuple[str | int, ...], left: Iterator[int]
 ) -> Misfit | None:
-    fields = {field.encode_name: field for field in kind.fields}
+    types = _types(kind.cls)
     for name, part in value.items():
-        if name not in fields:
+        if name not in types:
             return Misfit((*steps, name), "unknown")
-        found = find_misfit(part, fields[name].type, (*steps, name), left)
+        found = find_misfit(part, types[name], (*steps, name), left)
         if found is not None:
             return found
-    missing = [name for name, field in fields.items() if field.required and name not in value]
+    missing = [field.encode_name for field in kind.fields if field.required and field.encode_name not in value]
     return Misfit((*steps, missing[0]), "missing") if missing else None
 
 
@@ -294,20 +297,21 @@ def _info(struct: type[msgspec.Struct]) -> inspect.StructType:
 
 
 @cache
-def _hints(struct: type[msgspec.Struct]) -> dict[str, Any]:
-    return get_type_hints(struct, include_extras=True)
+def _types(struct: type[msgspec.Struct]) -> dict[str, inspect.Type]:
+    """Return the types of a struct's fields, by their names in JSON."""
+    return {field.encode_name: field.type for field in _info(struct).fields}
 
 
 @cache
-def _fields(struct: type[msgspec.Struct]) -> frozenset[str]:
-    return frozenset(field.encode_name for field in _info(struct).fields)
+def _hints(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    return get_type_hints(struct, include_extras=True)
 
 
 def _unknown_field(name: str, struct: type[msgspec.Struct]) -> RequestError:
     if name in UNSUPPORTED:
         return RequestError(f"{name} is not supported: {UNSUPPORTED[name]}", param=name, code="unsupported_parameter")
-    hint = did_you_mean(name, sorted(_fields(struct)))
-    return UnknownFieldError(f"unknown field {show(name)}{hint}", param=name, code="unknown_parameter")
+    hint = did_you_mean(name, sorted(_types(struct)))
+    return UnknownFieldError(f"unknown field {show(name)}{hint}", param=cut(name), code="unknown_parameter")
 
 
 def _misfit_error(misfit: Misfit) -> RequestError:

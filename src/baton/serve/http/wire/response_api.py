@@ -125,7 +125,8 @@ def chat_messages(body: ResponsesRequest) -> list[ChatMessage]:
             calls.append(_call(item, place))
             continue
         if calls:  # calls in a row are one message of a chat
-            messages, calls = [*messages, called_message(calls)], []
+            messages.append(called_message(calls))
+            calls = []
         match item.type:
             case "message":
                 role = required(item.role, f"{place}.role")
