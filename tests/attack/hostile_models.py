@@ -20,6 +20,8 @@ from baton.compute.models.tensor_names import expected_shapes
 from baton.compute.models.tokenizer import load_tokenizer
 from baton.core.errors import BatonError
 
+ADAPTER = "adapter"
+"""Folder of a LoRA adapter inside the folder of a model."""
 MEMORY_BYTES = 1 << 30
 MODEL_S = 20
 """Processor time of one model. The valid one takes a tenth of a second."""
@@ -28,7 +30,8 @@ MODEL_S = 20
 def open_whole(model: Path) -> str:
     """Read all that a server and its workers read. Return the text of a refusal, or an empty string."""
     try:
-        card = resolve_model(str(model))
+        adapter = model / ADAPTER
+        card = resolve_model(str(model), adapter=str(adapter) if adapter.is_dir() else "")
         config, weights = open_model(card)
         kv_identity(card)
         inverse_frequencies(config)

@@ -7,9 +7,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-LIMITED = frozenset({408, 413, 429, 431})
+LIMITED = frozenset({408, 413, 429, 431, 507})
 """Statuses of refusals for a limit."""
-_BOUND = re.compile(r"\d.*\b(limits|http|sandbox|policy)\.\w+", re.DOTALL)
+_BOUND = re.compile(r"\d.*(\b(limits|http|sandbox|policy|batches)\.\w+|at this path)", re.DOTALL)
 
 
 def check_refusal(status: int, body: bytes) -> None:

@@ -15,6 +15,9 @@ import httpx
 import pytest
 
 from baton.compute.hash_engine import hash_card
+from baton.serve.http.batches.routes import BATCHES_PATH, FILES_PATH
+from baton.serve.http.identity import LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH
+from baton.serve.http.model_routes import MODELS_PATH
 from baton.serve.http.wire.openapi import openapi_document
 from tests.attack.conftest import RunningServer, check_alive, unharmed, warm_up
 from tests.attack.refusals import check_refusal
@@ -50,7 +53,12 @@ LOG, EVENTS, EXPLAIN = "/cluster/log", "/cluster/events", "/cluster/explain/{req
 STORED = "/v1/responses/{response}"
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 DRAIN, CANCEL = "/cluster/hosts/{host}/drain", "/cluster/cancel"
+FILE, CONTENT, BATCH = FILES_PATH + "/{upload}", FILES_PATH + "/{upload}/content", BATCHES_PATH + "/{batch}"
 ADMIN_KEY = "the-key-of-the-operator"
+LINE = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a", "max_tokens": 2}}
+FORM_TYPE = "multipart/form-data; boundary=XYZ"
+UPLOADS = "id-of-the-upload"
+"""Stands for the id of a real file in bodies."""
 POSTS: dict[str, list[dict[str, Any]]] = {
     "/v1/completions": [
         {"prompt": "The tide", "max_tokens": 4, "logprobs": 2, "stop": ["x"], "seed": 3, "user": "u", **SAMPLING},
@@ -83,6 +91,18 @@ POSTS: dict[str, list[dict[str, Any]]] = {
     CANCEL: [{"id": "unknown"}],
     HOSTS: [{"a": 1}],
 }
+FILING: dict[str, list[dict[str, Any]]] = {
+    FILE: [],
+    CONTENT: [],
+    BATCHES_PATH: [{"input_file_id": UPLOADS, "endpoint": "/v1/completions", "completion_window": "24h"}],
+    BATCH: [],
+    BATCH + "/cancel": [{}],
+    MODELS_PATH: [{"model": "/nowhere", "name": "other", "prefill": 1, "kv": {"bytes": 1 << 20}}],
+    LOAD_ADAPTER_PATH: [{"lora_name": "other", "lora_path": "/nowhere"}],
+    UNLOAD_ADAPTER_PATH: [{"lora_name": "other"}],
+    FILES_PATH: [LINE],
+}
+"""Routes of files, batches and models, attacked on a server of their own. Uploads come last: they fill its folder."""
 GETS = (
     *("/v1/models", "/v1/models/{model}", STORED, "/health", "/ready", "/ping", "/metrics", "/cluster", LOG, EVENTS),
     *("/cluster/requests", EXPLAIN),
@@ -91,7 +111,7 @@ GETS = (
 UNDOCUMENTED = {"/", "/static/{file}", "/favicon.ico", HOSTS}
 USUAL_STATUS = {"/favicon.ico": 204, STORED: 404, LOG: 404, EXPLAIN: 404, CANCEL: 404, DRAIN: 409}
 """The answer to a valid request, where that is not 200: there is no log, no such request, and no joined host."""
-STATUSES = {200, 204, 400, 401, 403, 404, 405, 409, 413, 415, 429, 431, 503}
+STATUSES = {200, 204, 400, 401, 403, 404, 405, 409, 413, 415, 429, 431, 503, 507}
 """503: the server sees a little later that a reader of events is gone."""
 METHODS = ("GET", "POST", "HEAD", "OPTIONS", "DELETE", "PUT", "PATCH", "X")
 TYPES = ("application/json", "application/json; charset=utf-8", "text/plain", "application/xml", "", "a" * 5000)
@@ -121,10 +141,20 @@ def path_of(path: str, rng: random.Random) -> str:
 
 def request_of(path: str, rng: random.Random) -> dict[str, Any]:
     """Return a request, most often with the method of its route."""
-    seeds = POSTS.get(path, [])
+    seeds, headers = POSTS.get(path) or FILING.get(path, []), headers_of(rng)
     method = rng.choice(METHODS) if rng.random() < 0.2 else "POST" if seeds else "GET"
     content = body_of(seeds or [{"a": [1, "b"]}], rng) if method in ("POST", "PUT", "PATCH") else None
-    return {"method": method, "url": path_of(path, rng), "headers": headers_of(rng), "content": content}
+    if path == FILES_PATH and content is not None:
+        content = form_of(content, rng)
+        headers["content-type"] = FORM_TYPE
+    return {"method": method, "url": path_of(path, rng), "headers": headers, "content": content}
+
+
+def form_of(line: bytes, rng: random.Random) -> bytes:
+    """Return the form of an upload, often a mutated one."""
+    part = b"--XYZ\r\nContent-Disposition: form-data; name="
+    data = part + b'"purpose"\r\n\r\nbatch\r\n' + part + b'"file"; filename="in"\r\n\r\n' + line + b"\n\r\n--XYZ--\r\n"
+    return mutate_bytes(data, rng, len(data)) if rng.random() < 0.5 else data
 
 
 def check(response: httpx.Response) -> int:
@@ -152,7 +182,7 @@ def request_once(client: httpx.Client, sent: dict[str, Any]) -> httpx.Response:
 def fuzz(url: str, path: str, names: dict[str, str], part: int, keys: tuple[str, ...] = ("",)) -> Counter[int]:
     """Send one client's part of the requests for a route. Return how often each status came.
 
-    `names`: those of the worker and the model in the path. `keys`: one of them is sent.
+    `names`: those of the worker, the model and the file in the path or the body. `keys`: one of them is sent.
     """
     rng = random.Random(f"{path} {part}")
     found: Counter[int] = Counter()
@@ -160,6 +190,8 @@ def fuzz(url: str, path: str, names: dict[str, str], part: int, keys: tuple[str,
         for _ in range(REQUESTS // THREADS):
             sent, key = request_of(path, rng), rng.choice(keys)
             sent["url"] = url + sent["url"].format(**names)  # httpx takes `//a` alone for a host
+            if sent["content"]:
+                sent["content"] = sent["content"].replace(UPLOADS.encode(), names["upload"].encode())
             if key:
                 sent["headers"]["authorization"] = f"Bearer {key}"
             try:
@@ -178,12 +210,49 @@ def fuzz_by_all(url: str, path: str, names: dict[str, str], keys: tuple[str, ...
 def names_of(server: RunningServer) -> dict[str, str]:
     state = server.cluster()
     own = {"worker": state["workers"][0]["id"], "host": state["hosts"][0]["id"]}
-    return {**own, "model": "hash", "file": "chat.js", "request": "unknown", "response": "unknown"}
+    unknown = dict.fromkeys(("request", "response", "upload", "batch"), "unknown")
+    return {**own, **unknown, "model": "hash", "file": "chat.js"}
 
 
 def test_every_route_is_attacked() -> None:
     documented = openapi_document(hash_card(), "1", choices_max=1, is_strict=True)["paths"]
     assert {*POSTS, *GETS} - UNDOCUMENTED == {*documented}
+
+
+@pytest.fixture(scope="module")
+def filing() -> Iterator[tuple[RunningServer, dict[str, str]]]:
+    """A server, and the names of its parts and of a batch."""
+    with serving("hash") as server:
+        warm_up(server)
+        fields = {"input_file_id": upload(server), "endpoint": LINE["url"]}
+        with server.client() as client:
+            batch = client.post(BATCHES_PATH, json=fields).raise_for_status().json()["id"]
+        yield server, {**names_of(server), "batch": batch}
+
+
+def upload(server: RunningServer) -> str:
+    """Upload the file of a batch. Return its id."""
+    form = {"purpose": (None, "batch"), "file": ("in.jsonl", json.dumps(LINE))}
+    with server.client() as client:
+        return client.post(FILES_PATH, files=form).raise_for_status().json()["id"]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("path", FILING)
+def test_fuzzed_requests_for_files_batches_and_models(
+    filing: tuple[RunningServer, dict[str, str]], control: RunningServer, path: str
+) -> None:
+    """A file may be deleted on the way. No model is loaded: no path of a request has one."""
+    server, names = filing[0], {**filing[1], "upload": upload(filing[0])}
+    with unharmed(server, control):
+        found = fuzz_by_all(server.url, path, names)
+    assert found.total() == REQUESTS
+    assert found[405] > REQUESTS // 50, found
+    assert found[400] + found[404] > REQUESTS // 50, found
+    assert found[200] > 0 or path in (LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH), found
+    with server.client() as client:
+        models = client.get(MODELS_PATH).raise_for_status().json()["models"]
+        assert [model["id"] for model in models] == ["hash"]
 
 
 @pytest.mark.deep

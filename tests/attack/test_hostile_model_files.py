@@ -22,6 +22,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from baton.cli.main import main
 from baton.compute.models.config_json import read_config_json
 from baton.compute.models.gguf_names import gguf_name
+from baton.compute.models.lora import CONFIG_FILE, PREFIX, WEIGHTS_FILE
 from baton.compute.models.tensor_names import expected_shapes
 from tests.attack import hostile_models
 
@@ -93,6 +94,17 @@ def write_folder(folder: Path) -> None:
         save_file({name: tensors[name] for name in tensors if shards[name] == shard}, folder / shard)
     index = {"metadata": {}, "weight_map": shards}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def write_adapter(folder: Path) -> None:
+    """Write a valid LoRA adapter of the model."""
+    folder.mkdir()
+    (folder / CONFIG_FILE).write_text(json.dumps({"r": 2, "lora_alpha": 4, "peft_type": "LORA", "bias": "none"}))
+    module = f"{PREFIX}model.layers.0.mlp.down_proj"
+    rows, columns = CONFIG["hidden_size"], CONFIG["intermediate_size"]
+    shapes = {"lora_A": (2, columns), "lora_B": (rows, 2)}
+    tensors = {f"{module}.{name}.weight": np.full(shape, 0.5, np.float32) for name, shape in shapes.items()}
+    save_file(tensors, folder / WEIGHTS_FILE)
 
 
 def write_gguf(path: Path, folder: Path) -> None:
@@ -174,7 +186,10 @@ def harm_other_json(folder: Path, rng: random.Random) -> None:
 
 
 def harm_header(folder: Path, rng: random.Random) -> None:
-    path = folder / "model-1-of-2.safetensors"
+    harm_safetensors(folder / "model-1-of-2.safetensors", rng)
+
+
+def harm_safetensors(path: Path, rng: random.Random) -> None:
     data = path.read_bytes()
     size = struct.unpack("<Q", data[:8])[0]
     if rng.random() < 0.3:
@@ -191,7 +206,19 @@ def harm_gguf(folder: Path, rng: random.Random) -> None:
     (folder / "model.gguf").write_bytes(mutate_bytes(data, rng, data.find(b"blk.1") + 200))
 
 
-HARMS: tuple[Callable[[Path, random.Random], None], ...] = (harm_config, harm_other_json, harm_header, harm_gguf)
+def harm_adapter(folder: Path, rng: random.Random) -> None:
+    adapter = folder / hostile_models.ADAPTER
+    write_adapter(adapter)
+    if rng.random() < 0.5:
+        config = mutate_json(json.loads((adapter / CONFIG_FILE).read_text()), rng)
+        (adapter / CONFIG_FILE).write_text(json.dumps(config))
+    else:
+        harm_safetensors(adapter / WEIGHTS_FILE, rng)
+
+
+HARMS: tuple[Callable[[Path, random.Random], None], ...] = (
+    *(harm_config, harm_other_json, harm_header, harm_gguf, harm_adapter),
+)
 
 
 def opened(folder: Path) -> list[dict[str, str]]:
@@ -234,6 +261,8 @@ def test_a_hostile_model_is_opened_or_refused(batch: int, valid: Path) -> None:
 def test_the_valid_model_is_opened(valid: Path) -> None:
     assert hostile_models.open_whole(valid) == ""
     assert hostile_models.open_whole(valid.parent / "valid.gguf") == ""
+    write_adapter(valid / hostile_models.ADAPTER)
+    assert hostile_models.open_whole(valid) == ""
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,215 @@
+"""Bodies of 4 MB that are odd in many ways, sent to each route: no other stream stands still, and no memory is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from baton.serve.http.batches.routes import BATCHES_PATH, FILES_PATH
+from tests.attack.conftest import RunningServer, unharmed
+from tests.attack.refusals import check_refusal
+
+pytestmark = [pytest.mark.deep, pytest.mark.timeout(900)]
+
+SIZE_BYTES = 3_900_000
+"""Just below `http.body_bytes_max`."""
+BRACKETS = 190_000
+"""Just below the number that is allowed."""
+AT_ONCE = 3
+"""Clients that send each body at the same time."""
+TYPE = {"content-type": "application/json"}
+MAIN_FIELDS = {
+    "/v1/completions": "prompt",
+    "/v1/chat/completions": "messages",
+    "/v1/responses": "input",
+    "/v1/messages": "messages",
+    "/v1/messages/count_tokens": "messages",
+    "/v1/embeddings": "input",
+    "/tokenize": "messages",
+    "/detokenize": "tokens",
+}
+"""The field with the prompt of each route that takes large bodies."""
+SMALL_ROUTES = (
+    *("/cluster/workers/{worker}/role", "/cluster/restart", "/cluster/cancel", "/cluster/models", BATCHES_PATH),
+    *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+)
+"""Routes that take bodies of 64 KiB."""
+MESSAGE = {"role": "user", "content": "a"}
+CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+
+
+def filled(part: str, between: str = ",") -> str:
+    """Return as many repetitions of a part as fit into a body."""
+    return between.join([part] * (SIZE_BYTES // (len(part) + len(between))))
+
+
+def dump(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def few(part: str, brackets: int) -> str:
+    """Return as many repetitions of a part as fit into a body and into the limit of brackets."""
+    return ",".join([part] * min(SIZE_BYTES // (len(part) + 1), BRACKETS // brackets))
+
+
+def keys(name: str) -> str:
+    """Return an object with as many different names as fit into a body."""
+    return "{" + ",".join(f'"{name}{number}":1' for number in range(SIZE_BYTES // (len(name) + 12))) + "}"
+
+
+def values() -> Iterator[tuple[str, str]]:
+    """Yield values of 4 MB for any field, with a name for each."""
+    yield "text", f'"{"a" * SIZE_BYTES}"'
+    yield "escapes", f'"{filled(chr(92) + "u20ac", "")}"'
+    yield "quotes", f'"{filled(chr(92) + chr(34), "")}"'
+    yield "integers", f"[{filled('7')}]"
+    yield "whole numbers", f"[{filled('7.0')}]"
+    yield "large numbers", f"[{filled('18446744073709551615')}]"
+    yield "texts", f"[{filled(chr(34) * 2)}]"
+    yield "lists", f"[{few('[]', 1)}]"
+    yield "lists of numbers", f"[{few('[1.0]', 1)}]"
+    yield "objects", f"[{few('{}', 1)}]"
+    yield "deep lists", f"[{few('[' * 200 + ']' * 200, 200)}]"
+    yield "names", keys("k")
+    yield "brackets", f"[{filled('[]')}]"
+    yield "unfinished", "[" + filled("[1]")
+
+
+def messages() -> Iterator[tuple[str, str]]:
+    """Yield lists of messages, blocks and calls of 4 MB, with a name for each."""
+    plain = dump(MESSAGE)
+    yield "messages", f"[{few(plain, 1)}]"
+    yield "an odd message", f"[{few(plain, 1)},{dump({**MESSAGE, 'odd': 1})}]"
+    yield "odd messages", f"[{few(dump({**MESSAGE, 'odd': 1}), 1)}]"
+    yield "a wrong message", f"[{few(plain, 1)},{dump({**MESSAGE, 'content': 7})}]"
+    yield "parts", dump([{**MESSAGE, "content": [{"type": "text", "text": "a"}] * (SIZE_BYTES // 27)}])
+    yield "blocks", dump([{**MESSAGE, "content": [{"type": "input_text", "text": "a"}] * (SIZE_BYTES // 33)}])
+    yield "calls between messages", f"[{few(f'{dump(CALL)},{plain}', 2)}]"
+
+
+def fields() -> Iterator[tuple[str, str]]:
+    """Yield bodies without their first bracket and their prompt, for the routes that generate text."""
+    function = {"name": "f", "parameters": {"type": "object", "properties": {}}}
+    tool = dump({"type": "function", "function": function})
+    schema = {"enum": [f"v{number}" for number in range(SIZE_BYTES // 12)]}
+    yield "unknown fields", keys("k")[1:]
+    yield "a long name", f'"{"k" * SIZE_BYTES}":1}}'
+    yield "a nested unknown field", f'"k":[{few("[" * 100 + "]" * 100, 100)}]}}'
+    yield "tools", f'"tools":[{few(tool, 4)}]}}'
+    yield "stop strings", f'"stop":[{filled(dump("a"))}]}}'
+    yield "a long stop string", f'"stop":"{"a" * SIZE_BYTES}"}}'
+    yield "biases", f'"logit_bias":{keys("")}}}'
+    yield "metadata", f'"metadata":{keys("m")}}}'
+    yield (
+        "a large schema",
+        dump({"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}})[1:],
+    )
+    yield (
+        "a large tool",
+        dump(
+            {
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}],
+                "tool_choice": "required",
+            }
+        )[1:],
+    )
+    yield "a long model", f'"model":"{"m" * SIZE_BYTES}"}}'
+    yield "a long salt", f'"cache_salt":"{"s" * SIZE_BYTES}"}}'
+
+
+def bodies(path: str) -> Iterator[tuple[str, str]]:
+    """Yield the large bodies for a route, with a name for each."""
+    main = MAIN_FIELDS[path]
+    short = ',"max_tokens":1' if path in ("/v1/completions", "/v1/chat/completions", "/v1/messages") else ""
+    lists = values() if main in ("prompt", "tokens") else (*values(), *messages())
+    for name, value in lists:
+        yield name, f'{{"{main}":{value}{short}}}'
+    prompt = {"messages": [MESSAGE], "tokens": [5]}.get(main, "a")
+    for name, rest in fields():
+        yield name, f'{{"{main}":{dump(prompt)}{short},{rest}'
+    yield "only text", f'"{"a" * SIZE_BYTES}"'
+    yield "no JSON", "{" * SIZE_BYTES
+
+
+def send_by_all(url: str, content: bytes, headers: dict[str, str]) -> list[httpx.Response]:
+    """Send a body by several clients at once."""
+
+    def post(_: int) -> httpx.Response:
+        return httpx.post(url, content=content, headers=headers, timeout=120)
+
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        return [*threads.map(post, range(AT_ONCE))]
+
+
+def check(responses: list[httpx.Response], name: str, allowed: set[int]) -> None:
+    for response in responses:
+        assert response.status_code in allowed, f"{name}: {response.status_code}: {response.text[:500]}"
+        if response.status_code >= 400:
+            if not response.request.url.path.startswith("/v1/messages"):  # it has another body
+                check_refusal(response.status_code, response.content)
+            assert len(response.content) < 2000, f"{name}: {len(response.content)} bytes"
+
+
+@pytest.mark.parametrize("path", MAIN_FIELDS)
+def test_large_odd_bodies(target: RunningServer, control: RunningServer, path: str) -> None:
+    with unharmed(target, control):
+        for name, body in bodies(path):
+            sent = body.encode()
+            assert len(sent) < 1 << 22, name
+            check(send_by_all(target.url + path, sent, TYPE), name, {200, 400, 404, 413})
+
+
+@pytest.mark.parametrize("path", SMALL_ROUTES)
+def test_large_bodies_where_names_are_expected(target: RunningServer, control: RunningServer, path: str) -> None:
+    url = target.url + path.format(worker=target.cluster()["workers"][0]["id"])
+    with unharmed(target, control):
+        for name, body in fields():
+            check(send_by_all(url, b"{" + body.encode(), TYPE), name, {413})
+
+
+FORMS: dict[str, Callable[[], bytes]] = {
+    "parts": lambda: b"--X\r\n\r\n\r\n" * 3_000_000 + b"--X--",
+    "boundaries": lambda: b"\r\n--X" * 6_000_000 + b"--",
+    "names": lambda: b"--X\r\n" + b'; name="' * 4_000_000 + b"\r\n\r\nx\r\n--X--",
+    "file names": lambda: b"--X\r\n" + b' filename="' * 2_900_000 + b"\r\n\r\nx\r\n--X--",
+    "no end": lambda: b"--X\r\n" * 6_000_000,
+    "blank lines": lambda: form(b"\n" * 32_000_000),
+    "odd lines": lambda: form(b"{\n" * 16_000_000),
+    "one line": lambda: form(b'{"custom_id":"a","method":"POST","url":"%s","body":{"k":[' % b"/v1/completions" + LISTS),
+    "long ids": lambda: form(b"".join(b'{"custom_id":"%s%d"}\n' % (b"i" * 1_000_000, number) for number in range(30))),
+}
+"""Uploads of 32 MB."""
+LISTS = b"[]," * 10_000_000 + b"1]}}"
+
+
+def form(file: bytes) -> bytes:
+    part = b'--X\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    head = b'--X\r\nContent-Disposition: form-data; name="file"; filename="in.jsonl"\r\n\r\n'
+    return part + head + file + b"\r\n--X--\r\n"
+
+
+def run_batch(client: httpx.Client, file_id: str) -> dict[str, Any]:
+    """Start a batch of a file, and wait until it has ended. The test's timeout bounds that."""
+    fields = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
+    batch = client.post(BATCHES_PATH, json=fields).raise_for_status().json()
+    while batch["status"] not in ("completed", "failed"):
+        batch = client.get(f"{BATCHES_PATH}/{batch['id']}").raise_for_status().json()
+    return batch
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_hostile_uploads(target: RunningServer, control: RunningServer, name: str) -> None:
+    """A file that is taken fails as the input of a batch."""
+    headers = {"content-type": "multipart/form-data; boundary=X"}
+    content = FORMS[name]()
+    with unharmed(target, control), target.client(timeout_s=120) as client:
+        for response in (client.post(FILES_PATH, content=content, headers=headers) for _ in range(2)):
+            check([response], name, {200, 400})
+            if response.status_code == 200:
+                assert run_batch(client, response.json()["id"])["status"] == "failed"
+                client.delete(f"{FILES_PATH}/{response.json()['id']}").raise_for_status()
