@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -96,6 +97,17 @@ def check_memory(server: RunningServer, before: int, *pids: int) -> None:
     raise AssertionError(f"{before >> 20} MiB before, {memory_bytes(*pids) >> 20} MiB after")
 
 
+def share_priority(server: RunningServer, control: RunningServer) -> None:
+    """Give all processes of both servers the lower of their priorities: they must get the same share of a busy machine.
+
+    A machine may lower the priority of a long run, and then only processes that start later have the lower one.
+    """
+    lowest = max(os.getpriority(os.PRIO_PROCESS, each.process.pid) for each in (server, control))
+    for pid in [pid for each in (server, control) for pid in descendants(each.process.pid)]:
+        with suppress(ProcessLookupError):  # it has ended
+            os.setpriority(os.PRIO_PROCESS, pid, lowest)
+
+
 def requests_in(server: RunningServer) -> int:
     """Return the number of requests that the workers have. One may be of the other client."""
     return sum(worker["running"] + worker["waiting"] for worker in server.cluster()["workers"])
@@ -106,6 +118,7 @@ def unharmed(server: RunningServer, control: RunningServer, *others: int) -> Ite
     """During the block another client's streams go on. After it the server answers, no request is left, and its
     workers and its memory are as they were. `others`: further processes whose memory counts, such as hosts."""
     check_alive(server)
+    share_priority(server, control)
     before, pids = memory_bytes(server.process.pid, *others), server.worker_pids()
     with Watch(server, control) as watch:
         yield

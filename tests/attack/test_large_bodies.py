@@ -20,7 +20,7 @@ SIZE_BYTES = 3_900_000
 """Just below `http.body_bytes_max`."""
 BRACKETS = 190_000
 """Just below the number that is allowed."""
-AT_ONCE = 3
+AT_ONCE = 2
 """Clients that send each body at the same time."""
 TYPE = {"content-type": "application/json"}
 MAIN_FIELDS = {
@@ -34,6 +34,8 @@ MAIN_FIELDS = {
     "/detokenize": "tokens",
 }
 """The field with the prompt of each route that takes large bodies."""
+FIELD_ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/messages")
+"""The routes whose other fields are attacked too."""
 SMALL_ROUTES = (
     *("/cluster/workers/{worker}/role", "/cluster/restart", "/cluster/cancel", "/cluster/models", BATCHES_PATH),
     *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
@@ -130,7 +132,7 @@ def bodies(path: str) -> Iterator[tuple[str, str]]:
     for name, value in lists:
         yield name, f'{{"{main}":{value}{short}}}'
     prompt = {"messages": [MESSAGE], "tokens": [5]}.get(main, "a")
-    for name, rest in fields():
+    for name, rest in fields() if path in FIELD_ROUTES else ():
         yield name, f'{{"{main}":{dump(prompt)}{short},{rest}'
     yield "only text", f'"{"a" * SIZE_BYTES}"'
     yield "no JSON", "{" * SIZE_BYTES
