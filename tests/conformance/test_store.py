@@ -24,6 +24,7 @@ from baton.move.store.redis_store import PIECE_BYTES, RedisStore
 from baton.move.store.segments import slot_bytes
 from baton.move.store.slot_io import RUN_BYTES
 from baton.move.store.store_url import open_store
+from tests.mooncake_servers import Mooncake, mooncake
 from tests.store_servers import redis_server, s3_server
 from tests.stores import block, get, names, put, room
 
@@ -82,6 +83,17 @@ def _redis(port: int, block_bytes: int) -> Made:
         )
 
     return Made(open_, block_bytes, outlives=True, forgets=False, is_ordered=False)
+
+
+def _mooncake(cluster: Mooncake, block_bytes: int) -> Made:
+    url = f"{cluster.url}&prefix=test-{next(_numbers)}"
+    return Made(
+        lambda: open_store(url, layout_fingerprint="a layout", block_bytes=block_bytes),
+        block_bytes,
+        outlives=True,
+        forgets=False,
+        is_ordered=False,
+    )
 
 
 def _objects(endpoint: str, block_bytes: int) -> Made:
@@ -145,6 +157,12 @@ def endpoint() -> Iterator[str]:
         yield endpoint
 
 
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Mooncake]:
+    with mooncake(memory="256MB") as cluster:
+        yield cluster
+
+
 POOLS = ("pool", "pool-large", "pool-tcp", "pool-tcp-streams")
 
 
@@ -161,6 +179,8 @@ ALIGNED = pytest.param("file-large", marks=pytest.mark.deep)
         "redis",
         "redis-pieces",
         "s3",
+        pytest.param("mooncake", marks=pytest.mark.deep),
+        pytest.param("mooncake-large", marks=pytest.mark.deep),
     ]
 )
 def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
@@ -181,6 +201,10 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
             return _redis(request.getfixturevalue("redis_port"), 8192)
         case "redis-pieces":
             return _redis(request.getfixturevalue("redis_port"), 2 * PIECE_BYTES + 17)
+        case "mooncake":
+            return _mooncake(request.getfixturevalue("cluster"), 8192)
+        case "mooncake-large":
+            return _mooncake(request.getfixturevalue("cluster"), (1 << 20) + 77)
         case "s3":
             return _objects(request.getfixturevalue("endpoint"), 8192)
         case kind:

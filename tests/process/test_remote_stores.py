@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -179,3 +181,11 @@ def test_a_redis_store_names_the_extra_that_is_missing(monkeypatch: pytest.Monke
     monkeypatch.setitem(__import__("sys").modules, "redis", None)
     with pytest.raises(StoreError, match=r"baton\[redis\]"):
         RedisStore("redis://127.0.0.1", layout_fingerprint="a", block_bytes=64)
+
+
+def test_a_mooncake_store_names_the_extra_that_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The package is hidden from the process of the client."""
+    (tmp_path / "mooncake.py").write_text("raise ImportError('hidden')")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    with pytest.raises(StoreError, match=r"baton\[mooncake\]"):
+        open_store("mooncake://127.0.0.1:1", layout_fingerprint="a layout", block_bytes=BLOCK_BYTES)

@@ -1,4 +1,4 @@
-"""Open a store by its URL: `file:///var/cache/kv?bytes=100e9`, `pool://host:8700`, `redis://host/0`, `s3://bucket/p`."""
+"""Open a store by its URL: `file:///var/cache/kv?bytes=100e9`, `pool://host:8700`, `redis://host/0`, ..."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from baton.core.keys import read_shared_secret
 from baton.move.store.encrypted import OVERHEAD_BYTES, EncryptedStore, read_key
 from baton.move.store.file import THREADS, FileStore
 from baton.move.store.memory import MemoryStore
+from baton.move.store.mooncake_store import METRICS_PORT, MooncakePlace, MooncakeStore
 from baton.move.store.node_store import STREAMS, NodeStore
 from baton.move.store.object_store import ObjectPlace, ObjectStore
 from baton.move.store.port import Store
@@ -183,8 +184,31 @@ def _pool(parts: SplitResult, options: _Options, capacity_bytes: int | None) -> 
     )
 
 
+def _mooncake(parts: SplitResult, options: _Options, capacity_bytes: int | None) -> Open:
+    host, port = parts.hostname or "", parts.port or 0
+    if not host or not port or parts.path:
+        options.wrong("it needs the host and port of a master, and nothing behind them: mooncake://host:50051")
+    protocol = options.choice("protocol", ("tcp", "rdma")) or "tcp"
+    devices = options.text("devices")
+    if devices and protocol == "tcp":
+        options.wrong("devices are for protocol=rdma")
+    place = MooncakePlace(
+        host=host,
+        port=port,
+        metrics_port=options.number("metrics_port", least=1, most=65535) or METRICS_PORT,
+        protocol=protocol,
+        devices=devices or "",
+        local_host=options.text("local_host") or "",
+        prefix=options.text("prefix") or "baton",
+    )
+    return lambda fingerprint, block_bytes: MooncakeStore(
+        place, layout_fingerprint=fingerprint, block_bytes=block_bytes
+    )
+
+
 _READERS: dict[str, Callable[[SplitResult, _Options, int | None], Open]] = {
     "file": _file,
+    "mooncake": _mooncake,
     "pool": _pool,
     "redis": _redis,
     "rediss": _redis,

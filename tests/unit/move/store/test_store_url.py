@@ -34,7 +34,7 @@ def test_the_size_in_the_url_goes_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "problems"),
     [
-        ("nfs://host/share", ["no kind of store 'nfs'", "file, pool, redis, rediss, s3, memory"]),
+        ("nfs://host/share", ["no kind of store 'nfs'", "file, mooncake, pool, redis, rediss, s3, memory"]),
         ("/var/cache", ["no kind of store ''"]),
         ("file:///kv", ["needs its size"]),
         ("file://kv?bytes=1e9", ["must be absolute"]),
@@ -49,6 +49,9 @@ def test_the_size_in_the_url_goes_first(tmp_path: Path) -> None:
         ("memory://kv?bytes=1e9", ["it takes only options"]),
         ("pool://host?streams=0", ["needs a host and a port", "streams=0 must be"]),
         ("pool://host:8700?via=udp", ["via=udp must be one of auto, tcp"]),
+        ("mooncake://host/kv?devices=mlx5_0", ["host and port of a master", "devices are for protocol=rdma"]),
+        ("mooncake://host:1?protocol=udp", ["protocol=udp must be one of tcp, rdma"]),
+        ("mooncake://host:1?metrics_port=0", ["metrics_port=0 must be a whole number between 1 and 65535"]),
         ("redis:///0?tls=1", ["needs a host", "there is no option tls"]),
         ("redis://host:0/?ttl_s=x", ["its port is 0", "ttl_s=x must be a whole number"]),
         ("redis://host:70000", ["70000|range"]),
