@@ -15,7 +15,8 @@ from typing import Literal
 from msgspec import Struct
 from rich.table import Table
 
-from baton.cli.output import STANDARD_OUTPUT, wide_console, write_json
+from baton.cli.output import STANDARD_OUTPUT, write_json
+from baton.cli.tables import wide_console
 from baton.compute.models.resolve import SMOLLM2_MODULE
 from baton.compute.native.build import ENGINE
 from baton.core.errors import ConfigError

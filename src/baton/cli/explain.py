@@ -16,7 +16,8 @@ from rich.table import Table
 from baton.cli.ask_server import URL, add_model, check_url, fetch, of_model
 from baton.cli.key_flags import add_client_key, client_key
 from baton.cli.logs import build_cluster, changed_policies, open_log
-from baton.cli.output import STANDARD_OUTPUT, warn, wide_console, write_json
+from baton.cli.output import STANDARD_OUTPUT, warn, write_json
+from baton.cli.tables import wide_console
 from baton.core.errors import ConfigError
 from baton.core.types import WorkerId
 from baton.decide.policy.weighing import deciding_term

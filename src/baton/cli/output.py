@@ -1,4 +1,4 @@
-"""Output of the commands: files, JSON, tables, and warnings on standard error."""
+"""Output of the commands: files, JSON, and warnings on standard error."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 
 from baton.core.errors import ConfigError
 from baton.core.files import open_private
-
-WIDTH = 120
-"""Width of tables in characters if the output is not a terminal."""
 
 STANDARD_OUTPUT = Path("-")
 """Path that means standard output, as in `--json -`. The output then consists of the JSON only."""
@@ -45,9 +41,3 @@ def write_json(path: Path, value: object, *, otherwise: str = "choose another fi
         print(json_text(value))  # noqa: T201
         return
     write_file(path, f"{json_text(value)}\n".encode(), otherwise=otherwise)
-
-
-def wide_console() -> Console:
-    """Return a console of the terminal's width, or of at least `WIDTH` characters if the output is no terminal."""
-    console = Console()
-    return console if console.is_terminal else Console(width=max(console.width, WIDTH))

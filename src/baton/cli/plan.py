@@ -8,7 +8,8 @@ from typing import Any
 
 from rich.table import Table
 
-from baton.cli.output import STANDARD_OUTPUT, warn, wide_console, write_file, write_json
+from baton.cli.output import STANDARD_OUTPUT, warn, write_file, write_json
+from baton.cli.tables import wide_console
 from baton.core.errors import ConfigError
 from baton.core.files import form_of, in_file, keys_of, output_problems
 from baton.lab.plan.files import cluster_yaml, group_lines, helm_values

@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.cli.logs import Header, block_tokens, build_cluster, changed_policies, open_log, policies_of, spec_of
-from baton.cli.output import STANDARD_OUTPUT, json_text, warn, wide_console, write_file, write_json
+from baton.cli.output import STANDARD_OUTPUT, json_text, warn, write_file, write_json
 from baton.cli.policy_choice import HELP as POLICY_HELP
 from baton.cli.policy_choice import policy_of
+from baton.cli.tables import wide_console
 from baton.core.config import PolicyConfig
 from baton.core.errors import ConfigError
 from baton.decide.control.decision_log import Decision, LogHeader, replay

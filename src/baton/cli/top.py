@@ -16,7 +16,7 @@ from rich.table import Table
 
 from baton.cli.ask_server import URL, add_model, ask, check_url, events, of_model
 from baton.cli.key_flags import add_client_key, client_key
-from baton.cli.output import wide_console
+from baton.cli.tables import wide_console
 from baton.core.errors import BatonError, ConfigError
 from baton.move.clock import now_s
 from baton.serve.live.history import Opening, Sample

@@ -54,10 +54,14 @@ def test_resolving_needs_no_torch() -> None:
 
 
 def test_a_process_loads_only_the_libraries_that_it_uses() -> None:
-    """Grammars and templates are read in sandboxes, and `gguf` is for GGUF files: each takes 0.1 s of CPU to load."""
+    """Grammars and templates are read in sandboxes, `gguf` is for GGUF files, and `rich` for tables of other commands.
+
+    Each takes 0.1 s of CPU to load.
+    """
     program = (
         "import sys, baton.serve.worker.process, baton.serve.live.assembly, baton.serve.service;"
-        "print(*{'gguf', 'jinja2', 'llguidance', 'torch'} & set(sys.modules))"
+        "import baton.cli.serve, baton.cli.host;"
+        "print(*{'gguf', 'jinja2', 'llguidance', 'rich', 'torch'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert done.stdout.split() == []
