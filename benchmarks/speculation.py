@@ -16,10 +16,10 @@ from typing import Any
 import record
 
 from baton.compute.load_engine import choose_engine, load_engine
-from baton.compute.models.chat_template import load_chat_template
 from baton.compute.models.resolve import resolve_model
 from baton.compute.models.tokenizer import load_tokenizer
-from baton.core.config import BatchLimits, SpeculationConfig
+from baton.compute.sandbox.template import load_chat_template
+from baton.core.config import BatchLimits, SandboxConfig, SpeculationConfig
 from baton.core.messages import StartRequest
 from baton.core.types import BlockId, HostId, Request, RequestId, Sampling, WorkerId, WorkerView, pack_tokens
 from baton.decide.control.batcher import Batcher
@@ -61,7 +61,7 @@ class House:
         )
         self._engine.warm_up()
         self._tokenizer = load_tokenizer(self._card)
-        self._template = load_chat_template(self._card)
+        self._template = load_chat_template(self._card, SandboxConfig())
 
     def run(self, question: str, tokens_max: int, sampling: Sampling) -> dict[str, Any]:
         """Answer one question. Times start at the first token, without the prompt."""

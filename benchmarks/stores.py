@@ -305,7 +305,7 @@ def shown(rows: dict[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path.cwd())
+    parser.add_argument("--folder", type=lambda text: Path(text).resolve(), default=Path.cwd())
     parser.add_argument("--sizes", type=int, nargs="+", default=[64 << 10, 1 << 20, 64 << 20])
     parser.add_argument("--total-bytes", type=float, default=1e9)
     parser.add_argument("--repeats", type=int, default=3)
