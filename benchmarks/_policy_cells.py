@@ -41,7 +41,7 @@ class Row:
     slo: Slo
     capacity_rps: float
     """Highest rate at which a published policy keeps 90 % of the SLO attainment of an idle fleet (`--find`)."""
-    requests: int = 300
+    requests: int = 200
 
     def spec(self) -> ClusterSpec:
         return replace(self.fleet(), queue_requests_max=100_000, output_tokens_max=8192)
@@ -137,7 +137,7 @@ A100 = {"llm": "llama3.1-8b", "hardware": "A100-80G-SXM"}
 
 def row(
     name: str, fleet: Callable[[], ClusterSpec], load: Load, slo: tuple[float, float], capacity_rps: float,
-    requests: int = 300,
+    requests: int = 200,
 ) -> Row:  # fmt: skip
     targets = Slo(ttft_s=slo[0], tpot_s=slo[1])
     return Row(name=name, fleet=fleet, load=load, slo=targets, capacity_rps=capacity_rps, requests=requests)
@@ -147,7 +147,7 @@ HALVES: dict[Half, tuple[Row, ...]] = {
     "tuned": (
         row("own-2p2d conv", example(OWN), CONV, (1.0, 0.03), 82),
         row("own-2p2d code, tight TPOT", example(OWN), CODE, (1.5, 0.012), 2.5),
-        row("own-2p2d synthetic", example(OWN), TOOL, (5.0, 0.05), 4, 200),
+        row("own-2p2d synthetic", example(OWN), TOOL, (5.0, 0.05), 4, 100),
         row("own-4-mixed conv", example(OWN, Topology(mixed=4)), CONV, (1.0, 0.03), 84),
         row("own-4-mixed articles", example(OWN, Topology(mixed=4)), ARTICLES, (1.5, 0.03), 25.8),
         row("opt13b-1p1d made", example("distserve-13b-4xa100-optimum.yaml"), partial(made, 755, 200, 0.6), (0.2, 0.1),
@@ -160,10 +160,10 @@ HALVES: dict[Half, tuple[Row, ...]] = {
         row("70b-2p2d-h200 articles", planned({"prefill": 2, "decode": 2}, H200_70B, requests_max=64), ARTICLES,
             (1.0, 0.03), 17.1),
         row("v3-2p2d-h200 conversation", planned({"prefill": 2, "decode": 2}, V3, step_tokens_max=8192), MOON,
-            (5.0, 0.05), 1.0, 200),
+            (5.0, 0.05), 5.38, 100),
         row("8b-3p1d-h100 agents", planned({"prefill": 3, "decode": 1}, H100, step_tokens_max=8192), AGENTS,
-            (2.0, 0.03), 1.0, 200),
-        row("7b-16-mixed-a10 arena", example("llumnix-16xa10.yaml"), ARENA, (1.0, 0.08), 1.0),
+            (2.0, 0.03), 0.438, 100),
+        row("7b-16-mixed-a10 conv", example("llumnix-16xa10.yaml"), CONV, (1.0, 0.08), 32.5, 400),
     ),
     "held-out": (
         row("own-1p3d conv, tight TTFT", example(OWN, Topology(prefill=1, decode=3)), CONV, (0.25, 0.03), 9.8),
@@ -172,17 +172,17 @@ HALVES: dict[Half, tuple[Row, ...]] = {
         row("70b-2p1d made", example("dynamo-llama70b-8xh100-disagg.yaml"), partial(made, 3000, 150, 0.6), (3.0, 0.03),
             10.2),
         row("8b-4p4d-h800 conv, tight TTFT", example("arrow-llama8b-8xh800.yaml"), CONV, (0.3, 0.03), 144),
-        row("8b-4p4d-h800 rtp-llm", example("arrow-llama8b-8xh800.yaml"), RTP, (5.0, 0.05), 1.0),
+        row("8b-4p4d-h800 rtp-llm", example("arrow-llama8b-8xh800.yaml"), RTP, (5.0, 0.05), 12, 800),
         row("34b-1-mixed conv", example("sarathi-yi34b-2xa100.yaml"), CONV, (3.0, 0.1), 2.9),
         row("opt13b-2p1d conv", example("distserve-13b-2p1d.yaml"), CONV, (0.8, 0.08), 8),
         row("8b-2p2d-l40s arena", planned({"prefill": 2, "decode": 2}, L40S, requests_max=64), ARENA, (0.5, 0.04), 335),
-        row("8b-4-mixed-h100 code", planned({"mixed": 4}, H100, requests_max=256), CODE, (1.0, 0.02), 1.0),
+        row("8b-4-mixed-h100 code", planned({"mixed": 4}, H100, requests_max=256), CODE, (1.0, 0.02), 21.1),
         row("8b-4-mixed-h100 conv, tight TPOT", planned({"mixed": 4}, H100, requests_max=256), CONV, (2.0, 0.012),
             26.4),
-        row("8b-8p8d-a100 reasoning", planned({"prefill": 8, "decode": 8}, A100), reasoning, (2.0, 0.04), 1.0),
+        row("8b-8p8d-a100 reasoning", planned({"prefill": 8, "decode": 8}, A100), reasoning, (2.0, 0.04), 20, 800),
         row("v3-3p1d-h200 synthetic", planned({"prefill": 3, "decode": 1}, V3, step_tokens_max=8192), TOOL, (4.0, 0.06),
-            1.0, 200),
+            6.25, 100),
         row("70b-1p3d-h200 agents", planned({"prefill": 1, "decode": 3}, H200_70B, step_tokens_max=8192), AGENTS,
-            (4.0, 0.05), 1.0, 200),
+            (4.0, 0.05), 0.3, 400),
     ),
 }  # fmt: skip

@@ -33,11 +33,12 @@ from baton.lab.workload.request import Trace
 
 NAME, OURS = "policy-matrix", "baton"
 PUBLISHED = (
-    "distserve", "mooncake", "arrow", "cache-aware-global", "dynamo", "llm-d", "sglang", "splitwise", "sarathi",
-    "tetriinfer", "llumnix", "mooncake-no-prediction", "conserve", "ampd", "pla",
+    "mooncake", "distserve", "sarathi", "splitwise", "arrow", "conserve", "ampd", "pla", "cache-aware-global", "dynamo",
+    "llm-d", "mooncake-no-prediction", "sglang", "tetriinfer", "llumnix",
 )  # fmt: skip
+"""In the order in which they are played, so that a run that is stopped has the same ones for every row."""
 FINDING = ("distserve", "sarathi")
-IDLE_RPS, ENOUGH_RATIO, BISECTIONS = 0.02, 0.9, 5
+IDLE_RPS, ENOUGH_RATIO, BISECTIONS, DOUBLED_MAX = 0.02, 0.9, 5, 64
 Ratios = Mapping[str, Sequence[float]]
 """SLO attainment at each load, by policy."""
 NEAR_RATIO, BEHIND_RATIO = 0.01, 0.03
@@ -64,7 +65,10 @@ def means(stored: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, list[flo
 
 
 def find_capacity(row: Row, half: Half) -> float:
-    """Return the highest rate at which a published policy keeps 90 % of the attainment that it has when idle."""
+    """Return the highest rate at which a published policy keeps 90 % of the attainment that it has when idle.
+
+    The row's own capacity is the first guess. Raises ValueError if so few requests never fill the fleet.
+    """
     spec, low, high = row.spec(), 0.0, row.capacity_rps
 
     def best(rate_rps: float) -> float:
@@ -73,6 +77,8 @@ def find_capacity(row: Row, half: Half) -> float:
     enough = ENOUGH_RATIO * best(IDLE_RPS)
     while best(high) >= enough:
         low, high = high, 2 * high
+        if high > DOUBLED_MAX * row.capacity_rps:
+            raise ValueError(f"{row.name}: {row.requests} requests do not fill the fleet; give the row more")
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         low, high = (middle, high) if best(middle) >= enough else (low, middle)
@@ -151,14 +157,14 @@ def main() -> None:
     policies: list[str] = args.policy or [OURS, *PUBLISHED]
     if args.find:
         for half, row in chosen:
-            print(f"{row.name}: {find_capacity(replace(row, requests=row.requests // 3), half):.3g}", flush=True)
+            print(f"{row.name}: {find_capacity(replace(row, requests=row.requests // 2), half):.3g}", flush=True)
         return
     if args.again:
         for _, row in chosen:
             for policy in policies:
                 rows.get(row.name, {}).get("policies", {}).pop(args.stored_as or policy, None)
     began_s, seeds = perf_counter(), range(1 if args.quick else args.seeds)
-    for seed, (half, row), policy in product(seeds, [] if args.table else chosen, policies):
+    for seed, policy, (half, row) in product(seeds, policies, [] if args.table else chosen):
         if perf_counter() - began_s > args.seconds:
             break
         name, kept = args.stored_as or policy, stored_row(rows, half, row)

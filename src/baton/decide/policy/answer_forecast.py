@@ -13,6 +13,10 @@ from baton.decide.cost.online import cost_of, price_ratio
 from baton.decide.policy.arena_room import TIME_S_MIN, AnswerLengths
 from baton.decide.policy.predictions import PromptWork, answer_step_s, coming_requests, decoding_requests
 
+PROMPTS_RATIO_MAX = 0.95
+"""Maximum share of prompts in a worker's time. Above it, prompts are delayed."""
+KNOWN_RATIO_MIN = 0.25
+"""Until prompts were observed for this share of the decay time, their share of time counts as if they had been."""
 _PROMPT_GAIN = 0.05
 """Weight of a new prompt in the mean length of recent prompts."""
 
@@ -21,6 +25,8 @@ _PROMPT_GAIN = 0.05
 class PromptShare:
     """Seconds of recent prompt work on a worker, by the given prices and with exponential decay."""
 
+    began_s: float
+    """Time of the first prompt, before which the sum has no work."""
     prompts_s: float = 0.0
     at_s: float = 0.0
 
@@ -53,7 +59,7 @@ class AnswerForecast:
     """Workers that have computed prompts."""
     answers: AnswerLengths = field(init=False)
     _alone: tuple[Request | None, CostModel | None, Slo] = (None, None, Slo(ttft_s=TIME_S_MIN, tpot_s=TIME_S_MIN))
-    """Cache: the latencies that the last request without an SLO would have on an idle worker."""
+    """Cache: the latencies that the last request would have on an idle worker."""
 
     def __post_init__(self) -> None:
         self.answers = AnswerLengths(self.output_tokens)
@@ -62,7 +68,7 @@ class AnswerForecast:
         self, request: Request, worker: WorkerView, work: PromptWork, cluster: ClusterView, cost: CostModel
     ) -> None:
         """Record that a worker will compute a prompt."""
-        model, share = cost_of(worker, cost), self.shares.setdefault(worker.id, PromptShare())
+        model, share = cost_of(worker, cost), self.shares.setdefault(worker.id, PromptShare(self.now_s))
         recent_s = share.at(self.now_s, self.memory_s(request, worker, cluster, model))
         share.prompts_s = recent_s + work.alone_s / price_ratio(model, request.prompt_tokens)
         share.at_s = self.now_s
@@ -82,8 +88,10 @@ class AnswerForecast:
 
     def slo(self, request: Request, model: CostModel) -> Slo:
         """Return the SLO of the request. Without one: the latencies that it would have on an idle worker."""
-        if request.slo is not None:
-            return request.slo
+        return self.alone(request, model) if request.slo is None else request.slo
+
+    def alone(self, request: Request, model: CostModel) -> Slo:
+        """Return the latencies that the request would have on an idle worker."""
         asked, of, slo = self._alone
         if request is not asked or model is not of:
             alone = StepShape(decode_requests=1, context_tokens=request.prompt_tokens)
@@ -112,8 +120,8 @@ class AnswerForecast:
         """Predict the TPOT of a request that decodes on this worker.
 
         `since`: the present cluster, and the time until the request decodes, in which answers end and begin. None: now.
-        Prompts are assumed to keep their recent share, which is above 1 if the worker is behind. Tokens wait for them,
-        up to the step time that `SloChunked` allows.
+        Prompts are assumed to keep their recent share of the worker's time, and the tokens take the rest. Tokens wait
+        for prompts up to the step time that `SloChunked` allows.
         """
         model, decodes = cost_of(worker, cost), decoding_requests(worker)
         more = 0.0
@@ -130,7 +138,11 @@ class AnswerForecast:
         memory_s = self.memory_s(request, worker, cluster, model)
         prompts_ratio = self.recent_s(request, worker, model, memory_s) / memory_s
         free_s = alone_s + prompts_ratio * self.slo(request, model).tpot_s
-        return TpotForecast(self.bounded_s(request, alone_s, free_s), free_s, prompts_ratio)
+        # An answer below its TPOT SLO ends sooner than `memory_s`, so fewer prompts come during it.
+        known_s = max(KNOWN_RATIO_MIN * memory_s, self.now_s - self.shares[worker.id].began_s)
+        expected_ratio = min(PROMPTS_RATIO_MAX, prompts_ratio / (1.0 - exp(-known_s / memory_s)))
+        expected_s = self.bounded_s(request, alone_s, alone_s / (1.0 - expected_ratio))
+        return TpotForecast(expected_s, free_s, prompts_ratio)
 
     def bounded_s(self, request: Request, alone_s: float, beside_s: float) -> float:
         """Return the TPOT beside prompts, whose chunks are as short as the SLO requires."""

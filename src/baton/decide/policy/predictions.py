@@ -16,6 +16,8 @@ PROMPTS_TOGETHER_MAX = 16
 """Prompts in one step up to which their time is predicted together."""
 CHUNK_TOKENS_MIN = 16
 """Minimum prompt tokens per step, even if decodes leave no time; the same as in `SloChunked`."""
+CHUNK_BISECTIONS = 4
+"""Halvings of the interval in which the length of a chunk is searched."""
 JOIN_STEPS = 1.5
 """Steps of the present decodes before a new request is in one: on average half of the running step, then one step
 until its blocks are granted. Measured in simulation."""
@@ -81,14 +83,28 @@ def compute_s(worker: WorkerView, work: PromptWork, model: CostModel, *, step_s_
         chunk_tokens = short_tokens
     while chunk_tokens < most_tokens:  # tokens are cheaper in a step that reads the weights for the decodes anyway
         more_tokens = min(most_tokens, 2 * chunk_tokens)
-        over_s = model.step_s(_beside(decodes, more_tokens)) - step_s_max
-        if over_s > 0:
-            room_s = max(0.0, step_s_max - model.step_s(_beside(decodes, chunk_tokens)))
-            chunk_tokens += int((more_tokens - chunk_tokens) * room_s / (room_s + over_s))
+        if model.step_s(_beside(decodes, more_tokens)) > step_s_max:
+            chunk_tokens = _largest_fitting(decodes, chunk_tokens, more_tokens, model, step_s_max)
             break
         chunk_tokens = more_tokens
     token_s, beside_s = _chunk_prices(decodes, chunk_tokens, work, model)
     return work.tokens * token_s + -(-work.tokens // chunk_tokens) * beside_s
+
+
+def _largest_fitting(
+    decodes: StepShape, fitting_tokens: int, over_tokens: int, model: CostModel, step_s_max: float
+) -> int:
+    """Return about the largest chunk for which the step takes at most `step_s_max`.
+
+    A bisection, because the time of a step can jump: engines launch steps above some number of tokens more slowly.
+    """
+    for _ in range(CHUNK_BISECTIONS):
+        middle = (fitting_tokens + over_tokens) // 2
+        if model.step_s(_beside(decodes, middle)) <= step_s_max:
+            fitting_tokens = middle
+        else:
+            over_tokens = middle
+    return fitting_tokens
 
 
 def _chunk_prices(decodes: StepShape, chunk_tokens: int, work: PromptWork, model: CostModel) -> tuple[float, float]:

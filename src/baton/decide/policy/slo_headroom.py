@@ -103,8 +103,12 @@ class SloHeadroom:
         plan = self._plan(request, cluster.workers, cluster, cost)
         tpot_s = self._best_tpot_s(request, request.slo, cluster, cost, (present, plan.ttft_s))
         judged = Prediction(plan.ttft_s / self.ttft_slack, tpot_s / self.tpot_slack)
+        alone = forecast.alone(request, cost_of(plan.worker, cost))
         answer_s = forecast.answers.expected(cluster) * tpot_s
-        refused = refuse_risky(request.slo, judged, cluster, miss_ratio_max=self.miss_ratio_max, answer_s=answer_s)
+        refused = refuse_risky(
+            request.slo, judged, cluster,
+            alone=Prediction(alone.ttft_s, alone.tpot_s), miss_ratio_max=self.miss_ratio_max, answer_s=answer_s,
+        )  # fmt: skip
         if refused is None:
             self._tpots_s[request.id] = tpot_s
         if len(self._tpots_s) > self.requests_max:  # some requests have ended before their turn

@@ -13,19 +13,35 @@ _TIME_S_MIN = 1e-9
 RETRY_S_MIN = 1.0
 
 
-def miss_ratio(predicted_s: float, slo_s: float, bar: ErrorBar) -> float:
-    """Return the probability that a latency exceeds its SLO."""
-    over_log = log(max(_TIME_S_MIN, predicted_s) / slo_s) + bar.bias_log + bar.margin_log
-    if bar.spread_log == 0.0:
+def miss_ratio(predicted_s: float, slo_s: float, bar: ErrorBar, alone_s: float = 0.0) -> float:
+    """Return the probability that a latency exceeds its SLO. `alone_s`: the latency on an idle worker.
+
+    Errors come from the load, so they change the part of the prediction above `alone_s` only. Without this rule, the
+    errors of a burst would refuse requests that find an idle fleet.
+    """
+    alone_s = min(alone_s, predicted_s)
+    load_s = predicted_s - alone_s
+    expected_s = alone_s + load_s * exp(bar.bias_log + bar.margin_log)
+    over_log, spread_log = log(max(_TIME_S_MIN, expected_s) / slo_s), bar.spread_log
+    if predicted_s > 0.0:
+        spread_log *= load_s / predicted_s
+    if spread_log == 0.0:
         return 1.0 if over_log > 0 else 0.0
-    return 0.5 * erfc(-over_log / (bar.spread_log * sqrt(2.0)))
+    return 0.5 * erfc(-over_log / (spread_log * sqrt(2.0)))
 
 
 def refuse_risky(
-    slo: Slo, predicted: Prediction, cluster: ClusterView, *, miss_ratio_max: float, answer_s: float
+    slo: Slo,
+    predicted: Prediction,
+    cluster: ClusterView,
+    *,
+    alone: Prediction,
+    miss_ratio_max: float,
+    answer_s: float,
 ) -> Reject | None:
     """Return a rejection if the request misses its SLO with a probability above `miss_ratio_max`, else None.
 
+    `alone`: the latencies on an idle worker.
     An idle cluster takes every request. So does an idle worker while fewer than `TRIED_MIN` requests were observed:
     only observed requests can correct a wrong prediction. `answer_s`: predicted duration of an answer, in which the
     decode load drains.
@@ -33,13 +49,13 @@ def refuse_risky(
     if not any(worker.running_requests for worker in cluster.workers):
         return None
     errors = cluster.errors
-    late_ratio = miss_ratio(predicted.ttft_s, slo.ttft_s, errors.ttft)
+    late_ratio = miss_ratio(predicted.ttft_s, slo.ttft_s, errors.ttft, alone.ttft_s)
     if late_ratio > miss_ratio_max and not _is_untried(cluster, "prefill", errors.ttft):
         high_s = _high_s(predicted.ttft_s, errors.ttft)
         reason = f"the first token is predicted after {predicted.ttft_s:.3f} s, {_against(high_s, slo.ttft_s)}"
         retry_s = max(predicted.ttft_s, high_s) - slo.ttft_s
         return _rejection(reason, late_ratio, cluster, retry_s)
-    slow_ratio = miss_ratio(predicted.tpot_s, slo.tpot_s, errors.tpot)
+    slow_ratio = miss_ratio(predicted.tpot_s, slo.tpot_s, errors.tpot, alone.tpot_s)
     if slow_ratio > miss_ratio_max and not _is_untried(cluster, "decode", errors.tpot):
         high_s = _high_s(predicted.tpot_s, errors.tpot)
         reason = f"a token is predicted every {predicted.tpot_s:.4f} s, {_against(high_s, slo.tpot_s)}"

@@ -19,8 +19,8 @@ KNOWN = ErrorBar(0.0, 0.2, 50.0)
 
 
 def refuse(ttft_s: float, tpot_s: float, view: ClusterView, errors: PredictionErrors) -> Reject | None:
-    predicted = Prediction(ttft_s, tpot_s)
-    return refuse_risky(SLO, predicted, replace(view, errors=errors), miss_ratio_max=0.3, answer_s=10.0)
+    predicted, seen = Prediction(ttft_s, tpot_s), replace(view, errors=errors)
+    return refuse_risky(SLO, predicted, seen, alone=Prediction(0.0), miss_ratio_max=0.3, answer_s=10.0)
 
 
 def test_without_errors_the_prediction_is_taken_as_exact() -> None:
@@ -37,6 +37,24 @@ def test_a_bias_corrects_the_prediction() -> None:
     """Requests took twice as long as predicted: 0.6 s means 1.2 s."""
     assert miss_ratio(0.6, 1.0, ErrorBar(math.log(2.0), 0.1, 50)) > 0.9
     assert miss_ratio(1.5, 1.0, ErrorBar(-math.log(2.0), 0.1, 50)) < 0.1
+
+
+def test_errors_count_for_the_load_and_not_for_the_time_on_an_idle_worker() -> None:
+    """7 ms of a token are its own. Requests of a burst took twice as long as predicted: that doubles the rest only."""
+    burst = ErrorBar(math.log(2.0), 0.1, 50, margin_log=0.3)
+    assert miss_ratio(0.0072, 0.012, burst) > 0.9
+    assert miss_ratio(0.0072, 0.012, burst, 0.007) < 0.01
+    assert miss_ratio(0.0072, 0.012, burst, 0.0072) == 0.0
+    assert miss_ratio(0.0100, 0.012, burst, 0.007) > 0.9, "the load is predicted to take 3 ms, and may take 8"
+    assert miss_ratio(0.0130, 0.012, ErrorBar(), 0.013) == 1.0, "too slow on an idle worker, too"
+
+
+def test_after_a_burst_of_misses_requests_that_find_little_load_are_taken() -> None:
+    """Before, the errors of requests that waited refused a request beside one decode, which meets any such SLO."""
+    slo = Slo(ttft_s=3.0, tpot_s=0.02)
+    late = PredictionErrors(ErrorBar(0.6, 0.2, 50), ErrorBar(0.6, 0.2, 50))
+    view = replace(cluster(worker("p", running_requests=1), worker("d", "decode", running_requests=1)), errors=late)
+    assert SloHeadroom().admit(request(slo=slo), view, COST, 0.0) is None
 
 
 def test_the_refusal_names_the_figures_and_when_the_queue_has_drained() -> None:
