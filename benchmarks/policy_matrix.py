@@ -113,26 +113,26 @@ def shared(rows: Sequence[Ratios]) -> list[str]:
     return [each for each in PUBLISHED if all(each in found for found in rows)]
 
 
-def print_table(rows: Mapping[str, Any]) -> None:
-    """Print a line per row: our attainment, those of other versions, and the best published policy at each load."""
+def report(rows: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table line per row, with the best published policy at each load, and a summary of each half."""
     names = list(dict.fromkeys(policy for row in rows.values() for policy in row["policies"]))
     names = [OURS, *(name for name in names if name not in (OURS, *PUBLISHED))]
     lines: list[list[str]] = []
     for name, row in rows.items():
         found = means(row["policies"])
-        cells = [" / ".join(f"{ratio:.3f}" for ratio in found.get(policy, ())) for policy in names]
-        other = ""
-        if any(policy in found for policy in PUBLISHED):
-            other = " / ".join(f"{ratio:.3f} {policy}" for ratio, policy in best_published(found))
-        slo = f"{row['slo']['ttft_s']:g} s, {1000 * row['slo']['tpot_s']:g} ms"
-        lines.append([name, row["half"], slo, f"{row['capacity_rps']:g}", *cells, other])
-    print(table(["Row", "half", "SLO", "capacity, req/s", *names, "best published"], lines))
-    for half in HALVES:
-        for policy in names:
-            all_found = [means(row["policies"]) for row in rows.values() if row["half"] == half]
-            kept = [found for found in all_found if policy in found and PUBLISHED[0] in found]
-            if kept:
-                print(summary(half, kept, policy))
+        cells = ["/".join(f"{ratio:.3f}" for ratio in found.get(policy, ())) for policy in names]
+        best = best_published(found) if any(policy in found for policy in PUBLISHED) else []
+        by = "/".join(dict.fromkeys(policy for _, policy in best))
+        slo = f"{row['slo']['ttft_s']:g}/{row['slo']['tpot_s']:g}"
+        ratios = "/".join(f"{ratio:.3f}" for ratio, _ in best)
+        lines.append([name, row["half"], slo, f"{row['capacity_rps']:g}", *cells, ratios, by])
+    summaries: list[str] = []
+    for half, policy in product(HALVES, names):
+        all_found = [means(row["policies"]) for row in rows.values() if row["half"] == half]
+        kept = [found for found in all_found if policy in found and PUBLISHED[0] in found]
+        summaries += [summary(half, kept, policy)] if kept else []
+    head = ["Row", "half", "SLO, s", "capacity, req/s", *names, "best published", "by"]
+    return {"head": head, "lines": lines, "summaries": summaries}
 
 
 def main() -> None:
@@ -177,7 +177,10 @@ def main() -> None:
         print(f"{took_s:.0f} s  {row.name}, {name}, seed {seed}: {ratios}", file=sys.stderr, flush=True)
         if not args.quick:
             store(rows)
-    print_table(in_order(rows))
+    found = report(in_order(rows))
+    print(table(found["head"], found["lines"]), *found["summaries"], sep="\n")
+    if not (args.table or args.quick):
+        store(rows)
 
 
 def stored_row(rows: dict[str, Any], half: Half, row: Row) -> dict[str, Any]:
@@ -194,7 +197,9 @@ def in_order(rows: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def store(rows: Mapping[str, Any]) -> None:
-    record = {"command": "python benchmarks/policy_matrix.py", "environment": environment(), "rows": in_order(rows)}
+    ordered = in_order(rows)
+    record = {"command": "python benchmarks/policy_matrix.py", "environment": environment(), "report": report(ordered)}
+    record |= {"rows": ordered}
     (RESULTS / f"{NAME}.json").write_text(json.dumps(record) + "\n")
 
 

@@ -119,25 +119,27 @@ def _rounded(found: Accuracy | None) -> dict[str, float] | None:
     return None if found is None else {key: round(value, 3) for key, value in msgspec.to_builtins(found).items()}
 
 
-def print_table(cases: dict[str, Any]) -> None:
-    """Print the errors of every case and rate, and below how many rows of each half are within the aims."""
+def report(cases: dict[str, Any]) -> dict[str, Any]:
+    """Return the errors of every case and rate, and how many rows of each half are within the aims."""
     rows: list[list[str]] = []
     for name, found in cases.items():
         for row in found["rates"]:
             cells = [name, found["half"], f"{row['rate_rps']:g}", f"{row['attainment_ratio']:.3f}"]
             errors = [row[latency] for latency in ("ttft", "tpot")]
-            cells += [f"{each['error_p50']:.0%}, {each['error_p90']:.0%}" if each else "" for each in errors]
+            cells += [f"{each[key]:.0%}" if each else "" for each in errors for key in AIMS]
             rows.append(cells)
-    print(table(["Case", "half", "req/s", "in SLO", "TTFT error p50, p90", "TPOT error p50, p90"], rows))
+    summaries: list[str] = []
     for half, latency in product(("tuned", "held-out"), ("ttft", "tpot")):
         each = [row[latency] for found in cases.values() if found["half"] == half for row in found["rates"]]
         kept = [errors for errors in each if errors]
         if kept:
             within = sum(all(errors[key] <= aim for key, aim in AIMS.items()) for errors in kept)
-            middle = ", ".join(f"{median(errors[key] for errors in kept):.1%}" for key in AIMS)
-            print(
-                f"{half}, {latency.upper()}: median error p50, p90: {middle}; {within} of {len(kept)} rows within aims"
+            middle = " and ".join(f"{median(errors[key] for errors in kept):.1%}" for key in AIMS)
+            summaries.append(
+                f"{half}, {latency.upper()}: median {middle}; {within} of {len(kept)} rows within the aims"
             )
+    head = ["Case", "half", "req/s", "in SLO", "TTFT error p50", "p90", "TPOT error p50", "p90"]
+    return {"head": head, "lines": rows, "summaries": summaries}
 
 
 def main() -> None:
@@ -155,9 +157,10 @@ def main() -> None:
             lengths = {"input_tokens": each.input_tokens, "output_tokens": each.output_tokens}
             found[each.name] = {"half": each.half, "slo": slo, **lengths, "rates": list(play(each, args.policy))}
     ordered = {each.name: found[each.name] for each in CASES if each.name in found}
+    made = report(ordered)
     if not args.table:
-        write(NAME, {"cases": ordered})
-    print_table(ordered)
+        write(NAME, {"report": made, "cases": ordered})
+    print(table(made["head"], made["lines"]), *made["summaries"], sep="\n")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,6 @@ SETTINGS = {
     "patterns": "--requests 8 --prompts 512",
     "patterns live": "--live --rounds 1",
     "planner": "",
-    "policies": "--case azure-code --policy baton --split 2P2D",
     "policy_matrix": "--row own-4-mixed --policy baton --seeds 1 --again",
     "precision": "--tokens 96 --steps 2",
     "predictions": "--case yi-34b-mixed",
@@ -81,7 +80,6 @@ TRACES = ROOT.parent / "shared" / "traces"
 OF_TRACES = (
     *(
         "eviction",
-        "policies",
         "policy_matrix",
         "sim_bytecodes",
         "sim_instructions",
