@@ -1,0 +1,1 @@
+"""LMCache: its remote storage in a store of Baton."""
