@@ -1,7 +1,7 @@
 """Stores: put and get of KV blocks, beside fio on the same disk and beside other people's pools of KV.
 
 python benchmarks/stores.py --folder /var/tmp/kv [--sizes 65536 1048576 67108864] [--total-bytes 1e9] [--repeats 3]
-                            [--only file ...] [--install FOLDER | --peers FOLDER]
+                            [--only file ...] [--install FOLDER | --peers FOLDER] [--name stores]
 
 `--install FOLDER` makes the peers' environments there where they are missing, then measures with them. `--folder` must
 be on the disk that is meant. Each figure is a median, in GB/s of blocks: `one` is a call per block, as the other pools
@@ -30,12 +30,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import record
 
 from baton.core.types import BlockHash
 from baton.move.store.port import Store
 from baton.move.store.segments import slot_bytes
 from baton.move.store.store_url import open_store
+from tests.mooncake_servers import PACKAGE, mooncake
 
 try:
     import redis
@@ -44,7 +46,6 @@ except ImportError:
 
 HERE = Path(__file__).resolve().parent
 BATCH_BYTES = 64 << 20
-MOONCAKE = ("mooncake-transfer-engine-non-cuda", "numpy")
 LMCACHE = (
     *("numba", "prometheus_client", "py-cpuinfo", "psutil", "cachetools", "pyyaml", "sortedcontainers"),
     *("aiofile", "msgspec", "pyzmq"),
@@ -220,6 +221,28 @@ def pool_rows(folder: Path, size: Size, *, options: str = "") -> dict[str, Any]:
     return figures
 
 
+def mooncake_rows(folder: Path, size: Size) -> dict[str, Any]:
+    """Mooncake Store as a tier: its master, the holder of its memory and its client are processes of this machine."""
+    memory_mb = 3 * size.blocks * size.block_bytes // 1_000_000 + 256
+    try:
+        with mooncake(memory=f"{memory_mb}MB") as cluster:
+            store = open_store(cluster.url, layout_fingerprint="a", block_bytes=size.block_bytes)
+            figures = measure(store, size)
+            store.close()
+    except pytest.skip.Exception as missing:
+        return {"missing": str(missing)}
+    return figures
+
+
+def mooncake_direct_rows(folder: Path, size: Size) -> dict[str, Any]:
+    """Mooncake's own client, without checksums, from and into registered memory."""
+    try:
+        with mooncake(memory="16MB"):  # for the environment that its package needs
+            return peer_rows(Path(sys.executable), ["mooncake_store.py"], size)
+    except pytest.skip.Exception as missing:
+        return {"missing": str(missing)}
+
+
 def memory_rows(folder: Path, size: Size) -> dict[str, Any]:
     capacity_bytes = size.blocks * size.block_bytes
     url = f"memory://?bytes={capacity_bytes}"
@@ -250,10 +273,7 @@ def peer_rows(python: Path, script: Sequence[str], size: Size) -> dict[str, Any]
 
 
 def install(folder: Path) -> None:
-    """Make an environment for each peer that has none yet."""
-    if not python_of(folder, "mooncake").exists():
-        venv.create(folder / "mooncake", with_pip=True)
-        _pip(python_of(folder, "mooncake"), *MOONCAKE)
+    """Make an environment for LMCache if there is none yet."""
     if not python_of(folder, "lmcache").exists():
         venv.create(folder / "lmcache", with_pip=True)
         python = python_of(folder, "lmcache")
@@ -311,12 +331,13 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", nargs="+")
     parser.add_argument("--install", type=Path)
+    parser.add_argument("--name", default="stores", help="of the result file")
     parser.add_argument("--peers", type=Path, default=Path("peers"))
     arguments = parser.parse_args()
     if arguments.install:
         install(arguments.install)
         arguments.peers = arguments.install
-    mooncake, lmcache = (python_of(arguments.peers, peer) for peer in ("mooncake", "lmcache"))
+    lmcache = python_of(arguments.peers, "lmcache")
     kinds: dict[str, Callable[[Path, Size], dict[str, Any]]] = {
         "file": file_rows,
         "encrypted file": encrypted_rows,
@@ -325,7 +346,8 @@ def main() -> int:
         "pool over tcp": lambda folder, size: pool_rows(folder, size, options="?via=tcp"),
         "redis": redis_rows,
         "redis directly": redis_direct_rows,
-        "mooncake store": lambda folder, size: peer_rows(mooncake, ["mooncake_store.py"], size),
+        "mooncake": mooncake_rows,
+        "mooncake store": mooncake_direct_rows,
         "lmcache local": lambda folder, size: peer_rows(lmcache, ["lmcache_store.py", "local"], size),
         "lmcache server": lambda folder, size: peer_rows(lmcache, ["lmcache_store.py", "server"], size),
     }
@@ -338,8 +360,8 @@ def main() -> int:
     for block_bytes, found in rows.items():
         print(f"blocks of {block_bytes} bytes:\n{shown(found)}", file=sys.stderr)
     ratios = {block_bytes: compared(found) for block_bytes, found in rows.items()}
-    figures = {"total_bytes": arguments.total_bytes, "repeats": arguments.repeats}
-    record.write("stores", {**figures, "pool_beside_peers": ratios, "stores": rows})
+    figures = {"total_bytes": arguments.total_bytes, "repeats": arguments.repeats, "mooncake": PACKAGE}
+    record.write(arguments.name, {**figures, "pool_beside_peers": ratios, "stores": rows})
     return 0
 
 

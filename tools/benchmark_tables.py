@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from benchmark_results import load, ms, percent, section, signed
+from benchmark_results import is_stale, load, ms, percent, section, signed
 
 STEPS = ("decode_1", "decode_8", "decode_32", "prefill_512", "prefill_2048")
 STEP_NAMES = ("decode, batch 1", "batch 8", "batch 32", "prefill 512", "prefill 2,048")
@@ -249,13 +249,18 @@ def patterns() -> list[str]:
 
 
 def stores() -> list[str]:
+    lines = _stores("stores", "Stores")
+    return lines + ([] if is_stale("stores-mooncake") else _stores("stores-mooncake", "Mooncake and pool nodes"))
+
+
+def _stores(name: str, title: str) -> list[str]:
     rows = []
-    for store, figures in load("stores")["stores"]["1048576"].items():
+    for store, figures in load(name)["stores"]["1048576"].items():
         cells = [figures.get(key, {}).get("gb_per_s") for key in ("put_one", "get_one", "put_batch", "get_batch")]
         if any(cells):
             rows.append([store, *("" if cell is None else f"{cell:.2f}" for cell in cells)])
     heads = ["GB/s, blocks of 1 MiB", "put, 1 a call", "get", "put, 64 MiB a call", "get"]
-    return section("Stores", "stores", heads, rows)
+    return section(title, name, heads, rows)
 
 
 def live_control() -> list[str]:

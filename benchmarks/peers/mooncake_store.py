@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import mmap
-import shutil
 import socket
 import statistics
 import subprocess
@@ -15,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+import mooncake
 import numpy as np
 from mooncake.store import MooncakeDistributedStore
 
@@ -94,7 +94,7 @@ def measure(
 def main() -> None:
     block_bytes, blocks, repeats = map(int, sys.argv[1:4])
     port, metrics_port = free_port(), free_port()
-    program = shutil.which("mooncake_master", path=str(Path(sys.executable).parent)) or "mooncake_master"
+    program = str(Path(mooncake.__file__).with_name("mooncake_master"))
     addresses = ["--rpc_address=127.0.0.1", f"--rpc_port={port}", "--metrics_host=127.0.0.1"]
     command = [program, *addresses, f"--metrics_port={metrics_port}", "--default_kv_lease_ttl=5000"]
     quiet = subprocess.DEVNULL
