@@ -45,8 +45,8 @@ class DecodeSlotQueue:
             return False
         if request.id in self._begun or request.resumed_tokens:
             return False
-        if all(worker.role != "prefill" for worker in fleet.views()):
-            return False  # mixed workers hold requests back themselves
+        if all(worker.role == "mixed" for worker in fleet.views()):
+            return False  # they hold requests back themselves
         slots = count_decode_slots(fleet)
         if len(self._begun) < slots:
             return False

@@ -83,9 +83,15 @@ def test_only_requests_without_a_short_slo_wait() -> None:
     assert not unlimited.has_to_wait(request("plain"), SPLIT)
 
 
-def test_only_a_fleet_with_prefill_workers_has_places() -> None:
-    """A mixed worker begins no prompt without a place in its batch."""
-    assert not full().has_to_wait(request("plain"), fleet("mixed"))
+def test_a_fleet_of_mixed_workers_has_no_places() -> None:
+    """A mixed worker begins no prompt without a place in its batch. One beside a decode worker hands requests off."""
+    assert not full().has_to_wait(request("plain"), fleet("mixed", "mixed"))
+    lent, queue = fleet("mixed", "decode"), full()
+    for number in range(2 * BATCH - PLACES):
+        made = request(f"more {number}")
+        assert not queue.has_to_wait(made, lent)
+        queue.begin(made)
+    assert queue.has_to_wait(request("plain"), lent)
 
 
 def test_a_worker_that_joins_adds_places() -> None:
