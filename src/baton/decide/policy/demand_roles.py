@@ -88,7 +88,7 @@ class _Load:
         """Predict TTFT / SLO, TPOT / SLO, and the utilization by the recent arrivals."""
         prefill, decode = self._capacities(split)
         slow = self._tpot_ratio(decode)
-        if split.mixed and self.decoding:
+        if split.mixed and (self.decoding or self.needed.decode):
             slow = max(slow, MIXING_RATIO)
         busy = max(self.needed.prefill / prefill, self.needed.decode / decode)
         late = (self.queue_s / prefill + self.prompt_s) / self.slo.ttft_s
@@ -191,7 +191,7 @@ class DemandRoles:
         """Return the split to change to; the present one if no other is worth the change."""
         if present.mixed:
             home = Split(present.prefill, 1) if not present.decode else Split(1, present.decode)
-            eased = load.pressure(home).most < self.pressure_min / self.gain_min
+            eased = load.pressure(home).most < self.pressure_min
             overloaded = load.pressure(home).most * self.gain_min <= load.pressure(present).most
             return home if eased or overloaded else present
         if sum(window.arrived_requests for window in recent) < self.requests_min:
