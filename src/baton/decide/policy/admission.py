@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
@@ -13,6 +14,8 @@ from baton.core.types import ClusterView, Request, Slo, WorkerView
 from baton.decide.cost.online import cost_of
 from baton.decide.policy.predictions import first_token_delay_s, queue_s
 from baton.decide.policy.prefix import best_prefix
+
+_RUNNING_REQUESTS = attrgetter("running_requests")
 
 
 class Reject(Struct, frozen=True, kw_only=True):
@@ -79,7 +82,7 @@ class AdmitAll:
 
 def refuse_full(cluster: ClusterView, cost: CostModel, requests_max: int) -> Reject | None:
     """Return a rejection if the cluster has `requests_max` requests, waiting and running, else None (INV-9)."""
-    live = cluster.waiting_requests + sum(worker.running_requests for worker in cluster.workers)
+    live = cluster.waiting_requests + sum(map(_RUNNING_REQUESTS, cluster.workers))
     if live < requests_max:
         return None
     shortest_s = min((queue_s(worker, cost) for worker in cluster.having("prefill")), default=1.0)

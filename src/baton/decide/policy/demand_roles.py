@@ -178,13 +178,12 @@ class DemandRoles:
             return {}
         recent = _recent(history, self.requests_min)
         load = self._load(workers, cluster, history, recent, cost)
-        pressure = load.pressure(present)
         best = self._best(present, workers, load, recent)
         self._mixed_since_s = (self._mixed_since_s or now_s) if best.mixed > present.mixed else None
         if best == present or (self._mixed_since_s is not None and now_s - self._mixed_since_s < self.mixed_after_s):
             return {}
         changes = self._changes(workers, present, best, now_s)
-        reason = f"{present} is at {_in_words(pressure)}; {best} at {_in_words(load.pressure(best))}"
+        reason = f"{present} is at {_in_words(load.pressure(present))}; {best} at {_in_words(load.pressure(best))}"
         return {worker: RoleChange(role=role, reason=reason) for worker, role in changes.items()}
 
     def _best(self, present: Split, workers: Sequence[WorkerView], load: _Load, recent: Sequence[LoadWindow]) -> Split:
@@ -196,13 +195,14 @@ class DemandRoles:
             return home if eased or overloaded else present
         if sum(window.arrived_requests for window in recent) < self.requests_min:
             return present
+        most = load.pressure(present).most
+        if most < self.pressure_min:  # no other split is worth a change: most ticks end here
+            return present
         found = min(
             self._allowed(present, workers),
             key=lambda split: (load.pressure(split).most, abs(split.prefill - present.prefill), split.mixed),
         )
-        most = load.pressure(present).most
-        is_worth_it = most >= self.pressure_min and most >= self.gain_min * load.pressure(found).most
-        return found if is_worth_it else present
+        return found if most >= self.gain_min * load.pressure(found).most else present
 
     def _allowed(self, present: Split, workers: Sequence[WorkerView]) -> Iterator[Split]:
         """Yield the splits with the minimum of each phase, and those beside the present one with a mixed worker."""
@@ -278,7 +278,8 @@ class DemandRoles:
             tpot_s=recent_slo_tpot_s(history, self.tpot_s or self.tpot_slowdown * decode_model.step_s(alone)),
         )
         waiting = cluster.waiting_requests
-        queue_s = sum(queued_work(worker, cost_of(worker, cost)).alone_s for worker in workers)
+        queued = [worker for worker in workers if worker.queued_tokens]
+        queue_s = sum(queued_work(worker, cost_of(worker, cost)).alone_s for worker in queued)
         return _Load(
             decode_model=decode_model,
             requests_max=answers.requests_max,
