@@ -68,7 +68,7 @@ def describe_growth(search: Search, steps: Sequence[LoadStep], growth_ratio: flo
         return [f"{head} all {MONTHS} months, or until the GPUs of the question are used up"]
     now, then, *later = steps
     when = "1 month" if then.at == 1 else f"{then.at} months"
-    more = f"; {len(later)} more purchases follow within {MONTHS} months" if later else ""
+    more = f"; purchases within {MONTHS} months: {1 + len(later)}" if later else ""
     return [
         f"{head} {when}; the next purchase is {gpus_text(then.gpus - now.gpus)} for "
         f"{then.price - now.price:,.4g} {PRICE_UNIT[search.objective]}, which gives {then.fleet}{more}"
