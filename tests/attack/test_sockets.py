@@ -71,6 +71,16 @@ def test_unfinished_bodies(target: RunningServer, control: RunningServer) -> Non
     assert answers["429"] > 0
 
 
+def test_many_odd_bodies_at_once(target: RunningServer, control: RunningServer) -> None:
+    """400 bodies of 60 KB are complete at the same moment. Each takes 30 ms, on the event loop."""
+    odd = b'{"prompt":[' + b",".join([b"[1.0]"] * 10_000) + b"]}"
+    head = HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(odd)
+    with unharmed(target, control), connections(target, 400, head) as attackers:
+        assert all(send(attacker, odd[:-1]) for attacker in attackers)
+        assert all(send(attacker, odd[-1:]) for attacker in attackers)
+        assert statuses([read_all(attacker) for attacker in attackers]) == {"400": 400}
+
+
 def test_slow_writers(target: RunningServer, control: RunningServer) -> None:
     """A byte now and then keeps no connection: the time is that of all headers, not of a pause."""
     with unharmed(target, control), connections(target, 200, HEAD) as attackers:

@@ -1,13 +1,59 @@
-"""Run work on large request bodies in threads, so that it does not delay the event loop."""
+"""Let the bodies of requests be parsed and tokenized without delaying the event loop, and clients in turns."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+from collections import OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedBody:
+    """The body of a request."""
+
+    raw: bytes
+    client: int
+    """Number of its client."""
+
+
+class Turns:
+    """A lock that clients get in turns, so that one with many requests waits longer than others. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._is_free = True
+        self._waiting: OrderedDict[int, deque[asyncio.Future[None]]] = OrderedDict()
+        """Waiting requests of each client. The first client in the dictionary is next."""
+
+    async def take(self, client: int) -> None:
+        """Wait for the turn of a request of a client. `pass_on` must follow."""
+        if self._is_free:
+            self._is_free = False
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(client, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self.pass_on()
+            raise
+
+    def pass_on(self) -> None:
+        """Give the turn to the next request."""
+        while self._waiting:
+            client, turns = self._waiting.popitem(last=False)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[client] = turns
+            if not turn.done():  # else the request was cancelled
+                turn.set_result(None)
+                return
+        self._is_free = True
 
 
 class BodyThreads:
@@ -21,13 +67,17 @@ class BodyThreads:
         """Set the sizes of the largest bodies on the event loop, and in several threads at once."""
         self._inline_bytes_max = inline_bytes_max
         self._parallel_bytes_max = parallel_bytes_max
-        self._turns = asyncio.Semaphore(1)
+        self._turns = Turns()
 
-    async def run(self, work: Callable[[], Made], *, size: int, may_block: bool = False) -> Made:
-        """Run `work` on a body of `size` bytes and return its result. `may_block`: never run it on the event loop."""
+    async def run(self, work: Callable[[], Made], body: ReceivedBody, *, may_block: bool = False) -> Made:
+        """Run `work` on a body and return its result. `may_block`: never run it on the event loop."""
+        size = len(body.raw)
         if size > self._parallel_bytes_max:
-            async with self._turns:
+            await self._turns.take(body.client)
+            try:
                 return await asyncio.to_thread(_without_collections, work)
+            finally:
+                self._turns.pass_on()
         in_thread = may_block or size > self._inline_bytes_max
         return await asyncio.to_thread(work) if in_thread else work()
 

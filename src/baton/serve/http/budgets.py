@@ -1,13 +1,15 @@
-"""Limit what each client uses: memory of request bodies, requests in progress, requests and tokens per minute."""
+"""Limit what each client uses: memory of request bodies, the event loop, requests and tokens per minute."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 from collections import OrderedDict
 
 from baton.core.keys import KeyLimits
 from baton.core.limits import LimitsConfig
+from baton.serve.http.body_threads import Turns
 from baton.serve.http.wire.errors import RETRY_AFTER_S, ClusterError
 
 CLIENTS_MAX = 65_536
@@ -65,6 +67,7 @@ class Budgets:
         self._numbers = itertools.count(1)
         self._body_bytes = 0
         """Bytes of request bodies in memory, of all clients."""
+        self._turns = Turns()
 
     def begin(self, name: str, limits: KeyLimits, *, is_counted: bool, now_s: float) -> RequestBudget:
         """Return the budget of a new request. Raises ClusterError (429) if its client exceeds a limit.
@@ -114,6 +117,14 @@ class Budgets:
         client.body_bytes += size
         self._body_bytes += size
 
+    async def take_turn(self, client: _Client) -> None:
+        """Wait until the event loop has time for a request: one begins in each round, client by client.
+
+        It is parsed and tokenized at once after its turn, while other streams wait.
+        """
+        await self._turns.take(client.number)
+        asyncio.get_running_loop().call_soon(self._turns.pass_on)
+
     def give_bytes(self, client: _Client, size: int) -> None:
         """Release reserved memory."""
         client.body_bytes -= size
@@ -150,6 +161,10 @@ class RequestBudget:
         """Reserve memory for a part of the body. Raises ClusterError (429: the client's limit, 503: the server's)."""
         self._budgets.take_bytes(self._client, size)
         self._body_bytes += size
+
+    async def take_turn(self) -> None:
+        """Wait until the event loop has time for this request. Clients take turns."""
+        await self._budgets.take_turn(self._client)
 
     def release_body(self) -> None:
         """Release the memory of the body. Call it when the body was parsed and dropped."""

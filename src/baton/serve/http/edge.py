@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.core.errors import RequestError
 from baton.move.clock import now_s
+from baton.serve.http.body_threads import ReceivedBody
 from baton.serve.http.browser import BrowserRules
 from baton.serve.http.budgets import Budgets, RequestBudget
 from baton.serve.http.connections import client_address
@@ -169,10 +170,11 @@ SMALL_BODY = BodyLimit(1 << 16, setting="")
 """The limit for routes that take a few names."""
 
 
-async def read_body(scope: Scope, receive: Receive, limit: BodyLimit) -> bytes:
+async def read_body(scope: Scope, receive: Receive, limit: BodyLimit) -> ReceivedBody:
     """Return the body of a request. Raises RequestError (413, 415, 429, 503) and ClientDisconnected.
 
-    A body above the limit is rejected before it is read if it has a Content-Length, else while it is read.
+    A body above the limit is rejected before it is read if it has a Content-Length, else while it is read. Of many
+    bodies that are complete at once, one is returned in each round of the event loop.
     """
     headers = dict(scope["headers"])
     check_content_type(headers, limit.kind)
@@ -192,12 +194,13 @@ async def read_body(scope: Scope, receive: Receive, limit: BodyLimit) -> bytes:
         budget.take_bytes(len(part))
         parts.append(part)
         if not message.get("more_body", False):
-            return b"".join(parts)
+            await budget.take_turn()
+            return ReceivedBody(b"".join(parts), budget.client_number)
 
 
 async def read_object(request: Request) -> dict[str, Any]:
     """Return the JSON object in the body of a request that takes a few names. Raises RequestError."""
-    return parse_object(await read_body(request.scope, request.receive, SMALL_BODY))
+    return parse_object((await read_body(request.scope, request.receive, SMALL_BODY)).raw)
 
 
 def check_content_type(headers: Mapping[bytes, bytes], kind: str = "application/json") -> None:

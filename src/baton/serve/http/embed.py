@@ -53,14 +53,14 @@ class Embed:
         """Serve a request. Raises RequestError if it fails before a byte of the response was sent."""
         services = self._services
         try:
-            raw = await read_body(scope, receive, services.body_limit)
+            received = await read_body(scope, receive, services.body_limit)
         except ClientDisconnected:
             return
         body, ignored = await services.parsing.run(
             lambda: services.unknown_fields.read(
-                parse_object(raw), EmbeddingRequest, lambda known: convert(known, EmbeddingRequest)
+                parse_object(received.raw), EmbeddingRequest, lambda known: convert(known, EmbeddingRequest)
             ),
-            size=len(raw),
+            received,
         )
         send = send_warning(send, ignored)
         model = services.model(body.model)
@@ -72,7 +72,7 @@ class Embed:
         reader = PromptReader(texts=model.texts, card=card, param="input", add_special=add_special)
         context = context_of(scope)
         prompts = await model.read_prompts(
-            lambda: reader.read(body.input), body.cache_salt, context.identity, param="input", size=len(raw)
+            lambda: reader.read(body.input), body.cache_salt, context.identity, param="input", body=received
         )
         context.budget.release_body()
         context.budget.charge(sum(len(prompt.tokens) for prompt in prompts), now_s())

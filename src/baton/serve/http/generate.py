@@ -10,6 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 from baton.core.errors import RequestError
 from baton.core.types import Sampling
 from baton.move.clock import now_s, unix_s
+from baton.serve.http.body_threads import ReceivedBody
 from baton.serve.http.choice import ChoiceText, TextRules
 from baton.serve.http.edge import (
     ClientDisconnected,
@@ -42,30 +43,31 @@ class Generate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request. Raises RequestError if it fails before a byte of the response was sent."""
         try:
-            raw = await read_body(scope, receive, self._services.body_limit)
+            received = await read_body(scope, receive, self._services.body_limit)
         except ClientDisconnected:
             return
         context = context_of(scope)
         continued = await self._services.streams.continuation(context.headers, context.identity, self._kind.PATH)
         if continued is None:
-            await self._respond(scope, receive, send, raw, None)
+            await self._respond(scope, receive, send, received, None)
             return
         watched = _WatchedSend(send)
         try:
-            await self._respond(scope, receive, watched, continued.stream.body, continued)
+            first = ReceivedBody(continued.stream.body, received.client)
+            await self._respond(scope, receive, watched, first, continued)
         finally:
             await continued.end(has_begun=watched.has_begun)
 
     async def _respond(
-        self, scope: Scope, receive: Receive, send: Send, raw: bytes, continued: Continuation | None
+        self, scope: Scope, receive: Receive, send: Send, received: ReceivedBody, continued: Continuation | None
     ) -> None:
         services, kind, context = self._services, self._kind, context_of(scope)
-        body, owner = services.hooks.before(await services.parse(raw), kind.PATH), owner_of(context.identity)
+        body, owner = services.hooks.before(await services.parse(received), kind.PATH), owner_of(context.identity)
         request, ignored = await services.parsing.run(
             lambda: services.unknown_fields.read(body, kind.BODY, lambda known: kind.read(known, services, owner)),
-            size=len(raw),
+            received,
         )
-        response = await self._accept(context, raw, body, request, continued)
+        response = await self._accept(context, received, body, request, continued)
         budget = context.budget
         budget.release_body()
         try:
@@ -76,7 +78,7 @@ class Generate:
     async def _accept(
         self,
         context: RequestContext,
-        raw: bytes,
+        received: ReceivedBody,
         body: dict[str, Any],
         request: TextRequest,
         continued: Continuation | None,
@@ -85,12 +87,12 @@ class Generate:
         services, kind = self._services, self._kind
         model = request.model
         model.check_ready()
-        constraint = await services.parsing.run(request.constraint, size=len(raw))
+        constraint = await services.parsing.run(request.constraint, received)
         if constraint is not None:
             await model.grammars.check(constraint, context.client)
         choices_count = self._choices_count(request)  # before any of a million prompts is tokenized
         prompts = await model.read_prompts(
-            request.prompts, request.fields.cache_salt, context.identity, param=kind.PROMPT_PARAM, size=len(raw)
+            request.prompts, request.fields.cache_salt, context.identity, param=kind.PROMPT_PARAM, body=received
         )
         choice = choose_class(context, request.fields.model, services.settings.classes)
         server_slo = (choice.slo or model.gateway.slo) if not context.is_offline else None
@@ -111,7 +113,7 @@ class Generate:
                 streams=services.streams,
                 path=kind.PATH,
                 owner=owner_of(context.identity),
-                body=raw,
+                body=received.raw,
                 response_id=head.id,
             )
             if can_be_saved

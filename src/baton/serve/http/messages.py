@@ -63,11 +63,11 @@ class Messages:
         ]
 
     async def _count_tokens(self, request: Request) -> Response:
-        raw = await read_body(request.scope, request.receive, self._services.body_limit)
-        services, size = self._services, len(raw)
+        received = await read_body(request.scope, request.receive, self._services.body_limit)
+        services = self._services
         fields = await services.parsing.run(
-            lambda: prompt_fields(convert(parse_object(raw), CountTokensRequest)), size=size
+            lambda: prompt_fields(convert(parse_object(received.raw), CountTokensRequest)), received
         )
         model = services.model(fields.model)
-        prompt = await model.tokenize(lambda: chat_prompt(fields, model.texts, model.template), size=size)
+        prompt = await model.tokenize(lambda: chat_prompt(fields, model.texts, model.template), received)
         return json_response(TokenCount(len(prompt.tokens)))

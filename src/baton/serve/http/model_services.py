@@ -11,7 +11,7 @@ from baton.compute.models.tokenizer import Tokenizer
 from baton.compute.sandbox.template import SandboxedTemplate
 from baton.core.errors import RequestError
 from baton.core.types import Sampling
-from baton.serve.http.body_threads import BodyThreads
+from baton.serve.http.body_threads import BodyThreads, ReceivedBody
 from baton.serve.http.grammar_checks import GrammarChecker
 from baton.serve.http.identity import Identity
 from baton.serve.http.prompts import Prompt, PromptLimits, PublicPrefixes, TextEncoder
@@ -99,9 +99,15 @@ class ModelServices:
         return f"the server is not ready: {self.gateway.state}" + (f", waiting for {missing}" if missing else "")
 
     async def read_prompts(
-        self, read: Callable[[], Sequence[Prompt]], asked_salt: str | None, identity: Identity, *, param: str, size: int
+        self,
+        read: Callable[[], Sequence[Prompt]],
+        asked_salt: str | None,
+        identity: Identity,
+        *,
+        param: str,
+        body: ReceivedBody,
     ) -> list[Prompt]:
-        """Tokenize, check and hash the prompts of a body of `size` bytes. Raises RequestError (400).
+        """Tokenize, check and hash the prompts of a body. Raises RequestError (400).
 
         `asked_salt`: the client's cache salt. `param`: the field with the prompts, for error messages.
         """
@@ -112,8 +118,8 @@ class ModelServices:
             public=self.public_prefixes if identity.shares_public_prefixes(asked_salt) else None,
             param=param,
         )
-        return await self.tokenize(lambda: [limits.check(prompt) for prompt in read()], size=size)
+        return await self.tokenize(lambda: [limits.check(prompt) for prompt in read()], body)
 
-    async def tokenize(self, work: Callable[[], Made], *, size: int) -> Made:
-        """Tokenize or detokenize by `work`, which gets its input from a body of `size` bytes."""
-        return await self.tokenizing.run(work, size=size, may_block=self.template.is_sandboxed)
+    async def tokenize(self, work: Callable[[], Made], body: ReceivedBody) -> Made:
+        """Tokenize or detokenize by `work`, which gets its input from a body."""
+        return await self.tokenizing.run(work, body, may_block=self.template.is_sandboxed)

@@ -13,6 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from baton.core.errors import RequestError
+from baton.serve.http.body_threads import ReceivedBody
 from baton.serve.http.edge import check_content_type, read_body
 from baton.serve.http.model_services import ModelServices
 from baton.serve.http.prompts import Prompt, chat_prompt
@@ -93,20 +94,20 @@ class Pages:
         )
 
     async def _tokenize(self, request: Request) -> Response:
-        raw = await self._body(request)
-        body = await self._services.read(raw, TokenizeRequest)
+        received = await self._body(request)
+        body = await self._services.read(received, TokenizeRequest)
         model = self._services.model(body.model)
-        prompt = await model.tokenize(lambda: _tokenized(body, model), size=len(raw))
+        prompt = await model.tokenize(lambda: _tokenized(body, model), received)
         most = model.gateway.request_tokens_max
         return json_response(Tokens(tokens=prompt.tokens, count=len(prompt.tokens), max_model_len=most))
 
     async def _detokenize(self, request: Request) -> Response:
-        raw = await self._body(request)
-        body = await self._services.read(raw, DetokenizeRequest)
+        received = await self._body(request)
+        body = await self._services.read(received, DetokenizeRequest)
         model = self._services.model(body.model)
-        return json_response(Detokenized(await model.tokenize(lambda: _detokenized(body, model), size=len(raw))))
+        return json_response(Detokenized(await model.tokenize(lambda: _detokenized(body, model), received)))
 
-    async def _body(self, request: Request) -> bytes:
+    async def _body(self, request: Request) -> ReceivedBody:
         return await read_body(request.scope, request.receive, self._services.body_limit)
 
     async def _health(self, request: Request) -> Response:

@@ -17,7 +17,7 @@ from baton.core.limits import LimitsConfig
 from baton.core.validation import did_you_mean
 from baton.decide.policy.classes import ClassTable
 from baton.move.clock import unix_s
-from baton.serve.http.body_threads import BodyThreads
+from baton.serve.http.body_threads import BodyThreads, ReceivedBody
 from baton.serve.http.edge import BodyLimit
 from baton.serve.http.identity import Keyring
 from baton.serve.http.model_services import ModelServices
@@ -30,7 +30,7 @@ from baton.serve.live.recorder import Recorder
 
 NAMES_SHOWN_MAX = 8
 """Served models that an error message names."""
-PARSED_INLINE_BYTES_MAX = 1 << 16
+PARSED_INLINE_BYTES_MAX = 1 << 14
 """Larger bodies are parsed in a thread, one at a time: an odd one of 4 MB takes up to 1.5 s."""
 Body = TypeVar("Body", bound=Struct)
 
@@ -101,13 +101,13 @@ class Services:
         seed = self.settings.seed
         self.seeds = random.SystemRandom() if seed is None else random.Random(seed)
 
-    async def parse(self, raw: bytes) -> dict[str, Any]:
+    async def parse(self, body: ReceivedBody) -> dict[str, Any]:
         """Return the JSON object in a body. Raises RequestError (400)."""
-        return await self.parsing.run(partial(parse_object, raw), size=len(raw))
+        return await self.parsing.run(partial(parse_object, body.raw), body)
 
-    async def read(self, raw: bytes, into: type[Body]) -> Body:
+    async def read(self, body: ReceivedBody, into: type[Body]) -> Body:
         """Return the struct in a body. Raises RequestError (400), also for unknown fields."""
-        return await self.parsing.run(lambda: convert(parse_object(raw), into), size=len(raw))
+        return await self.parsing.run(lambda: convert(parse_object(body.raw), into), body)
 
     def model(self, asked: str | None) -> ModelServices:
         """Return the model that a client asks for. None: it named no model, and gets the first one. Thread-safe.

@@ -98,7 +98,7 @@ class Batches:
     # ---- files
 
     async def _upload(self, request: Request) -> Response:
-        raw = await read_body(request.scope, request.receive, self._file_limit)
+        raw = (await read_body(request.scope, request.receive, self._file_limit)).raw
         fields = await asyncio.to_thread(read_form, raw, request.headers.get("content-type", ""))
         if fields.get("purpose", ("", b""))[1] != b"batch":
             raise RequestError('purpose must be "batch": files are only inputs of batches here', param="purpose")
