@@ -96,7 +96,7 @@ FILING: dict[str, list[dict[str, Any]]] = {
     CONTENT: [],
     BATCHES_PATH: [{"input_file_id": UPLOADS, "endpoint": "/v1/completions", "completion_window": "24h"}],
     BATCH: [],
-    BATCH + "/cancel": [{}],
+    BATCH + "/cancel": [{"a": 1}],
     MODELS_PATH: [{"model": "/nowhere", "name": "other", "prefill": 1, "kv": {"bytes": 1 << 20}}],
     LOAD_ADAPTER_PATH: [{"lora_name": "other", "lora_path": "/nowhere"}],
     UNLOAD_ADAPTER_PATH: [{"lora_name": "other"}],

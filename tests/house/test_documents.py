@@ -12,10 +12,16 @@ from urllib.parse import unquote
 
 import pytest
 
+from baton.core.config import SandboxConfig
+from baton.core.http_config import BatchesConfig
+from baton.core.limits import LimitsConfig
+
 ROOT = Path(__file__).resolve().parents[2]
 GENERATORS = sorted(path.name for path in (ROOT / "tools").glob("gen_*.py"))
 README_LINES_MAX = 80
 MANUAL_WORDS_MAX = 20_000
+NO_LIMITS = ("sandbox.processes", "batches.folder", "batches.requests_max")
+"""Settings beside limits that refuse nothing."""
 INVARIANTS = 9
 LINK = re.compile(r"!?\[[^\]]*\]\(<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\)")
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
@@ -54,6 +60,15 @@ def test_the_manuals_stay_short(root: Path) -> None:
     """Decision records are not counted: each of them fits on a page."""
     pages = [root / "README.md", *(root / "docs").glob("*.md")]
     assert sum(len(page.read_text().split()) for page in pages) <= MANUAL_WORDS_MAX
+
+
+def test_every_limit_is_in_the_table_of_answers(root: Path) -> None:
+    """An operator looks up there what to raise. `limits.client_...` stands for the limits of one client."""
+    sections = {"limits": LimitsConfig, "sandbox": SandboxConfig, "batches": BatchesConfig}
+    names = {f"{section}.{field}" for section, kind in sections.items() for field in kind.__struct_fields__}
+    names = {name for name in names - {*NO_LIMITS} if not name.startswith("limits.client_")}
+    page = (root / "docs" / "operations.md").read_text().split("## Restart")[0]
+    assert sorted(name for name in {*names, "http.body_bytes_max", "http.choices_max"} if f"`{name}`" not in page) == []
 
 
 def test_no_file_names_a_machine_or_a_package_host(text_files: dict[Path, str]) -> None:
