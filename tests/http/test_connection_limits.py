@@ -9,9 +9,11 @@ import json
 import logging
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 
 import httpx
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from baton.core.limits import LimitsConfig
 from baton.serve.http.connections import LOG_S, REFUSED_MAX, Connections, RefusalLog, client_address
@@ -133,6 +135,29 @@ def test_requests_on_one_connection_are_counted_apart(client: httpx.Client) -> N
 def test_no_http_at_all_is_a_400(connection: socket.socket) -> None:
     connection.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
     check_refused(connection, 400, "malformed_request")
+
+
+class LateEnd:
+    """An application that ends a response long after its last byte, as one that closes a file."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok", "more_body": True})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def test_a_request_after_a_whole_response_is_refused_with_an_answer() -> None:
+    """It was closed without one while the application had not ended the response."""
+    house = replace(build_house(limits=LIMITS), app=LateEnd())
+    with Server(house) as server, connect(server) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        got = b""
+        while not got.endswith(b"\r\n\r\nok"):
+            got += connection.recv(65536)
+        connection.sendall(b"no HTTP\r\n\r\n")
+        check_refused(connection, 400, "malformed_request")
 
 
 def test_line_ends_without_end_are_cut_off(connection: socket.socket) -> None:

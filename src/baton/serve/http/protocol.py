@@ -209,7 +209,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _refuse(self, error: RequestError) -> None:
         """Answer the incomplete request with an error, unless an earlier request is unanswered. Then close."""
         self._all.note_refused(self.address, error)
-        unanswered = [cycle for cycle in self._cycles if not cycle.response_complete]
+        unanswered = [cycle for cycle in self._cycles if not _is_answered(cycle)]
         if self._phase == "body":
             may_answer = len(unanswered) == 1 and not self.cycle.response_started
         else:
@@ -274,6 +274,12 @@ class HeadSkipper:
 
     def on_message_complete(self) -> None:
         self._connection.on_message_complete()
+
+
+def _is_answered(cycle: RequestResponseCycle) -> bool:
+    """Return whether a client has a whole response, even if the application has not yet ended it."""
+    is_sent = cycle.response_started and cycle.chunked_encoding is False and cycle.expected_content_length == 0
+    return cycle.response_complete or is_sent
 
 
 def _response(error: RequestError) -> bytes:
