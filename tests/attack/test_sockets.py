@@ -71,9 +71,10 @@ def test_unfinished_bodies(target: RunningServer, control: RunningServer) -> Non
     assert answers["429"] > 0
 
 
-def test_many_odd_bodies_at_once(target: RunningServer, control: RunningServer) -> None:
-    """400 bodies of 60 KB are complete at the same moment. Each takes 30 ms, on the event loop."""
-    odd = b'{"prompt":[' + b",".join([b"[1.0]"] * 10_000) + b"]}"
+@pytest.mark.parametrize("lists", [2500, 10_000])
+def test_many_odd_bodies_at_once(target: RunningServer, control: RunningServer, lists: int) -> None:
+    """400 bodies are complete at the same moment: of 15 KB, parsed on the event loop, or of 60 KB, in a thread."""
+    odd = b'{"prompt":[' + b",".join([b"[1.0]"] * lists) + b"]}"
     head = HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(odd)
     with unharmed(target, control), connections(target, 400, head) as attackers:
         assert all(send(attacker, odd[:-1]) for attacker in attackers)
