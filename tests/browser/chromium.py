@@ -106,6 +106,14 @@ class Page:
         for kind in ("mousePressed", "mouseReleased"):
             await self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
+    async def drag(self, x: float, y: float, to_x: float, to_y: float) -> None:
+        """Press the left button, move the mouse, and release the button."""
+        mouse = "Input.dispatchMouseEvent"
+        await self._call(mouse, type="mouseMoved", x=x, y=y)
+        await self._call(mouse, type="mousePressed", x=x, y=y, button="left", clickCount=1)
+        await self._call(mouse, type="mouseMoved", x=to_x, y=to_y, button="left")
+        await self._call(mouse, type="mouseReleased", x=to_x, y=to_y, button="left", clickCount=1)
+
     async def type(self, text: str) -> None:
         """Type into the element that has the focus."""
         await self._call("Input.insertText", text=text)
@@ -116,7 +124,13 @@ class Page:
 
     async def key(self, name: str) -> None:
         """Press and release a key that has a name, such as Enter."""
-        code, text = {"Enter": (13, "\r"), "Escape": (27, "")}[name]
+        code, text = {
+            "Enter": (13, "\r"),
+            "Escape": (27, ""),
+            "ArrowLeft": (37, ""),
+            "ArrowRight": (39, ""),
+            "+": (187, "+"),
+        }[name]
         for kind in ("keyDown", "keyUp"):
             await self._call(
                 "Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=code, text=text

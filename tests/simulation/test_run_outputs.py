@@ -52,7 +52,7 @@ def test_a_run_leaves_a_page_a_trace_and_a_log_that_replays(
     page, trace, log = tmp_path / "run.html", tmp_path / "run.json", tmp_path / "run.log"
     assert simulate(talk, "--html", str(page), "--perfetto", str(trace), "--log", str(log)) == 0
     text = page.read_text()
-    for name in ("Roles and queues", "decode-1", "<h2>Tenants</h2>", "SLO attainment, by time of arrival"):
+    for name in ("Workers over time", "decode-1", "<h2>Tenants</h2>", "SLO attainment, by time of arrival"):
         assert name in text
     names = {event["name"] for event in json.loads(trace.read_bytes())["traceEvents"]}
     assert {"request-0", "prefill on prefill-0", "decode-0 requests"} <= names
@@ -202,3 +202,32 @@ def test_a_log_is_replayed_without_the_file_of_its_cost_model(tmp_path: Path) ->
     (tmp_path / "fit.json").unlink()
     told = spec_of(SimHeader(cluster=msgspec.json.encode(spec).decode(), policy="baton"))
     assert told.cost_model().on("a") == fit
+
+
+def test_policies_and_clusters_are_compared_in_one_table_and_page(
+    talk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The figures of each run are those that it has alone."""
+    page, results = tmp_path / "all.html", tmp_path / "all.json"
+    slo = ("--ttft-slo-s", "30", "--tpot-slo-s", "1")
+    both = ("--policy", "baton", "--policy", "round-robin", "--html", str(page), "--json", str(results))
+    assert simulate(talk, *both, *slo) == 0
+    shown = capsys.readouterr().out
+    runs = json.loads(results.read_text())["runs"]
+    assert [run["policy"] for run in runs] == ["baton", "round-robin"]
+    for run in runs:
+        alone = tmp_path / f"{run['policy']}.json"
+        assert simulate(talk, "--policy", run["policy"], "--json", str(alone), *slo) == 0
+        assert {**run["results"], "wall_s": 0} == {**json.loads(alone.read_text()), "wall_s": 0}
+        assert run["policy"] in shown
+        assert f"{run['policy']} on {CLUSTER.name}" in page.read_text()
+
+
+def test_a_comparison_is_bounded_and_writes_no_log(
+    talk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    many = [word for number in range(16) for word in ("--policy", f"p{number}")]
+    assert simulate(talk, *many, "--log", str(tmp_path / "x")) == 2
+    errors = capsys.readouterr().err
+    assert "16 policies on 1 clusters are 16 runs, but at most 15 are compared" in errors
+    assert "--log needs one policy and one cluster" in errors

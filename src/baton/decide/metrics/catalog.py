@@ -66,6 +66,7 @@ HOST = Label("host")
 TIER = Label("tier")
 TIER_OUTCOME = Label("outcome", ("stored", "refused", "loaded", "missed", "damaged"))
 LATENCY = Label("latency", ("ttft", "tpot"))
+COPY_PHASE = Label("during", ("prefill", "handoff"))
 ARENA_TIER = "host"
 """Value of the label `tier` for the arena of a host."""
 KV_STATE = Label("state", ("free", "used", "cached"))
@@ -109,6 +110,16 @@ HANDOFF = Histogram(
     "baton_handoff_seconds", "s",
     "First token of the prefill worker until a decode worker has the request in its batch.",
     buckets=HANDOFF_BUCKETS_S,
+)  # fmt: skip
+DECODE_QUEUE = Histogram(
+    "baton_decode_queue_seconds", "s",
+    "KV present on the decode worker's host to the first step there: the part of the handoff that is no copying.",
+    buckets=HANDOFF_BUCKETS_S,
+)  # fmt: skip
+HANDOFF_COPY = Counter(
+    "baton_handoff_copy_seconds_total", "s",
+    "Copying time between hosts: while the prompt was still computed (it delays nothing), and after that.",
+    labels=(COPY_PHASE,),
 )  # fmt: skip
 HANDOFF_BYTES = Counter(
     "baton_handoff_bytes_total", "bytes",
@@ -216,7 +227,7 @@ METRICS: tuple[Metric, ...] = (
     KV_BLOCKS, PREFIX_QUERY_TOKENS, PREFIX_HIT_TOKENS, PREEMPTIONS, FAILOVERS, ROLE_FLIPS, STEP,
     SPECULATION_DRAFTED_TOKENS, SPECULATION_ACCEPTED_TOKENS, TIER_BLOCKS, TIER_RESTS, HANDOFF_LAYER_BYTES,
     LIVE_MOVES, READ_BACK_BLOCKS, HTTP_REFUSALS, PREDICTION_ERROR, STEP_ERROR, CLASS_REQUESTS, CLASS_TTFT,
-    GENERATED_TOKENS, RESUMED, UNLOGGED_DECISIONS, FINISH_REASONS, FAILOVER_TOKENS,
+    GENERATED_TOKENS, RESUMED, UNLOGGED_DECISIONS, FINISH_REASONS, FAILOVER_TOKENS, DECODE_QUEUE, HANDOFF_COPY,
 )  # fmt: skip
 EDGE_METRICS: tuple[Metric, ...] = (HTTP_REFUSALS, RESUMED)
 """Metrics of the HTTP edge, which all models of a server share."""

@@ -10,17 +10,21 @@ from baton.lab.plan.files import group_lines
 from baton.lab.plan.frontier import FrontierPoint, crossover, pareto_points
 from baton.lab.plan.planned_fleet import PRICE_UNIT, PlannedFleet, gpus_text
 from baton.lab.plan.recommend import Recommendation
-from baton.lab.report import svg
-from baton.lab.report.page import notes, page, plot, plots, section, table, tiles
+from baton.lab.report.drawings import Color, Curves, Mark, Series
+from baton.lab.report.page import card, notes, page, plot, plots, section, table, tiles
 
 ROLES: tuple[Role, ...] = ("prefill", "decode", "mixed")
-BOX, GAP, ROW = 280, 60, 66
-"""Width of a pool, gap between two pools, and height of a row of pools in the diagram, in pixels."""
 GROUP_HEAD = ("role", "workers", "each", "GPUs", "req/s each", "requests at once", "tokens a step", "limit")
+
+SHAPES: dict[str, tuple[str, Color]] = {
+    "disaggregated": ("separate prefill and decode", "--decode"),
+    "mixed": ("mixed", "--mixed"),
+}
+"""Label and colour of each shape of a fleet."""
 
 
 def plan_page(found: Recommendation) -> str:
-    """Return the page as one HTML file without scripts or links."""
+    """Return the page as one HTML file, which loads nothing."""
     best, demand = found.best, found.search.demand
     facts = [
         (f"req/s within the SLO ({demand.attainment_ratio:.0%})", f"{best.rate_rps:.2f}"),
@@ -52,71 +56,77 @@ def plan_page(found: Recommendation) -> str:
 def fleet_diagram(best: PlannedFleet) -> str:
     """Return the diagram of the fleet: the pools that a request passes, with an arrow where its KV is handed off."""
     columns = [groups for role in ROLES if (groups := best.having(role))]
-    height = 20 + ROW * max(len(groups) for groups in columns)
     parts: list[str] = []
     for place, groups in enumerate(columns):
-        left = 10 + place * (BOX + GAP)
-        for row, group in enumerate(groups):
-            top, spare = 10 + row * ROW, f", {group.spare_workers} of them spare" if group.spare_workers else ""
+        if place:
+            is_handoff = columns[place - 1][0].role == "prefill" and groups[0].role == "decode"
+            parts.append(f"<span>{'KV →' if is_handoff else 'or'}</span>")
+        pools: list[str] = []
+        for group in groups:
+            spare = f", {group.spare_workers} of them spare" if group.spare_workers else ""
             lines = (
                 f"{group.workers} x {group.role}{spare}", group.option.name,
                 f"{gpus_text(group.workers * group.option.facts.gpus)}, {group.rate_rps:.2f} req/s",
             )  # fmt: skip
-            parts.append(svg.rectangle((left, left + BOX, top, ROW - 10), group.role, opacity=0.25))
-            parts += [
-                f'<text x="{left + 8}" y="{top + svg.LINE * (1 + line)}">{escape(text)}</text>'
-                for line, text in enumerate(lines)
-            ]
-        group_before = columns[place - 1] if place else []
-        if group_before:
-            word = "KV \u2192" if group_before[0].role == "prefill" and groups[0].role == "decode" else "or"
-            parts.append(f'<text x="{left - GAP / 2}" y="{height / 2}" text-anchor="middle">{word}</text>')
-    width = 20 + len(columns) * (BOX + GAP) - GAP
-    drawn = f'<svg viewBox="0 0 {width} {height}" style="max-width:{width}px" role="img" aria-label="fleet">'
-    return plot("The pools that a request passes", f"{drawn}{''.join(parts)}</svg>", wide=True)
+            pools.append(f'<p class="pool {group.role}">{"<br>".join(map(escape, lines))}</p>')
+        parts.append(f"<div>{''.join(pools)}</div>")
+    return card("The pools that a request passes", f'<div class="fleet">{"".join(parts)}</div>', wide=True)
 
 
 def frontier_plot(points: Sequence[FrontierPoint]) -> str:
     """Return the plot of tokens/s per GPU over tokens/s per user. Dots mark points that no other point beats."""
     if not points:
         return ""
-    frame = svg.Frame(
-        x_max=1.05 * max(point.user_tokens_per_s for point in points),
-        y_max=1.1 * max(point.gpu_tokens_per_s for point in points),
-    )
-    parts = [frame.axes("tokens/s for each user", "tokens/s per GPU")]
-    for shape, kind in (("disaggregated", "a"), ("mixed", "c")):
+    series: list[Series] = []
+    for shape, (label, color) in SHAPES.items():
         curve = sorted((point.user_tokens_per_s, point.gpu_tokens_per_s) for point in points if point.shape == shape)
-        if curve:
-            parts.append(svg.polyline(frame, [x for x, _ in curve], [y for _, y in curve], kind))
-    for point in pareto_points(points):
-        x, y = frame.x(point.user_tokens_per_s), frame.y(point.gpu_tokens_per_s)
-        kind = "a" if point.shape == "disaggregated" else "c"
-        parts.append(f'<circle class="area {kind}" style="fill-opacity:1" cx="{x}" cy="{y}" r="3.5">'
-                     f"<title>{escape(point.fleet)}</title></circle>")  # fmt: skip
+        series += _curve(label, color, curve)
+    for shape, (label, color) in SHAPES.items():
+        best = sorted(
+            (point.user_tokens_per_s, point.gpu_tokens_per_s, point.fleet)
+            for point in pareto_points(points)
+            if point.shape == shape
+        )
+        series += _dots(f"{label}, not beaten", color, best)
     at = crossover(points)
-    if at is not None:
-        parts.append(svg.vertical(frame, at, "separate workers pay"))
-    key = '<p class="key"><i class="a">separate prefill and decode</i> · <i class="c">mixed</i> · dots: not beaten</p>'
-    drawn = svg.svg(frame, "".join(parts), "tokens per second and GPU over tokens per second and user")
-    return f'<div class="plot wide"><h3>For every TPOT target, the best fleet of each shape</h3>{drawn}{key}</div>'
+    drawing = Curves(
+        series=series,
+        format="number",
+        label="tokens/s per GPU",
+        x_max=1.05 * max(point.user_tokens_per_s for point in points),
+        x_label="tokens/s for each user",
+        marks=[] if at is None else [Mark(at, "separate workers pay")],
+    )
+    return plot("For every TPOT target, the best fleet of each shape", drawing, wide=True)
 
 
 def cost_plot(found: Recommendation) -> str:
     """Return the plot of the fleet's price over the request rate. The dot marks the recommended fleet."""
     points, best, objective = found.cost_points, found.best, found.search.objective
-    frame = svg.Frame(
-        x_max=1.05 * max(point.rate_rps for point in points), y_max=1.1 * max(point.price for point in points)
+    series: list[Series] = []
+    for shape, (label, color) in SHAPES.items():
+        curve = sorted((point.rate_rps, point.price) for point in points if point.shape == shape)
+        series += _curve(label, color, curve)
+    color = SHAPES["disaggregated" if best.having("prefill") else "mixed"][1]
+    series += _dots("recommended", color, [(best.rate_rps, best.price(objective), best.name)])
+    drawing = Curves(
+        series=series,
+        format="number",
+        label=PRICE_UNIT[objective],
+        x_max=1.05 * max(best.rate_rps, *(point.rate_rps for point in points)),
+        x_label="requests/s",
     )
-    parts = [frame.axes("requests/s", PRICE_UNIT[objective])]
-    for shape, kind in (("disaggregated", "a"), ("mixed", "c")):
-        curve = [(point.rate_rps, point.price) for point in points if point.shape == shape]
-        if curve:
-            parts.append(svg.polyline(frame, [x for x, _ in curve], [y for _, y in curve], kind))
-    x, y = frame.x(best.rate_rps), frame.y(best.price(objective))
-    kind = "a" if best.having("prefill") else "c"
-    parts.append(f'<circle class="area {kind}" style="fill-opacity:1" cx="{x}" cy="{y}" r="3.5">'
-                 f"<title>{escape(best.name)}</title></circle>")  # fmt: skip
-    key = '<p class="key"><i class="a">separate prefill and decode</i> · <i class="c">mixed</i> · dot: recommended</p>'
-    drawn = svg.svg(frame, "".join(parts), f"{PRICE_UNIT[objective]} over requests per second")
-    return f'<div class="plot wide"><h3>For every rate, the cheapest fleet of each shape</h3>{drawn}{key}</div>'
+    return plot("For every rate, the cheapest fleet of each shape", drawing, wide=True)
+
+
+def _curve(label: str, color: Color, points: Sequence[tuple[float, float]]) -> list[Series]:
+    """Return a curve through points in ascending order. Empty without points."""
+    return [Series(label=label, color=color, x=[x for x, _ in points], values=[y for _, y in points])] if points else []
+
+
+def _dots(label: str, color: Color, points: Sequence[tuple[float, float, str]]) -> list[Series]:
+    """Return dots with names. Empty without points."""
+    if not points:
+        return []
+    x, values, names = zip(*points, strict=True)
+    return [Series(label=label, color=color, x=x, values=values, is_dots=True, names=names)]

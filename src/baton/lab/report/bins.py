@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -42,3 +43,15 @@ def open_counts(starts_s: Sequence[float], ends_s: Sequence[float], borders: Val
 def counts(times_s: Sequence[float] | Values, borders: Values) -> Values:
     """Return the number of times in each bin: [bins]."""
     return np.histogram(np.asarray(times_s, np.float64), borders)[0].astype(np.float64)
+
+
+def quantiles(times_s: Values, values: Values, borders: Values, shares: Sequence[float]) -> Values:
+    """Return the quantiles of the values in each bin, NaN for a bin without values: [shares, bins]."""
+    found = np.full((len(shares), len(borders) - 1), np.nan)
+    bins = np.clip(np.searchsorted(borders, times_s, side="right") - 1, 0, len(borders) - 2)
+    order = np.argsort(bins, kind="stable")
+    ends = np.searchsorted(bins[order], np.arange(len(borders)))
+    for place, (start, end) in enumerate(pairwise(ends.tolist())):
+        if end > start:
+            found[:, place] = np.quantile(values[order[start:end]], shares)
+    return found

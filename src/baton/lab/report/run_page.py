@@ -37,19 +37,29 @@ class RunPage:
 
 def render_run(run: RunPage) -> str:
     """Return the HTML page of a run."""
+    records, timeline = run.records, run.timeline
+    span_s = _span_s(records, timeline)
     return page(
         run.title,
         run.subtitle,
         (
             tiles(_headline(run.results)),
-            section("Latency", _latencies(run.results) + plots(latency_plots(run.records, run.slo))),
-            section("Over time", plots([*time_plots(run.records, run.slo), lives_plot(run.records)])),
-            section("Workers", plots(fleet_plots(run.timeline)) if run.timeline is not None else ""),
+            section("Latency", _latencies(run.results) + plots(latency_plots(records, run.slo))),
+            section("Over time", plots([*time_plots(records, run.slo, *span_s), lives_plot(records, *span_s)])),
+            section("Workers", plots(fleet_plots(timeline, *span_s)) if timeline is not None else ""),
             section("Cells", _cells(run.cells, run.slo)),
             section("Tenants", _tenants(run.records, run.slo)),
             section("Run", table((), [list(fact) for fact in run.facts]) + notes(run.remarks)),
         ),
     )
+
+
+def _span_s(records: Sequence[RequestRecord], timeline: Timeline | None) -> tuple[float, float]:
+    """Return the ends of the page's time axis: of the requests, and of the log if there is one."""
+    starts_s, ends_s = [record.arrival_s for record in records], [record.end_s for record in records]
+    if timeline is not None and timeline.start_s is not None:
+        starts_s, ends_s = [*starts_s, timeline.start_s], [*ends_s, timeline.end_s]
+    return min(starts_s, default=0.0), max(ends_s, default=0.0)
 
 
 def _headline(results: Results) -> list[tuple[str, str]]:
@@ -142,14 +152,15 @@ def render_log(timeline: Timeline, name: str) -> str:
     lines = list(timeline.requests.values())
     records = [log_record(line, timeline.end_s) for line in lines]
     known = [log_record(line, timeline.end_s) for line in lines if line.first_token_s is not None]
+    span_s = _span_s(records, timeline)
     return page(
         f"decision log: {name}",
         "times as the coordinator saw them",
         (
             tiles(_facts(timeline)),
             section("Latency", plots([ttft_plot(known, SloTargets()), e2e_plot(records)])),
-            section("Over time", plots([*load_plots(records), lives_plot(records)])),
-            section("Workers", plots(fleet_plots(timeline))),
+            section("Over time", plots([*load_plots(records, *span_s), lives_plot(records, *span_s)])),
+            section("Workers", plots(fleet_plots(timeline, *span_s))),
         ),
     )
 

@@ -6,11 +6,24 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from baton.lab.report import bins, svg
+from baton.core.messages import Outcome
+from baton.lab.report import bins
 from baton.lab.report.bins import Values
+from baton.lab.report.drawings import (
+    DASHED,
+    DOTTED,
+    Color,
+    Curves,
+    Format,
+    Mark,
+    RequestLanes,
+    Series,
+    known,
+    rounded,
+    short,
+)
 from baton.lab.report.page import plot
 from baton.lab.report.summary import RequestRecord, SloTargets, token_gaps_s
-from baton.lab.report.svg import Frame
 
 POINTS_MAX = 300
 """Points of a distribution curve, one quantile each."""
@@ -20,164 +33,228 @@ BINS = 120
 """Bins over the duration of a run."""
 LIVES_MAX = 1000
 """Bound on the drawn requests. Of a longer run every nth request is drawn, and the page says so."""
+LIVES_HEIGHT = 360
+"""Height of the plot of all requests, in pixels, if there are many."""
+GAPS_MAX = 2_000_000
+"""Tokens whose gaps are sorted by time. Of a longer run every nth request counts."""
+SHARES = (0.5, 0.9, 0.99)
 
 
 def latency_plots(records: Sequence[RequestRecord], slo: SloTargets) -> list[str]:
-    """Return the plots of TTFT, TPOT, ITL and E2E of completed requests."""
+    """Return the plots of the distributions of TTFT, TPOT, ITL and E2E of completed requests."""
     done = [record for record in records if record.outcome == "finished"]
     tpot_s = [value for record in done if (value := record.tpot_s) is not None]
     return [
         ttft_plot(records, slo),
-        plot("Time per output token, per request (TPOT)", _distribution(np.asarray(tpot_s), slo.tpot_s, "TPOT")),
-        plot("Inter-token latency, every gap (ITL)", _distribution(token_gaps_s(done), None, "ITL")),
+        _distribution("Time per output token, per request (TPOT)", np.asarray(tpot_s), slo.tpot_s),
+        _distribution("Inter-token latency, every gap (ITL)", token_gaps_s(done), None),
         e2e_plot(records),
     ]
 
 
 def ttft_plot(records: Sequence[RequestRecord], slo: SloTargets) -> str:
     values_s = [value for record in records if record.outcome == "finished" and (value := record.ttft_s) is not None]
-    return plot("Time to first token (TTFT)", _distribution(np.asarray(values_s), slo.ttft_s, "TTFT"))
+    return _distribution("Time to first token (TTFT)", np.asarray(values_s), slo.ttft_s)
 
 
 def e2e_plot(records: Sequence[RequestRecord]) -> str:
     values_s = [value for record in records if record.outcome == "finished" and (value := record.e2e_s) is not None]
-    return plot("End to end (E2E)", _distribution(np.asarray(values_s), None, "E2E"))
+    return _distribution("End to end (E2E)", np.asarray(values_s), None)
 
 
-def _distribution(values_s: Values, target_s: float | None, name: str) -> str:
+def distribution(label: str, values_s: Values) -> Series:
+    """Return the cumulative distribution of latencies as a curve. There must be at least one value."""
+    shares = np.linspace(0, 1, POINTS_MAX)
+    points = np.quantile(values_s, shares)
+    return Series(label=label, color="--decode", x=rounded(points.tolist()), values=rounded(shares.tolist()), width=2)
+
+
+def _distribution(title: str, values_s: Values, target_s: float | None) -> str:
     """Return the plot of the cumulative distribution. The axis ends at p99.5, or at the target if that is near.
 
     An outlier or a distant target would compress the curve.
     """
     if not len(values_s):
         return ""
-    shares = np.linspace(0, 1, POINTS_MAX)
     p50, p99, last = np.quantile(values_s, (0.5, 0.99, 0.995)).tolist()
-    is_near = target_s is not None and target_s <= TARGET_SHOWN_MAX * last
-    x_max_s = max(last, target_s if target_s is not None and is_near else 0.0, 1e-6) * 1.03
-    unit, scale = ("s", 1.0) if x_max_s > 2 else ("ms", 1000.0)
-    points = np.quantile(values_s, shares) * scale
-    frame = Frame(x_max_s * scale, 1.0)
-    shown = points <= x_max_s * scale
-    parts = [
-        frame.axes(unit, "share of requests" if name != "ITL" else "share of gaps"),
-        svg.polyline(frame, points[shown].tolist(), shares[shown].tolist()),
-        svg.vertical(frame, p50 * scale, f"p50 {p50 * scale:,.4g} {unit}", above=0),
-        svg.vertical(frame, p99 * scale, f"p99 {p99 * scale:,.4g} {unit}", above=1),
-    ]
+    marks, words = [Mark(p50, "p50"), Mark(p99, "p99")], f"p50 {seconds(p50)}, p99 {seconds(p99)}"
+    x_max_s = max(last, 1e-6)
     if target_s is not None:
-        attained = float(np.mean(values_s <= target_s))
-        words = f"SLO {target_s * scale:g} {unit}: met by {attained:.1%}"
-        if is_near:
-            parts.append(svg.polyline(frame, [target_s * scale] * 2, [0.0, 1.0], "bad"))
-            parts.append(svg.vertical(frame, target_s * scale, words, above=2))
+        words += f"; SLO {seconds(target_s)}: met by {float(np.mean(values_s <= target_s)):.1%}"
+        if target_s <= TARGET_SHOWN_MAX * last:
+            marks.append(Mark(target_s, "SLO"))
+            x_max_s = max(x_max_s, target_s)
         else:
-            parts.append(svg.beside(frame, frame.width, frame.height / 2, f"{words}, beyond this axis"))
-    return svg.svg(frame, "".join(parts), f"distribution of {name}")
+            words += ", beyond this axis"
+    drawing = Curves(
+        series=[distribution("share at most as long", values_s)],
+        format="share",
+        x_max=x_max_s * 1.03,
+        x_format="seconds",
+        floor=0.91,  # the axis ends a tenth above it, at 100 %
+        marks=marks,
+    )
+    return plot(title, drawing, words)
 
 
-def time_plots(records: Sequence[RequestRecord], slo: SloTargets) -> list[str]:
-    """Return plots over time: open requests, arrivals and tokens per second, and SLO attainment."""
+def seconds(value: float) -> str:
+    return f"{value * 1000:,.4g} ms" if value < 2 else f"{value:,.4g} s"
+
+
+def time_plots(records: Sequence[RequestRecord], slo: SloTargets, start_s: float, end_s: float) -> list[str]:
+    """Return the plots over time that the dashboard has too, then open requests, arrivals and SLO attainment.
+
+    `start_s`, `end_s`: ends of the page's time axis, on the records' clock.
+    """
     if not records:
         return []
-    start_s, borders = _span(records)
-    tokens_s = np.concatenate([np.asarray(record.token_times_s, np.float64) for record in records])
+    borders = bins.edges(0.0, end_s - start_s, BINS)
     return [
-        *load_plots(records),
-        plot("Output tokens per second", _rate(tokens_s - start_s, borders, "tokens/s")),
-        plot("SLO attainment, by time of arrival", _attainment(records, slo, start_s, borders)),
+        *_percentile_plots(records, slo, start_s, borders),
+        _token_plot(records, start_s, borders),
+        _outcome_plot(records, slo, start_s, borders),
+        *load_plots(records, start_s, end_s),
+        _attainment(records, slo, start_s, borders),
     ]
 
 
-def load_plots(records: Sequence[RequestRecord]) -> list[str]:
+def load_plots(records: Sequence[RequestRecord], start_s: float, end_s: float) -> list[str]:
     """Return plots over time of open requests and arrivals per second."""
     if not records:
         return []
-    start_s, borders = _span(records)
-    arrivals_s = [record.arrival_s - start_s for record in records]
+    borders = bins.edges(0.0, end_s - start_s, BINS)
+    arrivals_s = np.asarray([record.arrival_s - start_s for record in records])
+    first_s = np.asarray([(r.token_times_s[0] if len(r.token_times_s) else r.end_s) - start_s for r in records])
+    ends_s = np.asarray([record.end_s - start_s for record in records])
+    waiting = bins.open_counts(arrivals_s.tolist(), first_s.tolist(), borders)
+    decoding = bins.open_counts(first_s.tolist(), ends_s.tolist(), borders)
+    under_way = [
+        binned("until the first token", "--prefill", borders, waiting),
+        binned("decoding", "--decode", borders, decoding, DASHED),
+    ]
+    arrived = [binned("arrivals", "--mixed", borders, rates(arrivals_s, borders))]
     return [
-        plot(
-            "Requests under way",
-            _under_way(records, start_s, borders),
-            'until the first token <i class="b">prefill and queues</i>, then <i class="a">decode</i>',
-        ),
-        plot("Arrivals per second", _rate(arrivals_s, borders, "requests/s")),
+        plot("Requests under way", over_time(under_way, "number", borders)),
+        plot("Arrivals per second", over_time(arrived, "rate", borders)),
     ]
 
 
-def _span(records: Sequence[RequestRecord]) -> tuple[float, Values]:
-    """Return the time of the first arrival, and bin borders from there to the last end."""
-    start_s = min(record.arrival_s for record in records)
-    return start_s, bins.edges(0.0, max(record.end_s for record in records) - start_s, BINS)
+def over_time(
+    series: Sequence[Series], form: Format, borders: Values, *, limits: Sequence[float] = (), floor: float = 0.0
+) -> Curves:
+    """Return curves over the time of the run."""
+    return Curves(series=series, format=form, end_s=float(borders[-1]), limits=limits, floor=floor)
 
 
-def _under_way(records: Sequence[RequestRecord], start_s: float, borders: Values) -> str:
-    arrivals_s = [record.arrival_s - start_s for record in records]
-    firsts_s = [(r.token_times_s[0] if len(r.token_times_s) else r.end_s) - start_s for r in records]
-    waiting = bins.open_counts(arrivals_s, firsts_s, borders)
-    decoding = bins.open_counts(firsts_s, [record.end_s - start_s for record in records], borders)
-    frame = Frame(float(borders[-1]), max(float(waiting.max()), float(decoding.max()), 1.0) * 1.05)
-    content = frame.axes("s", "requests")
-    content += svg.steps(frame, borders.tolist(), decoding.tolist(), "a")
-    content += svg.steps(frame, borders.tolist(), waiting.tolist(), "b")
-    return svg.svg(frame, content, "requests under way")
+def _middles(borders: Values) -> list[float]:
+    return rounded(((borders[:-1] + borders[1:]) / 2).tolist())
 
 
-def _rate(times_s: Sequence[float] | Values, borders: Values, unit: str) -> str:
-    rates = bins.counts(times_s, borders) / np.diff(borders)
-    frame = Frame(float(borders[-1]), max(float(rates.max()), 1e-9) * 1.05)
-    content = frame.axes("s", unit) + svg.steps(frame, borders.tolist(), rates.tolist(), "c")
-    return svg.svg(frame, content, f"rate in {unit}")
+def binned(label: str, color: Color, borders: Values, values: Values, dash: tuple[int, ...] = ()) -> Series:
+    """Return a curve with a value for each bin, at the bin's middle."""
+    return Series(label=label, color=color, x=_middles(borders), values=known(values.tolist()), dash=dash)
+
+
+def rates(times_s: Values, borders: Values) -> Values:
+    return bins.counts(times_s, borders) / np.diff(borders)
+
+
+def _percentile_plots(records: Sequence[RequestRecord], slo: SloTargets, start_s: float, borders: Values) -> list[str]:
+    """Return the plots of TTFT and ITL over time. A latency counts at the time at which it ended."""
+    begun = [record for record in records if len(record.token_times_s)]
+    if not begun:
+        return []
+    first_s = np.asarray([record.token_times_s[0] for record in begun])
+    ttft_s = first_s - np.asarray([record.arrival_s for record in begun])
+    part = begun[:: -(-sum(record.output_tokens for record in begun) // GAPS_MAX)]
+    token_s = np.concatenate([np.asarray(record.token_times_s, np.float64)[1:] for record in part])
+    gaps_s = token_gaps_s(part)
+    found: list[str] = []
+    for title, at_s, values_s, target_s in (
+        ("Time to first token", first_s, ttft_s, slo.ttft_s),
+        ("Inter-token latency", token_s, gaps_s, slo.tpot_s),
+    ):
+        if len(values_s):
+            p50, p90, p99 = bins.quantiles(at_s - start_s, values_s, borders, SHARES)
+            series = [
+                binned("p50", "--mixed", borders, p50, DOTTED),
+                binned("p90", "--decode", borders, p90, DASHED),
+                binned("p99", "--prefill", borders, p99),
+            ]
+            limits = [] if target_s is None else [target_s]
+            note = "" if target_s is None else "dashed: SLO"
+            found.append(plot(title, over_time(series, "seconds", borders, limits=limits), note))
+    return found
+
+
+def _token_plot(records: Sequence[RequestRecord], start_s: float, borders: Values) -> str:
+    """Return the plot of tokens per second. A prompt counts with its first token."""
+    begun = [record for record in records if len(record.token_times_s)]
+    output_s = np.concatenate([np.asarray(record.token_times_s, np.float64) for record in records]) - start_s
+    first_s = np.asarray([record.token_times_s[0] - start_s for record in begun])
+    prompts = np.histogram(first_s, borders, weights=[record.input_tokens for record in begun])[0]
+    series = [
+        binned("output", "--decode", borders, rates(output_s, borders)),
+        binned("prompt", "--prefill", borders, prompts / np.diff(borders)),
+    ]
+    if any(record.cached_tokens is not None for record in begun):
+        cached = np.histogram(first_s, borders, weights=[record.cached_tokens or 0 for record in begun])[0]
+        series.append(binned("cached", "--mixed", borders, cached / np.diff(borders), DASHED))
+    return plot("Tokens", over_time(series, "rate", borders))
+
+
+def _outcome_plot(records: Sequence[RequestRecord], slo: SloTargets, start_s: float, borders: Values) -> str:
+    """Return the plot of ended requests per second."""
+    finished = [record for record in records if record.outcome == "finished"]
+
+    def rate(ended: Sequence[RequestRecord]) -> Values:
+        return rates(np.asarray([record.end_s - start_s for record in ended]), borders)
+
+    series = [binned("finished", "--mixed", borders, rate(finished))]
+    if slo.given or any(record.slo is not None for record in records):
+        met = [record for record in finished if slo.met_by(record)]
+        series.append(binned("in SLO", "--decode", borders, rate(met), DASHED))
+    refused = [record for record in records if record.outcome == "rejected"]
+    failed = [record for record in records if record.outcome == "failed"]
+    series += [
+        binned("refused", "--prefill", borders, rate(refused)),
+        binned("failed", "--bad", borders, rate(failed), DOTTED),
+    ]
+    return plot("Requests", over_time(series, "rate", borders))
 
 
 def _attainment(records: Sequence[RequestRecord], slo: SloTargets, start_s: float, borders: Values) -> str:
-    """Return the plot of SLO attainment by time of arrival. Bins without arrivals stay empty."""
+    """Return the plot of SLO attainment by time of arrival. Bins without arrivals have no value."""
     if not slo.given and all(record.slo is None for record in records):
         return ""
     judged = [record for record in records if record.outcome != "cancelled"]
     coarse = borders[:: max(1, len(borders) // 40)]
     every = bins.counts([record.arrival_s - start_s for record in judged], coarse)
     met = bins.counts([record.arrival_s - start_s for record in judged if slo.met_by(record)], coarse)
-    frame = Frame(float(borders[-1]), 1.0)
-    content = frame.axes("s", "share that met the SLO")
-    for left, right, hits, total in zip(coarse[:-1], coarse[1:], met, every, strict=True):
-        if total:
-            y = frame.y(float(hits / total))
-            height = round(frame.y(0) - y, 1)
-            words = f"{int(hits)} of {int(total)} requests that came from {left:.4g} to {right:.4g} s"
-            box = (frame.x(float(left)) + 0.5, frame.x(float(right)) - 0.5, y, max(height, 1.0))
-            content += svg.rectangle(box, "decode", words, 0.75)
-    return svg.svg(frame, content, "SLO attainment over time")
+    shares = np.divide(met, every, out=np.full(len(every), np.nan), where=every > 0)
+    series = [binned("met the SLO", "--decode", coarse, shares)]
+    drawing = Curves(series=series, format="share", end_s=float(borders[-1]), floor=0.91)
+    return plot("SLO attainment, by time of arrival", drawing)
 
 
-def lives_plot(records: Sequence[RequestRecord]) -> str:
-    """Return a plot with one line per request, from its arrival to its end."""
+def lives_plot(records: Sequence[RequestRecord], start_s: float, end_s: float) -> str:
+    """Return a plot with a lane per request, from its arrival to its end."""
     if not records:
         return ""
     ordered = sorted(records, key=lambda record: record.arrival_s)
     every = -(-len(ordered) // LIVES_MAX)
     shown = ordered[::every]
-    start_s = ordered[0].arrival_s
-    frame = Frame(max(record.end_s for record in records) - start_s, float(len(shown)), height=360, width=svg.WIDE)
-    lines = "".join(_life(frame, row, record, start_s) for row, record in enumerate(shown))
-    sampled = f"; one of every {every} requests" if every > 1 else ""
-    key = f'<i class="b">until the first token</i>, <i class="a">decoding</i>, <i class="x">not finished</i>{sampled}'
-    return plot(
-        "Every request",
-        svg.svg(frame, frame.axes("s", "request, in order of arrival") + lines, "timeline"),
-        key,
-        wide=True,
-    )
-
-
-def _life(frame: Frame, row: int, record: RequestRecord, start_s: float) -> str:
-    y = frame.y(row + 0.5)
-    begin, end = frame.x(record.arrival_s - start_s), frame.x(record.end_s - start_s)
-    if record.outcome != "finished":
-        return _line("bad", begin, max(end, begin + 1), y)
-    first = frame.x(record.token_times_s[0] - start_s)
-    return _line("wait", begin, first, y) + _line("decode", first, end, y)
-
-
-def _line(kind: str, x1: float, x2: float, y: float) -> str:
-    return f'<line class="{kind}" x1="{x1}" x2="{x2}" y1="{y}" y2="{y}"/>'
+    rows: list[tuple[float, float | None, float, Outcome, int]] = [
+        (
+            short(record.arrival_s - start_s),
+            short(record.token_times_s[0] - start_s) if len(record.token_times_s) else None,
+            short(record.end_s - start_s),
+            record.outcome,
+            record.output_tokens,
+        )
+        for record in shown
+    ]
+    height = min(12.0, max(0.5, LIVES_HEIGHT / len(rows)))
+    drawing = RequestLanes(end_s=end_s - start_s, requests=rows, row_height=height)
+    note = "by arrival: until the first token, then decoding; or not finished"
+    return plot("Every request", drawing, note + (f"; one of every {every} requests" if every > 1 else ""), wide=True)

@@ -58,6 +58,7 @@ from baton.serve.live.copying import CopyEnd, Copying
 from baton.serve.live.live_request import Finish, LiveRequest
 from baton.serve.live.log_thread import LogThread
 from baton.serve.live.metrics_registry import Metrics
+from baton.serve.live.recent import HostCopies
 from baton.serve.live.recorder import Recorder
 from baton.serve.live.tiers import LiveTiers
 from baton.serve.live.waiting import Arrivals, Waits, WaitTimers
@@ -189,9 +190,12 @@ class Driver:
     def _copied(self, copy: CopyBlocks, end: CopyEnd) -> None:
         """Handle the end of a copy between two hosts: record it, and pass it to the cluster."""
         if end.landed:
-            self.recorder.copied(end.moved_bytes, 0 if copy.layers is None else end.moved_bytes)
-            if end.loss and copy.request_id in self.live:
-                self.live[copy.request_id].stamps.kv_loss = end.loss
+            live, overlap_s = self.live.get(copy.request_id), 0.0
+            if live is not None:
+                overlap_s = live.stamps.copied(end.took_s, now_s())
+                live.stamps.kv_loss = end.loss or live.stamps.kv_loss
+            copied = HostCopies(end.moved_bytes, end.took_s, overlap_s)
+            self.recorder.copied((copy.source, copy.target), copied, is_by_layer=copy.layers is not None)
         else:
             log.warning("%s -> %s, KV of %s: %s", copy.source, copy.target, copy.request_id, end.error)
         self.tell(CopyEnded(copy.request_id, copy.number, end.landed))

@@ -32,6 +32,8 @@ class WorkerSample(Struct, frozen=True, kw_only=True):
     running: int
     waiting: int
     steps: int
+    step_requests: float
+    """Mean number of requests in a step. 0: it ran none."""
     busy_ratio: float
     """Share of the elapsed time in which it ran steps."""
 
@@ -55,6 +57,18 @@ class Link(Struct, frozen=True):
     requests: int
 
 
+class HostLink(Struct, frozen=True):
+    """KV that was copied from one host to another."""
+
+    source: str
+    target: str
+    bytes: int
+    copy_s: float
+    """Sum of the copies' durations."""
+    overlap_s: float
+    """The part of it in which the prompt was still computed."""
+
+
 class Sample(Struct, frozen=True, kw_only=True):
     """What happened since the last sample, and the loads at its end."""
 
@@ -64,7 +78,8 @@ class Sample(Struct, frozen=True, kw_only=True):
     state: str
     """State of the server, as in /health."""
     latencies: dict[str, Spread]
-    """Seconds: `ttft`, `itl`, `tpot`, `queue`, `prefill`, `handoff`. Measured / predicted: `ttft_ratio`, `tpot_ratio`.
+    """Seconds: `ttft`, `itl`, `tpot`, `queue`, `prefill`, `handoff`, `decode_queue`.
+    Measured / predicted: `ttft_ratio`, `tpot_ratio`.
 
     A latency that was not measured in this sample is left out.
     """
@@ -73,9 +88,12 @@ class Sample(Struct, frozen=True, kw_only=True):
     `in_slo` of the delivered ones, and a count for each outcome. Events: `failovers`, `preemptions`, `moves`."""
     rejected: dict[str, int]
     """Refused requests by reason."""
-    shares: dict[str, int]
-    """Output tokens by service class, or by tenant if a request has no class."""
+    tenants: dict[str, int]
+    """Output tokens by tenant. The empty name: requests without a tenant."""
+    classes: dict[str, int]
+    """Output tokens by service class. The empty name: requests without a class."""
     handoffs: tuple[Link, ...]
+    copies: tuple[HostLink, ...]
     workers: tuple[WorkerSample, ...]
     hosts: tuple[HostSample, ...]
     ended: tuple[EndedRequest, ...]
@@ -178,8 +196,10 @@ def _sample(recent: Recent, cluster: ClusterStatus, marks: tuple[str, ...], elap
         latencies={name: spread for name, spread in spreads.items() if spread is not None},
         counts=dict(recent.counts),
         rejected=dict(recent.rejected),
-        shares=dict(recent.shares),
+        tenants=dict(recent.tenants),
+        classes=dict(recent.classes),
         handoffs=tuple(Link(*way, requests) for way, requests in recent.handoffs.items()),
+        copies=tuple(HostLink(*way, sums.bytes, sums.copy_s, sums.overlap_s) for way, sums in recent.copies.items()),
         workers=tuple(
             _worker_sample(worker, recent.steps.get(worker.id, WorkerSteps()), elapsed_s) for worker in cluster.workers
         ),
@@ -198,6 +218,7 @@ def _worker_sample(worker: WorkerStatus, steps: WorkerSteps, elapsed_s: float) -
         running=worker.running,
         waiting=worker.waiting,
         steps=steps.steps,
+        step_requests=round(steps.requests / max(1, steps.steps), 2),
         busy_ratio=round(min(1.0, steps.busy_s / elapsed_s), 3),
     )
 

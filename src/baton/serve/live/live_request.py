@@ -76,6 +76,8 @@ class Stamps:
     """End of the prompt's computation, if another worker draws the first token. Earlier than `prefilled_s`."""
     decoding_s: float | None = None
     """Begin of the step in which the decode worker drew its first token of this request."""
+    copied_s: float | None = None
+    """Time at which the last KV copied from another host arrived, if that was before `decoding_s`."""
     second_token_s: float | None = None
     first_sent_s: float | None = None
     last_sent_s: float | None = None
@@ -142,6 +144,20 @@ class Stamps:
             preemptions=self.preemptions or UNSET,
             kv_loss=self.kv_loss or UNSET,
         )
+
+    @property
+    def decode_queue_s(self) -> float | None:
+        """Return the part of the handoff that is no copying. None: there was no handoff."""
+        if self.handed_s is None:
+            return None
+        return _between(max(self.handed_s, self.copied_s or 0.0), self.decoding_s)
+
+    def copied(self, took_s: float, now_s: float) -> float:
+        """Record that copied KV has arrived. Return the seconds of the copy in which the prompt was still computed."""
+        if self.decoding_s is None:
+            self.copied_s = now_s
+        handed_s = now_s if self.handed_s is None else self.handed_s
+        return min(took_s, max(0.0, handed_s - (now_s - took_s)))
 
     def _tpot_s(self) -> float | None:
         elapsed_s = _between(self.first_sent_s, self.last_sent_s)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from msgspec import Struct
 
 from baton.core.messages import StepReport
+from baton.core.types import HostId
 from baton.serve.live.live_request import Finish, LiveRequest, Timings
 
 VALUES_MAX = 4096
@@ -54,6 +55,19 @@ class WorkerSteps:
     steps: int = 0
     busy_s: float = 0.0
     """Sum of the steps' durations."""
+    requests: int = 0
+    """Sum of the requests in each step."""
+
+
+@dataclass(slots=True)
+class HostCopies:
+    """Copies of KV from one host to another."""
+
+    bytes: int = 0
+    copy_s: float = 0.0
+    """Sum of the copies' durations."""
+    overlap_s: float = 0.0
+    """The part of it in which the prompt was still computed."""
 
 
 @dataclass(slots=True)
@@ -68,8 +82,12 @@ class Recent:
     """Refused requests by reason."""
     handoffs: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Number of delivered requests by (prefill worker, decode worker)."""
-    shares: Counter[str] = field(default_factory=Counter)
-    """Output tokens by service class, or by tenant if the request has no class."""
+    copies: dict[tuple[HostId, HostId], HostCopies] = field(default_factory=dict)
+    """Copies of KV by (source host, target host)."""
+    tenants: Counter[str] = field(default_factory=Counter)
+    """Output tokens by tenant. The empty name: requests without a tenant."""
+    classes: Counter[str] = field(default_factory=Counter)
+    """Output tokens by service class. The empty name: requests without a class."""
     steps: dict[str, WorkerSteps] = field(default_factory=dict)
     ended: list[EndedRequest] = field(default_factory=list)
 
@@ -82,12 +100,22 @@ class Recent:
         steps = self.steps.setdefault(report.worker, WorkerSteps())
         steps.steps += 1
         steps.busy_s += report.step_s
+        steps.requests += report.view.running_requests
+
+    def copied(self, way: tuple[HostId, HostId], copy: HostCopies) -> None:
+        """Add a copy from one host to another."""
+        self.counts["handoff_bytes"] += copy.bytes
+        sums = self.copies.setdefault(way, HostCopies())
+        sums.bytes += copy.bytes
+        sums.copy_s += copy.copy_s
+        sums.overlap_s += copy.overlap_s
 
     def tokens_sent(self, live: LiveRequest, tokens: int) -> None:
         """Add output tokens that reached a client."""
         self.counts["output_tokens"] += tokens
         service = live.request.service
-        _count(self.shares, service.name if service is not None else live.request.tenant, tokens)
+        _count(self.tenants, live.request.tenant, tokens)
+        _count(self.classes, service.name if service is not None else "", tokens)
 
     def closed(self, finish: Finish) -> None:
         """Count a request that has ended."""

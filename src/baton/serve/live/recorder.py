@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 from baton.core.messages import StepReport
-from baton.core.types import Role
+from baton.core.types import HostId, Role
 from baton.decide.metrics import catalog
 from baton.move.clock import unix_s
 from baton.serve.live.live_request import Finish, LiveRequest
 from baton.serve.live.metrics_registry import Metrics
-from baton.serve.live.recent import Recent
+from baton.serve.live.recent import HostCopies, Recent
 
 Event = Literal["preemptions", "failovers", "moves", "role_flips", "unlogged_decisions"]
 _EVENTS: dict[Event, catalog.Counter] = {
@@ -59,11 +59,13 @@ class Recorder:
         self._metrics.count(catalog.FAILOVER_TOKENS, "read", amount=read_tokens)
         self._metrics.count(catalog.FAILOVER_TOKENS, "recomputed", amount=recomputed_tokens)
 
-    def copied(self, moved_bytes: int, layer_bytes: int) -> None:
-        """Record a completed transfer of KV from another host. `layer_bytes`: its part that was sent by layer."""
-        self._metrics.count(catalog.HANDOFF_BYTES, amount=moved_bytes)
-        self._metrics.count(catalog.HANDOFF_LAYER_BYTES, amount=layer_bytes)
-        self._recent.counts["handoff_bytes"] += moved_bytes
+    def copied(self, way: tuple[HostId, HostId], copy: HostCopies, *, is_by_layer: bool) -> None:
+        """Record a completed copy of KV. `way`: source and target. `is_by_layer`: each layer was sent once computed."""
+        self._metrics.count(catalog.HANDOFF_BYTES, amount=copy.bytes)
+        self._metrics.count(catalog.HANDOFF_LAYER_BYTES, amount=copy.bytes if is_by_layer else 0)
+        self._metrics.count(catalog.HANDOFF_COPY, "prefill", amount=copy.overlap_s)
+        self._metrics.count(catalog.HANDOFF_COPY, "handoff", amount=max(0.0, copy.copy_s - copy.overlap_s))
+        self._recent.copied(way, copy)
 
     def count(self, metric: catalog.Counter, *labels: str) -> None:
         """Increase a counter of /metrics by one."""
@@ -120,6 +122,7 @@ class Recorder:
             (catalog.QUEUE, "queue", timings.queue_s),
             (catalog.PREFILL, "prefill", timings.prefill_s),
             (catalog.HANDOFF, "handoff", timings.handoff_s),
+            (catalog.DECODE_QUEUE, "decode_queue", live.stamps.decode_queue_s),
             (catalog.E2E, "e2e", timings.e2e_s),
             (catalog.TPOT, "tpot", timings.tpot_s),
         ):

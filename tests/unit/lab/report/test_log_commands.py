@@ -139,6 +139,6 @@ def test_the_arrivals_of_a_log_are_a_trace(log: Path, tmp_path: Path) -> None:
 def test_replay_draws_the_log(log: Path, tmp_path: Path) -> None:
     page, trace = tmp_path / "log.html", tmp_path / "trace.json"
     assert main(["replay", str(log), "--html", str(page), "--perfetto", str(trace)]) == 0
-    assert "Roles and queues" in page.read_text()
+    assert "Workers over time" in page.read_text()
     assert json.loads(trace.read_bytes())["traceEvents"]
     assert main(["replay", str(log), "--html", str(tmp_path / "nowhere" / "log.html")]) == 2

@@ -35,6 +35,8 @@ BESIDE = [
     "baton_unlogged_decisions_total",
     "baton_finish_reasons_total{reason}",
     "baton_failover_tokens_total{kv}",
+    "baton_decode_queue_seconds",
+    "baton_handoff_copy_seconds_total{during}",
 ]
 """What we tell beyond it. A name that is once told is kept."""
 

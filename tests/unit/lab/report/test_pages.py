@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections import Counter
 from html.parser import HTMLParser
 from random import Random
-from xml.etree import ElementTree
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from baton.core.types import Slo
-from baton.lab.report import bins, svg
+from baton.core.types import Slo, WorkerId
+from baton.lab.report import bins
 from baton.lab.report.run_page import RunPage, log_record, render_log, render_run
 from baton.lab.report.summary import RequestRecord, SloTargets, summarize
 from baton.lab.report.timeline import RequestLine, Timeline, read_timeline
 from tests.unit.lab.report.logs import log_of, request
 
-SVG = re.compile(r"<svg.*?</svg>", re.DOTALL)
+DATA = re.compile(r'<script type="application/json">(.*?)</script>', re.DOTALL)
 
 
 class Tags(HTMLParser):
@@ -43,18 +45,15 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
-def check(page: str) -> set[str]:
-    """The page is well formed and needs nothing from elsewhere. Returns its tags."""
+def check(page: str) -> list[dict[str, Any]]:
+    """The page is well formed and loads nothing. Returns the data of its plots."""
     tags = Tags()
     tags.feed(page)
     assert tags.open == []
-    assert not tags.seen & {"script", "link", "img", "iframe", "object"}
-    assert "http" not in page
-    for drawing in SVG.findall(page):
-        ElementTree.fromstring(drawing)
-        assert "nan" not in drawing
-        assert "inf" not in drawing.replace("information", "")
-    return tags.seen
+    assert not tags.seen & {"link", "img", "iframe", "object"}
+    assert "<script src" not in page
+    assert "default-src 'none'" in page
+    return [json.loads(data) for data in DATA.findall(page)]
 
 
 def records(count: int = 200) -> list[RequestRecord]:
@@ -94,13 +93,13 @@ def test_a_run_is_a_page() -> None:
     slo = SloTargets(ttft_s=0.25, tpot_s=0.1)
     found = records()
     page = run_page(found, slo, read_timeline(log_of()))
-    check(page)
-    assert len(SVG.findall(page)) == 13
+    kinds = Counter(plot["type"] for plot in check(page))
+    assert kinds == {"curves": 12, "heat": 2, "workers": 1, "requests": 1}
     met = np.mean([record.ttft_s <= 0.25 for record in found if record.outcome == "finished" and record.ttft_s])
     assert f"SLO 250 ms: met by {met:.1%}" in page
     assert "&lt;baton&gt;" in page
     assert "<baton>" not in page
-    for title in ("Every request", "Roles and queues", "Running requests per worker", "SLO attainment"):
+    for title in ("Every request", "Workers over time", "Running requests per worker", "SLO attainment"):
         assert title in page
 
 
@@ -145,7 +144,7 @@ def test_a_long_run_shows_a_part_of_its_requests_and_says_so() -> None:
 def test_a_log_is_a_page() -> None:
     page = render_log(read_timeline(log_of()), "my.log")
     check(page)
-    assert "Roles and queues" in page
+    assert "Workers over time" in page
     assert ">3</b><span>requests" in page
     assert ">2</b><span>moved to another worker" in page
 
@@ -175,19 +174,45 @@ def test_open_spans_are_counted_while_they_are_open() -> None:
     assert bins.open_counts([0.0, 1.0, 1.5], [2.0, 3.0, 1.5], borders).tolist() == [1.0, 2.0, 1.0, 0.0]
 
 
-@given(st.floats(0, 1e9), st.floats(1e-9, 1e9), st.integers(1, 10))
-def test_ticks_are_round_and_inside(low: float, width: float, wanted: int) -> None:
-    high = low + width
-    found = svg.ticks(low, high, wanted)
-    assert len(found) <= 2 * wanted + 2
-    assert all(low - 1e-6 * high <= value <= high * (1 + 1e-6) for value in found)
-    assert found == sorted(found)
+def test_quantiles_are_of_the_values_in_their_bin() -> None:
+    times_s, values = np.array([0.5, 3.5, 0.6, 4.0]), np.array([1.0, 7.0, 3.0, 9.0])
+    found = bins.quantiles(times_s, values, bins.edges(0.0, 4.0, 4), (0.0, 0.5))
+    assert found.tolist()[0] == pytest.approx([1.0, np.nan, np.nan, 7.0], nan_ok=True)
+    assert found.tolist()[1] == pytest.approx([2.0, np.nan, np.nan, 8.0], nan_ok=True)
 
 
-def test_numbers_on_axes_are_short() -> None:
-    assert [svg.short(value) for value in (0, 0.25, 1500, 120_000, 3.2e6, 5e9)] == [
-        "0", "0.25", "1500", "120k", "3.2M", "5G",
-    ]  # fmt: skip
+def test_plots_over_time_add_up_to_the_run() -> None:
+    """The rates of a page, times the widths of their bins, are the tokens and requests of the run."""
+    found = records()
+    data = check(run_page(found, SloTargets(ttft_s=0.25)))
+    rates = {one["label"]: (one["x"], one["values"]) for plot in data for one in plot.get("series", ())}
+
+    def total(label: str) -> float:
+        x, values = rates[label]
+        return sum(values) * (x[1] - x[0])
+
+    finished = [record for record in found if record.outcome == "finished"]
+    in_slo = sum(record.ttft_s is not None and record.ttft_s <= 0.25 for record in finished)
+    for label, expected in {
+        "output": sum(record.output_tokens for record in found),
+        "prompt": sum(record.input_tokens for record in found if record.token_times_s),
+        "finished": len(finished),
+        "in SLO": in_slo,
+        "refused": 1,
+        "failed": 1,
+        "arrivals": len(found),
+    }.items():
+        assert total(label) == pytest.approx(expected, rel=1e-4), label
+
+
+def test_lanes_show_the_roles_of_the_log() -> None:
+    timeline = read_timeline(log_of())
+    [lanes] = [plot for plot in check(render_log(timeline, "x")) if plot["type"] == "workers"]
+    assert {row["name"] for row in lanes["workers"]} == set(timeline.workers)
+    for row in lanes["workers"]:
+        line = timeline.workers[WorkerId(row["name"])]
+        assert [role for _, _, role, _ in row["roles"]] == [span.role for span in line.roles]
+        assert len(row["busy"]) == len(lanes["borders"]) - 1
 
 
 def test_a_request_that_was_cancelled_while_decoding_has_its_first_token() -> None:

@@ -28,7 +28,8 @@ def test_values_requests_and_names_are_bounded() -> None:
         recent.closed(Finish(outcome="rejected", reject="share"))
         recent.show(live_request(f"r-{number}"), Finish(outcome="rejected", reject="share"), 1.0)
     assert len(recent.latencies["itl"]) == VALUES_MAX
-    assert len(recent.shares) == NAMES_MAX + 1
-    assert recent.shares[OTHER] == 2 * (VALUES_MAX + 10 - NAMES_MAX)
+    assert len(recent.tenants) == NAMES_MAX + 1
+    assert recent.tenants[OTHER] == 2 * (VALUES_MAX + 10 - NAMES_MAX)
+    assert recent.classes == {"": 2 * (VALUES_MAX + 10)}
     assert len(recent.ended) == REQUESTS_MAX
     assert recent.rejected["share"] == recent.counts["rejected"] == VALUES_MAX + 10

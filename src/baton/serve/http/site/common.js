@@ -27,6 +27,7 @@ export async function* events(response) {
 
 export function duration(seconds) {
   if (seconds == null) return "-";
+  if (seconds === 0) return "0 s";
   if (seconds < 0.001) return Math.round(seconds * 1e6) + " µs";
   if (seconds < 0.01) return (seconds * 1000).toFixed(1) + " ms";
   return seconds < 1 ? Math.round(seconds * 1000) + " ms" : seconds.toFixed(2) + " s";

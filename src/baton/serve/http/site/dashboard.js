@@ -1,8 +1,8 @@
 // The dashboard: reads /cluster/events, and shows each sample once it has arrived.
 import {running} from "./actions.js";
-import {$, amount, duration, events, headers, keepKey} from "./common.js";
-import {cache, flow, marks, requests, shares, tiles, workers} from "./panels.js";
-import {lanes, refreshPlots, setWindow, timePlot, view} from "./plots.js";
+import {$, amount, duration, events, headers, keepKey, time} from "./common.js";
+import {cache, flow, marks, refusals, requests, shares, tiles, workerLanes, workers} from "./panels.js";
+import {Axis, curves, lanes} from "./plots.js";
 import {Store} from "./store.js";
 
 const RETRY_MS = 2000;
@@ -13,44 +13,59 @@ const latency = (name, part) => sample => sample.latencies[name]?.[part] ?? null
 const rate = name => sample => (sample.counts[name] ?? 0) / sample.elapsed_s;
 const total = counts => Object.values(counts).reduce((sum, count) => sum + count, 0);
 const percentiles = name => [
-  {label: "p50", color: "--mixed", values: latency(name, "p50")},
-  {label: "p90", color: "--decode", values: latency(name, "p90")},
+  {label: "p50", color: "--mixed", values: latency(name, "p50"), dash: [2, 2]},
+  {label: "p90", color: "--decode", values: latency(name, "p90"), dash: [6, 4]},
   {label: "p99", color: "--prefill", values: latency(name, "p99"), width: 2},
 ];
 
+const LEAST_SECONDS = 60;
+// The shown seconds: the latest ones, as far as there are samples.
+function latest() {
+  const now = store.times.at(-1) ?? 0, seconds = Number($("window").value);
+  return [Math.max(now - seconds, Math.min(store.times[0] ?? now, now - LEAST_SECONDS)), now];
+}
+const axis = new Axis({limits: latest, words: time, isClock: true, key: "baton"});
+const timePlot = (name, options) => curves($(name), axis, {
+  marks: () => store.marks, columns: () => [store.times, ...options.series.map(one => store.column(one.values))], ...options,
+});
+const perSecond = value => amount(value) + "/s";
+
 function build() {
-  lanes($("lanes"), $("lane-value"), store);
-  timePlot($("ttft"), store, {format: duration, series: percentiles("ttft"), limits: () => store.slo ? [store.slo.ttft_s] : []});
-  timePlot($("itl"), store, {format: duration, series: percentiles("itl"), limits: () => store.slo ? [store.slo.tpot_s] : []});
-  timePlot($("tokens"), store, {format: value => amount(value) + "/s", series: [
+  lanes($("lanes"), $("lane-value"), axis, {
+    name: "Role and load of each worker over time; the table below has the present values",
+    rows: () => workerLanes(store, axis.span()), marks: () => store.marks,
+  });
+  timePlot("ttft", {format: duration, series: percentiles("ttft"), limits: () => store.slo ? [store.slo.ttft_s] : []});
+  timePlot("itl", {format: duration, series: percentiles("itl"), limits: () => store.slo ? [store.slo.tpot_s] : []});
+  timePlot("tokens", {format: perSecond, series: [
     {label: "output", color: "--decode", values: rate("output_tokens"), width: 2},
     {label: "prompt", color: "--prefill", values: rate("prompt_tokens")},
     {label: "cached", color: "--mixed", values: rate("cached_tokens"), dash: [6, 4]},
   ]});
-  timePlot($("phases"), store, {format: duration, series: [
-    {label: "queue", color: "--other", values: latency("queue", "p50")},
+  timePlot("phases", {format: duration, series: [
+    {label: "queue for prefill", color: "--other", values: latency("queue", "p50"), dash: [2, 2]},
     {label: "prefill", color: "--prefill", values: latency("prefill", "p50"), width: 2},
-    {label: "handoff", color: "--decode", values: latency("handoff", "p50")},
+    {label: "handoff", color: "--mixed", values: latency("handoff", "p50"), dash: [6, 4]},
+    {label: "queue for decode", color: "--decode", values: latency("decode_queue", "p50")},
   ]});
-  timePlot($("outcomes"), store, {format: value => amount(value) + "/s", series: [
+  timePlot("outcomes", {format: perSecond, series: [
     {label: "finished", color: "--mixed", values: rate("finished"), width: 2},
     {label: "in SLO", color: "--decode", values: rate("in_slo"), dash: [6, 4]},
     {label: "refused", color: "--prefill", values: sample => total(sample.rejected) / sample.elapsed_s},
-    {label: "failed", color: "--bad", values: rate("failed")},
+    {label: "failed", color: "--bad", values: rate("failed"), dash: [2, 2]},
   ]});
-  timePlot($("predictions"), store, {format: value => value.toFixed(2), floor: 1.5, limits: () => [1], series: [
+  timePlot("predictions", {format: value => value.toFixed(2), floor: 1.5, limits: () => [1], series: [
     {label: "TTFT", color: "--prefill", values: latency("ttft_ratio", "p50"), width: 2},
-    {label: "TPOT", color: "--decode", values: latency("tpot_ratio", "p50")},
+    {label: "TPOT", color: "--decode", values: latency("tpot_ratio", "p50"), dash: [6, 4]},
   ]});
 }
 
 function show() {
   const now = store.samples.at(-1);
   if (!now || document.hidden) return;
-  view.now = now.unix_s; view.since = store.times[0];
   $("state").textContent = now.state;
-  for (const draw of [tiles, workers, cache, flow, shares, marks, requests]) draw(store);
-  refreshPlots();
+  for (const draw of [tiles, workers, cache, flow, shares, refusals, marks, requests]) draw(store);
+  axis.refresh();
   running().catch(() => {});  // the stream tells whether the server answers
 }
 
@@ -79,6 +94,6 @@ async function read() {
 
 build();
 keepKey(read);
-$("window").addEventListener("change", () => setWindow(Number($("window").value)));
+$("window").addEventListener("change", () => axis.setZoom(null));
 document.addEventListener("visibilitychange", show);
 read();

@@ -3,6 +3,8 @@ import {explain, post, sureButton} from "./actions.js";
 import {$, amount, bytes, duration, make, ratio, time} from "./common.js";
 
 const ROLES = ["prefill", "decode", "mixed"];
+const LETTERS = {prefill: "P", decode: "D", mixed: "M"};
+const LANES_MAX = 32;
 const MINUTE = 60;
 
 export function tiles(store) {
@@ -37,10 +39,30 @@ export function workers(store) {
     select.setAttribute("aria-label", `Role of ${worker.id}`);
     select.addEventListener("change", () => setRole(worker.id, select));
     const role = make("td", "", [make("span", `role ${worker.role}`), select]);
-    const numbers = [worker.running, worker.waiting, amount(worker.steps / now.elapsed_s), ratio(worker.busy_ratio)].map(value => make("td", "n", String(value)));
+    const numbers = [worker.running, worker.waiting, amount(worker.steps / now.elapsed_s), worker.steps ? amount(worker.step_requests) : "-", ratio(worker.busy_ratio)].map(value => make("td", "n", String(value)));
     const restart = sureButton("restart", `Restart ${worker.id}`, () => post("/cluster/restart", {workers: [worker.id]}));
     return make("tr", "", [make("td", "", worker.id), role, make("td", "", worker.state), ...numbers, make("td", "", [restart])]);
   }));
+}
+
+// One lane for each worker: a band in the colour of its role, as strong as it was busy, with a line for its batch.
+export function workerLanes(store, [from, to]) {
+  const seen = store.samples.filter(sample => sample.unix_s >= from - 2 && sample.unix_s <= to + 2);
+  const most = Math.max(1, ...seen.flatMap(sample => sample.workers.map(worker => worker.running)));
+  return store.workerNames().slice(0, LANES_MAX).map(name => {
+    const bands = [], line = []; let role = null;
+    for (const sample of seen) {
+      const worker = sample.workers.find(each => each.id === name);
+      if (!worker || worker.state !== "ready") { role = null; continue; }
+      const batch = worker.steps ? `, ${amount(worker.step_requests)} requests a step` : "";
+      bands.push({
+        from: sample.unix_s - sample.elapsed_s, to: sample.unix_s, color: `--${worker.role}`, strength: worker.busy_ratio, letter: worker.role === role ? "" : LETTERS[worker.role] ?? "?",
+        words: `${worker.role}, ${worker.running} running, ${worker.waiting} waiting, ${worker.steps} steps${batch}, busy ${ratio(worker.busy_ratio)}`,
+      });
+      line.push([sample.unix_s, worker.running / most]); role = worker.role;
+    }
+    return {name, bands, line};
+  });
 }
 
 function part(className, share) { const piece = make("i", className); piece.style.width = `${100 * share}%`; return piece; }
@@ -48,23 +70,30 @@ function part(className, share) { const piece = make("i", className); piece.styl
 const drain = host => sureButton("drain", `Drain ${host}`, () => post(`/cluster/hosts/${encodeURIComponent(host)}/drain`, {}));
 
 export function cache(store) {
-  const hosts = store.samples.at(-1).hosts;
+  const recent = store.last(MINUTE), now = recent.at(-1), first = recent[0];
   if ($("cache").contains(document.activeElement)) return;  // a button is being pressed
-  $("cache").replaceChildren(...hosts.flatMap(host => {
+  $("cache").replaceChildren(...now.hosts.flatMap(host => {
     const total = host.used + host.cached + host.free || 1;
-    const size = bytes(total * host.block_bytes);
+    const size = bytes(total * host.block_bytes), before = first.hosts.find(each => each.id === host.id);
     const rows = [
-      make("div", "host", [`${host.id}, ${size}`, ...(hosts.length > 1 ? [drain(host.id)] : [])]),
+      make("div", "host", [`${host.id}, ${size}`, ...(now.hosts.length > 1 ? [drain(host.id)] : [])]),
       make("div", "bar", [part("used", host.used / total), part("cached", host.cached / total)]),
       make("div", "muted key", [make("i", "used"), `${host.used} used`, make("i", "cached"), `${host.cached} cached`, `, ${host.free} free`]),
     ];
     for (const tier of host.tiers) {
       rows.push(make("div", "", `${host.id}, tier ${tier.name}${tier.state === "used" ? "" : ": " + tier.state}`));
       rows.push(make("div", "bar", [part("cached", tier.kv_blocks_cached / (tier.kv_blocks_total || 1))]));
-      rows.push(make("div", "muted", `${tier.kv_blocks_cached} of ${tier.kv_blocks_total} blocks, ${tier.loaded_blocks} read, ${tier.missed_blocks} missed`));
+      rows.push(make("div", "muted", `${tier.kv_blocks_cached} of ${tier.kv_blocks_total} blocks; ${tierRates(tier, before, host.block_bytes, now.unix_s - first.unix_s)}`));
     }
     return rows;
   }));
+}
+
+// What a tier read since an earlier sample of its host. Its counters start again with the host.
+function tierRates(tier, before, blockBytes, seconds) {
+  const old = before?.tiers.find(each => each.name === tier.name);
+  const since = name => Math.max(0, tier[name] - (old?.[name] ?? 0)), loaded = since("loaded_blocks"), asked = loaded + since("missed_blocks");
+  return asked ? `${bytes(loaded * blockBytes / (seconds || 1))}/s read, ${ratio(loaded / asked)} of the wanted blocks found` : "nothing was read in the last minute";
 }
 
 function drawn(name, attributes, text = "") {
@@ -94,19 +123,38 @@ export function flow(store) {
   }
   sides[0].forEach(name => svg.append(drawn("text", {x: 104, y: y(0, name) + 4, "text-anchor": "end"}, name)));
   sides[1].forEach(name => svg.append(drawn("text", {x: 316, y: y(1, name) + 4}, name)));
-  const copied = store.sum("handoff_bytes", MINUTE);
-  $("flow").replaceChildren(svg, make("p", "muted", copied ? `${bytes(copied)} were copied between hosts.` : "No bytes were copied: the workers share their host's memory."));
+  $("flow").replaceChildren(svg, ...copies(store));
+}
+
+// Bytes between hosts, and the share of the copying time in which the prompt was still computed.
+function copies(store) {
+  const ways = new Map();
+  for (const sample of store.last(MINUTE)) for (const copy of sample.copies) {
+    const key = JSON.stringify([copy.source, copy.target]), sum = ways.get(key) ?? {bytes: 0, copy_s: 0, overlap_s: 0};
+    for (const name of Object.keys(sum)) sum[name] += copy[name];
+    ways.set(key, sum);
+  }
+  if (!ways.size) return [make("p", "muted", "No bytes were copied: the workers share their host's memory.")];
+  return [...ways].sort().map(([key, sum]) => make("p", "muted", `${JSON.parse(key).join(" → ")}: ${bytes(sum.bytes / MINUTE)}/s copied, ${ratio(sum.copy_s ? sum.overlap_s / sum.copy_s : 0)} of the time during prefill`));
+}
+
+function summed(store, name) {
+  const sums = new Map();
+  for (const sample of store.last(MINUTE)) for (const [key, amount] of Object.entries(sample[name])) sums.set(key, (sums.get(key) ?? 0) + amount);
+  return [...sums].sort((a, b) => b[1] - a[1]);
 }
 
 export function shares(store) {
-  const sums = new Map();
-  for (const sample of store.last(MINUTE)) for (const [name, tokens] of Object.entries(sample.shares)) sums.set(name, (sums.get(name) ?? 0) + tokens);
-  const total = [...sums.values()].reduce((sum, tokens) => sum + tokens, 0);
-  if (!total) { $("shares").replaceChildren(make("p", "muted", "No output in the last minute.")); return; }
-  $("shares").replaceChildren(...[...sums].sort((a, b) => b[1] - a[1]).flatMap(([name, tokens]) => [
-    make("div", "", `${name || "without a class or tenant"}: ${amount(tokens)} tokens, ${ratio(tokens / total)}`),
-    make("div", "bar", [part("used", tokens / total)]),
-  ]));
+  const rows = [["tenants", "tenant"], ["classes", "class"]].flatMap(([name, kind]) => {
+    const sums = summed(store, name), total = sums.reduce((sum, [, tokens]) => sum + tokens, 0);
+    return sums.flatMap(([key, tokens]) => [make("div", "", `${key ? `${kind} ${key}` : `no ${kind}`}: ${amount(tokens)} tokens, ${ratio(tokens / total)}`), make("div", "bar", [part("used", tokens / total)])]);
+  });
+  $("shares").replaceChildren(...(rows.length ? rows : [make("p", "muted", "No output in the last minute.")]));
+}
+
+export function refusals(store) {
+  const rows = summed(store, "rejected").map(([reason, requests]) => `${requests} ${reason}`);
+  $("refusals").textContent = rows.length ? `refused in the last minute: ${rows.join(", ")}` : "no request was refused in the last minute";
 }
 
 export function marks(store) {
