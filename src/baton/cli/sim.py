@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from time import perf_counter
@@ -17,7 +18,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from baton.cli.output import STANDARD_OUTPUT, write_file, write_json
+from baton.cli.output import STANDARD_OUTPUT, wide_console, write_file, write_json
 from baton.cli.policy_choice import HELP as POLICY_HELP
 from baton.cli.policy_choice import policy_of
 from baton.cli.watching import Watching
@@ -25,9 +26,10 @@ from baton.core.errors import ConfigError
 from baton.core.files import output_problems
 from baton.core.types import Slo
 from baton.lab.bench.flags import ATTAINMENT_MIN
+from baton.lab.report.comparison import HEAD, RUNS_MAX, ComparedRun, Comparison, comparison_rows, render_comparison
 from baton.lab.report.perfetto import render_perfetto
-from baton.lab.report.run_page import RunPage, render_run
-from baton.lab.report.summary import Distribution, RequestRecord, Results, SloTargets, summarize
+from baton.lab.report.run_page import RunPage, milliseconds, render_run
+from baton.lab.report.summary import RequestRecord, Results, SloTargets, summarize
 from baton.lab.sim.cells import CellJob, cell_jobs, decode_records, merge_records
 from baton.lab.sim.faults import TimedFault, read_faults
 from baton.lab.sim.policies import configured_policies
@@ -49,6 +51,8 @@ FAILURES_SHOWN = 5
 DESCRIPTION = """Run a trace on a simulated cluster. The coordinator, the batchers and the KV pools are the real ones;
 time, step durations and messages are simulated. No policy sees the output length of a request in advance.
 
+With several --policy or --cluster, every policy runs on every cluster, and one table and page compare them.
+
 Exit code: 0; 1 if a request failed, none completed, or the SLO attainment is too low; 2 for bad arguments."""
 
 
@@ -57,7 +61,14 @@ def add_parser(subparsers: Subparsers, purpose: str) -> None:
         "sim", help=purpose, description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--cluster", type=Path, required=True, metavar="FILE", help="the cluster; see docs/simulator.md")
+    add(
+        "--cluster",
+        type=Path,
+        required=True,
+        action="append",
+        metavar="FILE",
+        help="the cluster; see docs/simulator.md (repeatable: compare)",
+    )
     add(
         "--trace",
         type=Path,
@@ -65,7 +76,7 @@ def add_parser(subparsers: Subparsers, purpose: str) -> None:
         metavar="FILE",
         help="a trace or a workload file (.toml); see docs/workloads.md",
     )
-    add("--policy", default="baton", metavar="NAME", help=f"{POLICY_HELP} (default baton)")
+    add("--policy", action="append", metavar="NAME", help=f"{POLICY_HELP} (repeatable: compare; default baton)")
     add("--rate-scale", type=float, default=1.0, metavar="K", help="run the trace K times as fast")
     add("--rate", type=float, metavar="R", help="requests per second instead of the trace's own times")
     add("--arrivals", metavar="KIND", help="new arrival times, as for `baton bench`")
@@ -92,14 +103,30 @@ def add_parser(subparsers: Subparsers, purpose: str) -> None:
     parser.set_defaults(run=run)
 
 
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One simulation: a policy on a cluster."""
+
+    cluster: Path
+    policy: str
+    spec: ClusterSpec
+    faults: tuple[TimedFault, ...]
+
+
 def run(args: argparse.Namespace) -> int:
     """Simulate and return the exit code. Raises ConfigError with every problem of the arguments and files."""
+    args.policy = args.policy or ["baton"]
+    variants, trace = _read(args)
+    return _run_one(args, variants[0], trace) if len(variants) == 1 else _compare(args, variants, trace)
+
+
+def _run_one(args: argparse.Namespace, variant: Variant, trace: Trace) -> int:
     started_s = perf_counter()
-    spec, trace, faults = _read(args)
+    spec, faults = variant.spec, variant.faults
     slo = SloTargets(ttft_s=args.ttft_slo_s, tpot_s=args.tpot_slo_s)
     drawn = args.html is not None or args.perfetto is not None
     watching = Watching(log=args.log, cells=spec.cells, drawn=drawn)
-    records = _play(args, spec, trace, faults, watching)
+    records = _play(args, variant, trace, watching)
     results = summarize(records, slo=slo, wall_s=perf_counter() - started_s)
     if args.json != STANDARD_OUTPUT:
         _show(results, f"{args.trace.name} ({trace.format})")
@@ -112,10 +139,11 @@ def run(args: argparse.Namespace) -> int:
     if args.perfetto is not None:
         write_file(args.perfetto, render_perfetto(watching.timeline))
     if args.html is not None:
+        facts = [("cluster", str(variant.cluster)), ("policy", variant.policy), *_facts(args, trace)]
         page = RunPage(
-            title=f"baton sim: {args.policy} on {args.cluster.name}",
+            title=f"baton sim: {variant.policy} on {variant.cluster.name}",
             subtitle=f"{args.trace.name}, seed {args.seed}",
-            facts=[*_facts(args, trace), *(("answers cut", line) for line in cut)],
+            facts=[*facts, *(("answers cut", line) for line in cut)],
             results=results,
             records=records,
             slo=slo,
@@ -123,17 +151,48 @@ def run(args: argparse.Namespace) -> int:
             cells=watching.records if spec.cells > 1 else (),
         )
         write_file(args.html, render_run(page).encode())
-    short = results.slo.attainment_ratio is not None and results.slo.attainment_ratio < ATTAINMENT_MIN
-    return 1 if results.failed or not results.completed or short else 0
+    return 1 if _is_short(results) else 0
 
 
-def _play(
-    args: argparse.Namespace, spec: ClusterSpec, trace: Trace, faults: tuple[TimedFault, ...], watching: Watching
-) -> list[RequestRecord]:
+def _is_short(results: Results) -> bool:
+    missed = results.slo.attainment_ratio is not None and results.slo.attainment_ratio < ATTAINMENT_MIN
+    return bool(results.failed or not results.completed or missed)
+
+
+def _compare(args: argparse.Namespace, variants: Sequence[Variant], trace: Trace) -> int:
+    """Simulate every variant, and show the results side by side. Return 1 if every run fell short."""
+    slo = SloTargets(ttft_s=args.ttft_slo_s, tpot_s=args.tpot_slo_s)
+    is_alone = len({variant.cluster.name for variant in variants}) == len(args.cluster)
+    runs: list[ComparedRun] = []
+    kept: list[list[RequestRecord]] = []
+    for variant in variants:
+        started_s = perf_counter()
+        records = _play(args, variant, trace, Watching(log=None, cells=variant.spec.cells, drawn=False))
+        results = summarize(records, slo=slo, wall_s=perf_counter() - started_s)
+        cluster = variant.cluster.name if is_alone else str(variant.cluster)
+        runs.append(ComparedRun(cluster=cluster, policy=variant.policy, results=results))
+        if args.html is not None:
+            kept.append(records)
+        remarks = [*_failure_words(records), *_unplayed(variant.faults, records)]
+        _show_remarks(f"{variant.policy}, {cluster}", remarks, to_error=args.json == STANDARD_OUTPUT)
+    if args.json != STANDARD_OUTPUT:
+        table = Table(*HEAD)
+        for row in comparison_rows(runs):
+            table.add_row(*row)
+        wide_console().print(table)
+    if args.json is not None:
+        write_json(args.json, Comparison(runs=runs))
+    if args.html is not None:
+        facts = [f"{name}: {value}" for name, value in _facts(args, trace)]
+        write_file(args.html, render_comparison(runs, kept, slo, facts).encode())
+    return 1 if all(_is_short(compared.results) for compared in runs) else 0
+
+
+def _play(args: argparse.Namespace, variant: Variant, trace: Trace, watching: Watching) -> list[RequestRecord]:
     """Simulate every cell: in parallel processes, or here if decisions are recorded. The results are the same."""
-    slo, policy = _slo(args), policy_of(args.policy)
+    slo, policy, spec = _slo(args), policy_of(variant.policy), variant.spec
     processes = min(spec.cells, args.processes or usable_cores())
-    jobs = cell_jobs(spec, trace, policy, seed=args.seed, slo=slo, faults=faults)
+    jobs = cell_jobs(spec, trace, policy, seed=args.seed, slo=slo, faults=variant.faults)
     if processes > 1 and not watching.wanted:
         return play_cells(jobs, processes=processes)
     for job in jobs:
@@ -150,8 +209,11 @@ def _slo(args: argparse.Namespace) -> Slo | None:
 
 def _facts(args: argparse.Namespace, trace: Trace) -> list[tuple[str, str]]:
     """Return the names and values of the run's arguments, for the HTML page."""
-    facts = [("cluster", str(args.cluster)), ("policy", args.policy), ("trace", f"{args.trace} ({trace.format})")]
-    facts += [("seed", str(args.seed)), ("rate scale", f"{args.rate_scale:g}")]
+    facts = [
+        ("trace", f"{args.trace} ({trace.format})"),
+        ("seed", str(args.seed)),
+        ("rate scale", f"{args.rate_scale:g}"),
+    ]
     facts += [("faults", str(args.faults))] if args.faults is not None else []
     arrivals = _arrivals(args, [])
     facts += [("arrivals", describe_arrivals(arrivals))] if arrivals is not None else []
@@ -159,19 +221,9 @@ def _facts(args: argparse.Namespace, trace: Trace) -> list[tuple[str, str]]:
     return facts + [(name, f"{value:g}") for name, value in optional if value is not None]
 
 
-def _read(args: argparse.Namespace) -> tuple[ClusterSpec, Trace, tuple[TimedFault, ...]]:
+def _read(args: argparse.Namespace) -> tuple[list[Variant], Trace]:
     problems = _argument_problems(args)
-    spec, trace = ClusterSpec(), Trace(format="", timing="absolute", requests=())
-    faults: tuple[TimedFault, ...] = ()
-    try:
-        spec = read_spec(args.cluster)
-        faults = read_faults(args.faults, spec) if args.faults is not None else ()
-    except ConfigError as error:
-        problems.append(str(error))
-    try:
-        configured_policies(policy_of(args.policy), spec)
-    except ConfigError as error:
-        problems.append(str(error))
+    variants, trace = _variants(args, problems), Trace(format="", timing="absolute", requests=())
     try:
         trace = read_workload(args.trace, seed=args.seed, limit=args.limit)
     except ConfigError as error:
@@ -183,7 +235,34 @@ def _read(args: argparse.Namespace) -> tuple[ClusterSpec, Trace, tuple[TimedFaul
         raise ConfigError("\n".join(problems))
     if arrivals is not None:
         trace = retime(trace, arrivals, rate_rps=args.rate, draw=Random(args.seed))
-    return spec, scale_rate(trace, args.rate_scale), faults
+    return variants, scale_rate(trace, args.rate_scale)
+
+
+def _variants(args: argparse.Namespace, problems: list[str]) -> list[Variant]:
+    """Return every policy on every cluster. A repeated name counts once."""
+    policies, clusters = dict.fromkeys(args.policy), dict.fromkeys(args.cluster)
+    count = len(policies) * len(clusters)
+    if count > RUNS_MAX:
+        words = f"{len(policies)} policies on {len(clusters)} clusters are {count} runs"
+        problems.append(f"{words}, but at most {RUNS_MAX} are compared")
+    if count > 1:
+        single = {"--log": args.log, "--perfetto": args.perfetto}
+        problems += [f"{flag} needs one policy and one cluster" for flag, path in single.items() if path is not None]
+    found: list[Variant] = []
+    for cluster in clusters:
+        spec, faults = ClusterSpec(), ()
+        try:
+            spec = read_spec(cluster)
+            faults = read_faults(args.faults, spec) if args.faults is not None else ()
+        except ConfigError as error:
+            problems.append(str(error))
+        for policy in policies:
+            try:
+                configured_policies(policy_of(policy), spec)
+            except ConfigError as error:
+                problems += [] if str(error) in problems else [str(error)]
+            found.append(Variant(cluster, policy, spec, faults))
+    return found
 
 
 def _arrivals(args: argparse.Namespace, problems: list[str]) -> Arrivals | None:
@@ -218,10 +297,10 @@ def _argument_problems(args: argparse.Namespace) -> list[str]:
 
 def _show(results: Results, source: str) -> None:
     """Print the results. `source`: the trace file and its format."""
-    table = Table("seconds", "mean", "p50", "p90", "p99")
+    table = Table("ms", "mean", "p50", "p90", "p99")
     rows = {"TTFT": results.ttft_s, "TPOT": results.tpot_s, "ITL": results.itl_s, "E2E": results.e2e_s}
     for name, distribution in rows.items():
-        table.add_row(name, *_cells(distribution))
+        table.add_row(name, *milliseconds(distribution))
     console = Console()
     console.print(table)
     console.print(f"{'trace':20} {source}", markup=False, highlight=False, soft_wrap=True)
@@ -255,11 +334,6 @@ def _failure_words(records: Sequence[RequestRecord]) -> list[str]:
     words = [f"{requests:,}: {reason}" for reason, requests in reasons[:FAILURES_SHOWN]]
     rest = sum(requests for _, requests in reasons[FAILURES_SHOWN:])
     return words + ([f"{rest:,}: {len(reasons) - FAILURES_SHOWN:,} other reasons"] if rest else [])
-
-
-def _cells(distribution: Distribution) -> list[str]:
-    values = (distribution.mean, distribution.p50, distribution.p90, distribution.p99)
-    return ["" if value is None else f"{value:.4f}" for value in values]
 
 
 def play_cells(jobs: Sequence[CellJob], *, processes: int) -> list[RequestRecord]:
