@@ -11,7 +11,7 @@ import sys
 
 from docgen import cell, publish
 
-from baton.cli.main import build_parser
+from baton.cli.commands import build_parser
 
 HEAD = """# Command line
 

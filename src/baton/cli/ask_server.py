@@ -8,7 +8,7 @@ import http.client
 import shutil
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
@@ -32,7 +32,7 @@ def check_url(url: str) -> None:
     except ValueError:  # unbalanced brackets
         scheme = ""
     if scheme not in ("http", "https"):
-        raise ConfigError(f"--url {url} is not an HTTP address; give one such as http://127.0.0.1:8000")
+        raise ConfigError(f"the URL {url} is not an HTTP address; give one such as {URL}")
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -65,21 +65,28 @@ def fetch(url: str, path: str, api_key: str | None, into: Path) -> http.client.H
         return answer.headers
 
 
-def events(url: str, path: str, api_key: str | None) -> Iterator[bytes]:
-    """Yield the data of each server-sent event of a path, as it arrives. Raises BatonError if the stream breaks."""
-    with _answer(url, path, api_key) as answer:
+def events(
+    url: str, path: str, api_key: str | None, body: bytes | None = None, *, timeout_s: float = TIMEOUT_S
+) -> Generator[bytes]:
+    """Yield the data of each server-sent event of a path, as it arrives. Raises BatonError if the stream breaks.
+
+    `body`: JSON to send with POST. `timeout_s`: maximum time without a byte from the server.
+    """
+    with _answer(url, path, api_key, body, timeout_s) as answer:
         for line in answer:
             if line.startswith(_DATA):
                 yield line.removeprefix(_DATA)
 
 
 @contextlib.contextmanager
-def _answer(url: str, path: str, api_key: str | None, body: bytes | None = None) -> Iterator[http.client.HTTPResponse]:
+def _answer(
+    url: str, path: str, api_key: str | None, body: bytes | None = None, timeout_s: float = TIMEOUT_S
+) -> Iterator[http.client.HTTPResponse]:
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     headers |= {"Content-Type": "application/json"} if body is not None else {}
     request = urllib.request.Request(f"{url.rstrip('/')}{path}", data=body, headers=headers)
     try:
-        answer = urllib.request.urlopen(request, timeout=TIMEOUT_S)
+        answer = urllib.request.urlopen(request, timeout=timeout_s)
     except urllib.error.HTTPError as error:
         raise BatonError(_refusal(url, error)) from error
     except (OSError, http.client.HTTPException) as error:

@@ -8,47 +8,14 @@ import os
 import re
 import select
 import sys
-from collections.abc import Collection, Sequence
-from importlib import import_module, metadata
+from collections.abc import Sequence
+from importlib import import_module
 
+from baton.cli.commands import COMMANDS, build_parser
 from baton.cli.foreign_flags import nearest_setting
 from baton.core.errors import BatonError, ConfigError
 
 EXIT_USAGE = 2
-COMMANDS = {
-    "serve": "serve a model over HTTP (OpenAI API)",
-    "host": "join a server with this machine's workers and memory",
-    "pool": "give this machine's memory to hosts, for KV blocks that they share",
-    "keys": "edit the API keys of a server",
-    "restart": "restart the workers of a server one after the other",
-    "ray": "start and end a server on a Ray cluster",
-    "keda": "let KEDA scale the hosts of a server",
-    "bench": "measure a server with a load",
-    "sim": "simulate a cluster on a trace",
-    "plan": "find the hardware, the roles and the parallelism that meet an SLO",
-    "explain": "explain the decisions about one request",
-    "replay": "replay a decision log and compare",
-    "top": "show a server's load, latencies and KV blocks, live",
-    "doctor": "say what is slow or missing on this machine, and what to do",
-}
-"""Purpose of each command. The module of the same name has `add_parser` and `run`. Only the module of the given command
-is imported, because importing the libraries of all commands is slow."""
-
-
-def build_parser(wanted: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
-    """Return the parser of `baton`, with the flags of the wanted sub-commands. `docs/cli.md` is generated from it."""
-    parser = argparse.ArgumentParser(
-        prog="baton",
-        description="Serve large language models, prefill and decode apart, over one KV cache per host.",
-    )
-    parser.add_argument("--version", action="version", version=f"baton {metadata.version('baton')}")
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, purpose in COMMANDS.items():
-        if name in wanted:
-            import_module(f"baton.cli.{name}").add_parser(subparsers, purpose)
-        else:
-            subparsers.add_parser(name, help=purpose)
-    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
