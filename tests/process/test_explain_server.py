@@ -123,12 +123,14 @@ def test_a_full_log_says_why_a_request_is_not_in_it(tmp_path: Path) -> None:
     """The server goes on when its log is full; whoever asks for a later request has to know."""
     config, log = tmp_path / "baton.toml", tmp_path / "decisions.log"
     config.write_text("log_bytes_max = 2000\n")
+    log.write_text("of an earlier run")
     with serving("hash", "--config", str(config), "--log", str(log)) as server:
         for index in range(5):
             _complete(server, f"request-{index}")
         done = _explain("request-4", "--url", server.url)
     assert done.returncode == 2
     assert "the log is full, and later requests are not in it" in done.stderr
+    assert (tmp_path / "decisions.log.1").read_text() == "of an earlier run"
 
 
 def test_the_arrivals_of_a_live_server_are_simulated(

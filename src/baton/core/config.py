@@ -296,6 +296,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """File of the decision log, which `baton replay` reads. Empty: no log."""
     log_bytes_max: Bytes = 1_000_000_000
     """Maximum size of the decision log. Later decisions are not logged."""
+    log_kept_bytes_max: Bytes = 10_000_000_000
+    """Maximum size of the logs of earlier runs together, which stay as FILE.1 (the oldest), FILE.2 and so on."""
     step_log: str = ""
     """Folder for step logs, one file per worker. `fitted` cost models are made from them. Empty: no step logs."""
     topology: Topology = Topology()
@@ -356,7 +358,6 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                     f"tiers[{number}]: bytes_per_s is {tier.bytes_per_s:g} (must be above 0), latency_s is "
                     f"{tier.latency_s:g} (must be at least 0)"
                 )
-
         if not self.hosts.transports:
             found.append("hosts.transports is empty, so hosts cannot exchange KV: name shm, tcp or both")
         if "nixl" in self.hosts.transports and self.hosts.encrypt_kv:

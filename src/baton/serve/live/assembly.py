@@ -43,6 +43,7 @@ from baton.serve.host.worker_link import HostLauncher
 from baton.serve.live.driver import Driver
 from baton.serve.live.gateway import LiveGateway
 from baton.serve.live.history import History
+from baton.serve.live.kept_logs import keep_earlier_log
 from baton.serve.live.log_file import LogWriter
 from baton.serve.live.log_thread import LogThread
 from baton.serve.live.metrics_registry import Metrics
@@ -169,7 +170,10 @@ def _header(policy: PolicyConfig, config: Config, layout: KVLayout, prompts: Pro
 
 def _open_log(header: LogHeader, config: Config) -> LogThread | None:
     """Open the decision log. Return None if none is configured. Raises ConfigError if it cannot be written."""
-    return LogThread(LogWriter(Path(config.log), header, config.log_bytes_max)) if config.log else None
+    if not config.log:
+        return None
+    keep_earlier_log(Path(config.log), config.log_kept_bytes_max)
+    return LogThread(LogWriter(Path(config.log), header, config.log_bytes_max))
 
 
 def _open_tiers(

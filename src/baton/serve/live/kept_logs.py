@@ -1,0 +1,50 @@
+"""Keep the decision logs of earlier runs of a server, as numbered files beside the log."""
+
+from __future__ import annotations
+
+import logging
+from fcntl import LOCK_EX, LOCK_NB, flock
+from pathlib import Path
+
+from baton.core.errors import ConfigError
+
+log = logging.getLogger("baton.server")
+
+
+def keep_earlier_log(path: Path, kept_bytes_max: int) -> None:
+    """Rename an existing log to the next free number, and delete the oldest logs beyond `kept_bytes_max` in all.
+
+    `run.log.1` is the oldest. A log that another process writes is left alone, and its size does not count. Raises
+    ConfigError if the log cannot be renamed.
+    """
+    if not path.is_file() or not path.stat().st_size:
+        return
+    kept = kept_logs(path)
+    target = path.with_name(f"{path.name}.{_number(kept[-1]) + 1 if kept else 1}")
+    try:
+        with path.open("rb") as file:
+            flock(file, LOCK_EX | LOCK_NB)
+            path.rename(target)
+    except BlockingIOError:
+        return  # opening the log for writing reports it
+    except OSError as error:
+        raise ConfigError(
+            f"cannot keep the earlier decision log {path} as {target.name}: {error.strerror}; choose another file"
+        ) from error
+    left_bytes = kept_bytes_max
+    for number, old in enumerate(reversed([*kept, target])):
+        left_bytes -= old.stat().st_size
+        if left_bytes < 0:
+            old.unlink()
+            log.warning("deleted the decision log %s: the %d newer ones use log_kept_bytes_max", old, number)
+
+
+def kept_logs(path: Path) -> list[Path]:
+    """Return the kept logs of earlier runs, the oldest first."""
+    head = f"{path.name}."
+    names = [other for other in path.parent.iterdir() if other.name.startswith(head)]
+    return sorted((other for other in names if other.name.removeprefix(head).isdecimal()), key=_number)
+
+
+def _number(path: Path) -> int:
+    return int(path.suffix[1:])
