@@ -52,7 +52,7 @@ ROLE, RESTART, HOSTS = "/cluster/workers/{worker}/role", "/cluster/restart", "/c
 LOG, EVENTS, EXPLAIN = "/cluster/log", "/cluster/events", "/cluster/explain/{request}"
 STORED = "/v1/responses/{response}"
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
-DRAIN, CANCEL = "/cluster/hosts/{host}/drain", "/cluster/cancel"
+DRAIN, CANCEL, SCALE = "/cluster/hosts/{host}/drain", "/cluster/cancel", "/cluster/scale"
 FILE, CONTENT, BATCH = FILES_PATH + "/{upload}", FILES_PATH + "/{upload}/content", BATCHES_PATH + "/{batch}"
 ADMIN_KEY = "the-key-of-the-operator"
 LINE = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a", "max_tokens": 2}}
@@ -86,6 +86,7 @@ POSTS: dict[str, list[dict[str, Any]]] = {
     "/tokenize": [{"prompt": "The tide", "add_special_tokens": True}, {"messages": TALK, "tools": [TOOL]}],
     "/detokenize": [{"tokens": [5, 6, 7]}],
     ROLE: [{"role": "mixed"}],
+    SCALE: [{"role": "prefill", "workers": None}],
     RESTART: [{"workers": ["decode-7"]}],
     DRAIN: [{"a": 1}],
     CANCEL: [{"id": "unknown"}],

@@ -52,8 +52,9 @@ def test_a_synthetic_run_writes_the_results_and_a_page(tmp_path: Path, capsys: p
     assert results["input_tokens_per_s"] == pytest.approx(results["requests_per_s"] * 8)
     assert len(server.streamed) == 6  # one to warm up
     page = (tmp_path / "r.html").read_text()
-    assert page.count("<svg") == 9
-    assert "http" not in page.replace(url, "")
+    assert page.count('"type":"curves"') == 11
+    assert page.count('"type":"requests"') == 1
+    assert "<script src" not in page
     shown = capsys.readouterr().out
     assert "TTFT" in shown
     assert "5 / 0 / 0" in shown

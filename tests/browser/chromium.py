@@ -150,6 +150,12 @@ class Page:
         """Take a picture of what is seen, as PNG."""
         return base64.b64decode((await self._call("Page.captureScreenshot"))["data"])
 
+    async def heap_bytes(self) -> int:
+        """Return the bytes of the page's objects after a garbage collection."""
+        await self._call("HeapProfiler.enable")
+        await self._call("HeapProfiler.collectGarbage")
+        return (await self._call("Runtime.getHeapUsage"))["usedSize"]
+
     async def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._sent += 1
         message: dict[str, Any] = {"id": self._sent, "method": method, "params": parameters}

@@ -31,11 +31,39 @@ OUTPUT = """import('/static/dashboard.js').then(page => new Promise(done => {{
 """Wait until the samples after a time have at least so many output tokens. Return how many."""
 
 
-def generated_tokens(server: RunningServer) -> float:
-    """Return the output tokens that the server has counted so far."""
-    found = re.search(r"^baton_generation_tokens_total (\S+)$", httpx.get(f"{server.url}/metrics").text, re.MULTILINE)
+SUMS = """import('/static/dashboard.js').then(({{store}}) => {{
+    const sums = {{}}, add = (name, value) => {{ sums[name] = (sums[name] ?? 0) + value; }};
+    for (const sample of store.samples.filter(each => each.unix_s > {since})) {{
+        for (const [name, count] of Object.entries(sample.counts)) add(name, count);
+        for (const kind of ['tenants', 'classes']) for (const count of Object.values(sample[kind])) add(kind, count);
+        for (const link of sample.handoffs) add(link.source + ' to ' + link.target, link.requests);
+        for (const worker of sample.workers) add('steps of ' + worker.role, worker.steps);
+        if (sample.latencies.decode_queue) add('seconds with a decode queue', 1);
+    }}
+    return sums;
+}})"""
+"""The sums of the samples after a time."""
+
+
+def metric(server: RunningServer, name: str) -> float:
+    """Return the present value of a series of /metrics."""
+    found = re.search(rf"^{re.escape(name)} (\S+)$", httpx.get(f"{server.url}/metrics").text, re.MULTILINE)
     assert found is not None
     return float(found[1])
+
+
+COUNTED = {
+    "prompt_tokens": "baton_prefix_query_tokens_total",
+    "cached_tokens": "baton_prefix_hit_tokens_total",
+    "output_tokens": "baton_generation_tokens_total",
+    "tenants": "baton_generation_tokens_total",
+    "classes": "baton_generation_tokens_total",
+    "finished": 'baton_requests_total{outcome="finished"}',
+    "prefill-0 to decode-0": "baton_decode_queue_seconds_count",
+    "steps of prefill": 'baton_step_seconds_count{role="prefill"}',
+    "steps of decode": 'baton_step_seconds_count{role="decode"}',
+}
+"""Sums of the dashboard's samples, and the series of /metrics with which they grow."""
 
 
 CANCEL = "document.querySelector('#running button[aria-label^=\"Cancel unwanted\"]')"
@@ -66,13 +94,19 @@ def test_the_dashboard_agrees_with_the_metrics_and_shows_faults(hash_server: Run
         assert [[row[0], row[2]] for row in await page.run(WORKERS)] == [["prefill-0", "ready"], ["decode-0", "ready"]]
         await page.until("document.querySelector('#tiles b') !== null")
         since = await page.run(LAST_SAMPLE)
-        counted = generated_tokens(hash_server)
+        counted = {name: metric(hash_server, name) for name in COUNTED.values()}
         body = {"prompt": "a prompt of some length", "max_tokens": 30, "ignore_eos": True}
         async with httpx.AsyncClient(base_url=hash_server.url, timeout=60) as client:
             done = await asyncio.gather(*(client.post("/v1/completions", json=body) for _ in range(8)))
             assert {response.status_code for response in done} == {200}
             shown = await page.run(OUTPUT.format(since=since, least=8 * 30))
-            assert shown == generated_tokens(hash_server) - counted == 8 * 30
+            assert shown == 8 * 30
+            sums = await page.run(SUMS.format(since=since))
+            grown = {name: metric(hash_server, name) - counted[name] for name in COUNTED.values()}
+            assert {name: sums.get(name, 0) for name in COUNTED} == {name: grown[of] for name, of in COUNTED.items()}
+            assert sums["seconds with a decode queue"] >= 1
+            assert "no tenant: 240 tokens" in await page.run("document.querySelector('#shares').textContent")
+            assert "no request was refused" in await page.run("document.querySelector('#refusals').textContent")
             await page.until("document.querySelector('#flow path') !== null")
             await page.run(SET_ROLE.format(row=1, role="mixed"))
             await page.until("document.querySelector('#marks').textContent.includes('decode-0: decode to mixed')")
@@ -108,5 +142,59 @@ def test_it_fits_every_width_in_light_and_dark(
         for width in (360, 780, 970, 1400):
             await page.resize(width)
             assert await page.run("document.documentElement.scrollWidth") <= width
+
+    drive(hash_server.url, tmp_path, visit)
+
+
+FILL = """import('/static/dashboard.js').then(({store}) => {
+    for (let count = 0; count < 100; count++) {
+        const last = structuredClone(store.samples.at(-1));
+        last.unix_s += 1; last.marks = ['a worker was killed'];
+        last.ended = Array.from({length: 16}, (_, place) => ({
+            id: `filled-${last.unix_s}-${place}`, unix_s: last.unix_s, outcome: 'finished', message: '',
+            tenant: 'a', service: '', prompt_tokens: 9, output_tokens: 9, predicted_ttft_s: 0,
+            timings: {e2e_s: 1, attempts: 1},
+        }));
+        store.add(last);
+    }
+    document.dispatchEvent(new Event('visibilitychange'));  // draws, as each second does
+    return store.samples.length;
+})"""
+"""Let the samples of 100 s of a busy server arrive."""
+
+
+async def fill(page: Page, times: int) -> None:
+    """Let samples arrive, and draw after every 100 of them."""
+    for _ in range(times):
+        kept = await page.run(FILL)
+    assert kept == 900
+
+
+def test_memory_of_the_page_is_flat_once_its_history_is_full(hash_server: RunningServer, tmp_path: Path) -> None:
+    """Over 20 minutes of samples of a busy server, after the 15 minutes that the page keeps."""
+
+    async def visit(page: Page) -> None:
+        await page.until("document.querySelectorAll('#workers tr').length === 2")
+        await fill(page, 10)
+        full = await page.heap_bytes()
+        await fill(page, 12)
+        assert await page.heap_bytes() < 1.05 * full
+
+    drive(hash_server.url, tmp_path, visit)
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(1200)
+def test_memory_of_the_page_is_flat_over_ten_minutes_of_load(hash_server: RunningServer, tmp_path: Path) -> None:
+    async def visit(page: Page) -> None:
+        await page.until("document.querySelectorAll('#workers tr').length === 2")
+        since = await page.run(LAST_SAMPLE)
+        await fill(page, 10)
+        full = await page.heap_bytes()
+        body = {"prompt": "a prompt of some length", "max_tokens": 30, "ignore_eos": True}
+        async with httpx.AsyncClient(base_url=hash_server.url, timeout=60) as client:
+            while not since + 600 < await page.run(LAST_SAMPLE) < since + 900:  # filled samples are 1000 s ahead
+                await asyncio.gather(*(client.post("/v1/completions", json=body) for _ in range(8)))
+        assert await page.heap_bytes() < 1.05 * full
 
     drive(hash_server.url, tmp_path, visit)

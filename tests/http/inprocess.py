@@ -78,6 +78,28 @@ class InProcessGeneration:
         return "length" if token.index + 1 == self.request.output_tokens_max else None
 
 
+class InProcessFleet:
+    """The fleet of one worker, whose role can change."""
+
+    def __init__(self, gateway: InProcessGateway) -> None:
+        self._gateway = gateway
+        self._wanted: dict[Role, int] = {}
+
+    def set_role(self, worker: WorkerId, role: Role) -> None:
+        if worker != WORKER:
+            raise RequestError(f"there is no worker {worker!r}; see /cluster", param="worker", status=404)
+        self._gateway.role = role
+
+    def restart(self, workers: Sequence[WorkerId]) -> tuple[WorkerId, ...]:
+        if unknown := [worker for worker in workers if worker != WORKER]:
+            raise RequestError(f"there is no worker {unknown[0]!r}; see /cluster", param="workers", status=404)
+        return ()
+
+    def scale(self, role: Role, workers: int | None) -> dict[Role, int]:
+        self._wanted = {role: workers} if workers is not None else {}
+        return self._wanted
+
+
 class InProcessGateway:
     """Gateway over one step engine. `run` computes; without it requests only wait."""
 
@@ -85,6 +107,7 @@ class InProcessGateway:
         """Use an engine whose memory holds `blocks` KV blocks. Reject requests beyond `waiting_max` waiting ones."""
         self.card = card
         self.role: Role = "mixed"
+        self.fleet = InProcessFleet(self)
         self.state = "ready"
         self._engine = engine
         self._blocks = blocks
@@ -125,16 +148,6 @@ class InProcessGateway:
 
     def mark_sent(self, generation: InProcessGeneration, tokens: int) -> None:
         generation.mark_sent(tokens)
-
-    def set_role(self, worker: WorkerId, role: Role) -> None:
-        if worker != WORKER:
-            raise RequestError(f"there is no worker {worker!r}; see /cluster", param="worker", status=404)
-        self.role = role
-
-    def restart(self, workers: Sequence[WorkerId]) -> tuple[WorkerId, ...]:
-        if unknown := [worker for worker in workers if worker != WORKER]:
-            raise RequestError(f"there is no worker {unknown[0]!r}; see /cluster", param="workers", status=404)
-        return ()
 
     @property
     def decision_log(self) -> None:

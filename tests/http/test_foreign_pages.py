@@ -18,6 +18,7 @@ POSTS = (
     ROLE,
     "/cluster/hosts",
     "/cluster/restart",
+    "/cluster/scale",
     "/tokenize",
     "/detokenize",
     "/v1/completions",

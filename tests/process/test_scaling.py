@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
+from baton.move.cores import usable_cores
+from tests.command_line import baton
 from tests.serving import RunningServer, alive, nothing_used, serving
 
 BODY = {"prompt": "hello again " * 4, "max_tokens": 40, "ignore_eos": True, "temperature": 0}
@@ -55,3 +60,29 @@ def test_no_load_starts_more_workers_than_the_host_can_run(server: RunningServer
         running += ("is started: scaling" in line) - ("is retired: scaling" in line)
         most = max(most, running)
     assert (most, running) == (2, 0)
+
+
+def test_an_operator_scales_a_role(tmp_path: Path) -> None:
+    """Up and down, without a scaling policy, as far as the host has room; the log replays."""
+    config, log = tmp_path / "baton.toml", tmp_path / "run.log"
+    config.write_text("tick_s = 0.05\n")
+    given = ("--mixed", "1", "--threads", "1", "--config", str(config), "--log", str(log))
+    with serving("hash", *given) as server, server.client() as client:
+
+        def scale(workers: int | None, role: str = "mixed") -> httpx.Response:
+            return client.post("/cluster/scale", json={"role": role, "workers": workers})
+
+        assert scale(2).raise_for_status().json() == {"wanted": {"mixed": 2}}
+        room = min(2, usable_cores())
+        server.wait_until(lambda state: ready(state) == room, reason="a worker starts")
+        scale(1).raise_for_status()
+        server.wait_until(lambda state: len(state["workers"]) == 1, reason="a worker is retired")
+        assert client.post("/v1/completions", json=BODY).status_code == 200
+        assert scale(None).raise_for_status().json() == {"wanted": {}}
+        assert [scale(*wrong).status_code for wrong in ((0,), (257,), (1, "cook"))] == [400] * 3
+        assert server.stop() == 0
+    assert "the same decisions" in baton("replay", str(log)).stdout
+
+
+def ready(state: dict[str, Any]) -> int:
+    return sum(worker["state"] == "ready" for worker in state["workers"])

@@ -83,17 +83,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
     parser = subparsers.add_parser(
         "chat",
         help=purpose,
-        description="Talk to a model of a server with the OpenAI API. Without a terminal, each line is a question.",
-        epilog=f"In the conversation:\n{HELP}",
+        description="Talk to a model of a server with the OpenAI API.",
+        epilog=f"Without a terminal, each line is a question. In the conversation:\n{HELP}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
     add = parser.add_argument
     add("url", nargs="?", default=URL, metavar="URL", help="the server (default: %(default)s)")
     add("--model", metavar="NAME", help="one of several models (default: the first)")
-    add("--system", default="", metavar="TEXT", help="system prompt")
+    add("--system", metavar="TEXT", help="system prompt")
     add("--temperature", type=float, metavar="T", help="sampling temperature (default: the server's)")
-    add("--max-tokens", type=int, metavar="N", help="limit of an answer, in tokens (default: the server's)")
+    add("--max-tokens", type=int, metavar="N", help="limit of an answer (default: the server's)")
     add_client_key(parser)
 
 
@@ -142,7 +142,7 @@ class Conversation:
         self._temperature = UNSET if args.temperature is None else args.temperature
         self._max_tokens = UNSET if args.max_tokens is None else args.max_tokens
         self.model: str = args.model or models[0]
-        self.system: str = args.system
+        self.system: str = args.system or ""
         self.messages: list[Message] = []
         self.console = Console(highlight=False, markup=False, soft_wrap=True)
 

@@ -18,9 +18,10 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from baton.cli.output import STANDARD_OUTPUT, wide_console, write_file, write_json
+from baton.cli.output import STANDARD_OUTPUT, write_file, write_json
 from baton.cli.policy_choice import HELP as POLICY_HELP
 from baton.cli.policy_choice import policy_of
+from baton.cli.tables import wide_console
 from baton.cli.watching import Watching
 from baton.core.errors import ConfigError
 from baton.core.files import output_problems
@@ -98,7 +99,7 @@ def add_parser(subparsers: Subparsers, purpose: str) -> None:
         "--log",
         type=Path,
         metavar="FILE",
-        help="write every decision, for baton explain and replay; of several cells one file each, such as run.c0.log",
+        help="write every decision, for baton explain and replay; one file per cell",
     )
     parser.set_defaults(run=run)
 
@@ -176,7 +177,9 @@ def _compare(args: argparse.Namespace, variants: Sequence[Variant], trace: Trace
         remarks = [*_failure_words(records), *_unplayed(variant.faults, records)]
         _show_remarks(f"{variant.policy}, {cluster}", remarks, to_error=args.json == STANDARD_OUTPUT)
     if args.json != STANDARD_OUTPUT:
-        table = Table(*HEAD)
+        table = Table()
+        for name in HEAD:
+            table.add_column(name, no_wrap=name in HEAD[:2], justify="left" if name in HEAD[:2] else "right")
         for row in comparison_rows(runs):
             table.add_row(*row)
         wide_console().print(table)

@@ -297,7 +297,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     log_bytes_max: Bytes = 1_000_000_000
     """Maximum size of the decision log. Later decisions are not logged."""
     log_kept_bytes_max: Bytes = 10_000_000_000
-    """Maximum size of the logs of earlier runs together, which stay as FILE.1 (the oldest), FILE.2 and so on."""
+    """Maximum size of earlier logs together: FILE.1 (the oldest), FILE.2 and so on."""
     step_log: str = ""
     """Folder for step logs, one file per worker. `fitted` cost models are made from them. Empty: no step logs."""
     topology: Topology = Topology()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from baton.core.leaving import RestartWanted
-from baton.core.types import LoadWindow, RequestId
+from baton.core.types import LoadWindow, RequestId, Role
 
 
 class WaitedTooLong(Struct, frozen=True, tag=True):
@@ -30,10 +30,17 @@ class Tick(Struct, frozen=True, tag=True):
     window: LoadWindow
 
 
+class ScaleWanted(Struct, frozen=True, tag=True):
+    """An administrator wants this many workers of a role, whatever the scaling policy asks for. None: no longer."""
+
+    role: Role
+    workers: int | None
+
+
 class TokensServed(Struct, frozen=True, tag=True, gc=False):
     """Output tokens since the last such event, by request. Sent only if the fairness policy counts service."""
 
     requests: tuple[tuple[RequestId, int], ...]
 
 
-DriverEvent = Tick | WaitedTooLong | QueuedTooLong | TokensServed | RestartWanted
+DriverEvent = Tick | WaitedTooLong | QueuedTooLong | TokensServed | RestartWanted | ScaleWanted

@@ -15,7 +15,7 @@ def completed(*words: str) -> list[str]:
     script = completion_script(build_parser(), "bash")
     line = " ".join(f"'{word}'" for word in words)
     script += f"COMP_WORDS=(baton {line})\nCOMP_CWORD={len(words)}\n_baton\nprintf '%s\\n' \"${{COMPREPLY[@]}}\"\n"
-    done = subprocess.run(["bash", "-eu", "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(["bash", "-u", "-c", script], capture_output=True, text=True, check=True)
     return done.stdout.split()
 
 

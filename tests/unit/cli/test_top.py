@@ -64,8 +64,10 @@ def sample(*, ttft_s: float | None, busy_ratio: float) -> Sample:
         latencies={} if ttft_s is None else {"ttft": Spread(ttft_s, ttft_s, 2 * ttft_s)},
         counts={"prompt_tokens": 400, "cached_tokens": 100, "output_tokens": 50, "finished": 3},
         rejected={"queue_full": 1},
-        shares={},
+        tenants={},
+        classes={},
         handoffs=(),
+        copies=(),
         workers=(
             WorkerSample(
                 id="prefill-0",
@@ -75,6 +77,7 @@ def sample(*, ttft_s: float | None, busy_ratio: float) -> Sample:
                 running=3,
                 waiting=2,
                 steps=10,
+                step_requests=2.5,
                 busy_ratio=busy_ratio,
             ),
         ),

@@ -43,7 +43,7 @@ from baton.core.messages import (
     WorkerReported,
 )
 from baton.core.prefixes import BlocksRemoved, BlocksStored, EngineCacheChanged
-from baton.core.ticking import QueuedTooLong, Tick, TokensServed, WaitedTooLong
+from baton.core.ticking import QueuedTooLong, ScaleWanted, Tick, TokensServed, WaitedTooLong
 from baton.core.tier_messages import DropBlocks, FromTier, LoadBlocks, LoadEnded, PutEnded, ReadBackWanted, StoreBlocks
 from baton.core.types import HostId, WorkerId, WorkerView
 from baton.decide.control.cluster_messages import (
@@ -106,7 +106,7 @@ class Cluster:
                 if isinstance(event, HostLost):
                     self._dismissed.discard(event.host)
                 self._carry_out(self.transfers.handle(event, now_s), now_s)
-            case RequestCancelled() | RoleSet() | RestartWanted() | TokensServed():
+            case RequestCancelled() | RoleSet() | RestartWanted() | ScaleWanted() | TokensServed():
                 self._ask_coordinator(event, now_s)
             case Tick() | WaitedTooLong() | QueuedTooLong():
                 self._ask_coordinator(event, now_s)

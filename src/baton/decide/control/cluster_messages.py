@@ -33,7 +33,7 @@ from baton.core.messages import (
     WorkerLost,
 )
 from baton.core.prefixes import EngineCacheChanged, SealedBlock
-from baton.core.ticking import QueuedTooLong, Tick, TokensServed, WaitedTooLong
+from baton.core.ticking import QueuedTooLong, ScaleWanted, Tick, TokensServed, WaitedTooLong
 from baton.core.tier_messages import DropBlocks, FromTier, LoadBlocks, StoreBlocks
 from baton.core.types import BlockId, HostId, Request, RequestId, Until, WorkerId, WorkerView
 from baton.decide.kv.layout import KVLayout
@@ -127,6 +127,7 @@ ClusterEvent = (
     | EngineCacheChanged
     | RoleSet
     | RestartWanted
+    | ScaleWanted
     | TokensServed
     | Tick
     | WaitedTooLong

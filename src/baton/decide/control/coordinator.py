@@ -36,7 +36,7 @@ from baton.core.messages import (
     WorkerReported,
 )
 from baton.core.prefixes import BlocksRemoved, BlocksStored
-from baton.core.ticking import QueuedTooLong, Tick, TokensServed, WaitedTooLong
+from baton.core.ticking import QueuedTooLong, ScaleWanted, Tick, TokensServed, WaitedTooLong
 from baton.core.types import ClusterView, HostId, LoadWindow, Request, RequestId, Role, WorkerId, WorkerView
 from baton.decide.control.advice import Policies, PolicyFailure, need_ticks
 from baton.decide.control.bound import Bound
@@ -120,6 +120,9 @@ class Coordinator:
             case RestartWanted(workers=workers):
                 self.moves.rolling.want(workers)
                 return self.moves.roll()
+            case ScaleWanted():
+                self.reshaping.pin(event)
+                return []
             case HostLost(host=host):
                 self._prefixes.forget(host)
                 self.moves.forget_host(host)
@@ -141,13 +144,9 @@ class Coordinator:
 
     @property
     def needs_ticks(self) -> bool:
-        """True if a policy may change the present fleet or move requests, or a worker drains."""
-        return self.moves.need_ticks() or need_ticks(self.policies, len(self._fleet.views()))
-
-    @property
-    def reshaping_failure(self) -> str:
-        """Error message of the last failure of a policy for roles, scaling or moves. Empty: there was none."""
-        return self.reshaping.failure
+        """True if a policy or an administrator may change the present fleet, requests may move, or a worker drains."""
+        is_pinned = bool(self.reshaping.pinned)
+        return is_pinned or self.moves.need_ticks() or need_ticks(self.policies, len(self._fleet.views()))
 
     @property
     def starting(self) -> Mapping[Role, int]:

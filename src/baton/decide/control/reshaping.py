@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from baton.core.launching import ScalingRules
 from baton.core.messages import RetireWorker, SetRole, StartWorker
+from baton.core.ticking import ScaleWanted
 from baton.core.types import ROLES, ClusterView, FlightView, HostId, LoadWindow, RequestId, Role, WorkerId, WorkerView
 from baton.decide.control.advice import Policies, PolicyFailure, asked
 from baton.decide.control.fleet import Fleet, processes_of
@@ -28,7 +29,9 @@ class Reshaping:
     rules: ScalingRules = field(default_factory=ScalingRules)
     history: LoadHistory = field(default_factory=LoadHistory)
     targets: Mapping[Role, int] = field(default_factory=dict[Role, int])
-    """Workers per role that the scaling policy asked for last. Roles that it left out are missing."""
+    """Workers per role that the scaling policy or an administrator asked for last. Other roles are missing."""
+    pinned: dict[Role, int] = field(default_factory=dict[Role, int])
+    """Workers per role that an administrator asked for. They replace the targets of the policy."""
     failure: str = ""
     """Error message of the last failure of such a policy. After a failure the fleet stays as it is."""
     workers_max: dict[HostId, int] = field(default_factory=dict[HostId, int])
@@ -101,7 +104,7 @@ class Reshaping:
         if isinstance(target, PolicyFailure):
             self.failure = target.reason
             return []
-        self.targets = dict(target)
+        target = self.targets = {**target, **self.pinned}
         if self.rules.starts == "none":
             return []
         retired = self._shrink(target, cluster, fleet)
@@ -117,6 +120,13 @@ class Reshaping:
             return {}
         known = {worker.id for worker in cluster.workers}
         return {request: worker for request, worker in sorted(wanted.items()) if worker in known}
+
+    def pin(self, wanted: ScaleWanted) -> None:
+        """Set or remove an administrator's target, from the next tick on."""
+        if wanted.workers is None:
+            self.pinned.pop(wanted.role, None)
+        else:
+            self.pinned[wanted.role] = wanted.workers
 
     def joined(self, worker: WorkerId) -> None:
         """Record that a worker has joined, whether it was requested or not."""

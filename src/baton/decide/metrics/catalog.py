@@ -113,12 +113,12 @@ HANDOFF = Histogram(
 )  # fmt: skip
 DECODE_QUEUE = Histogram(
     "baton_decode_queue_seconds", "s",
-    "KV present on the decode worker's host to the first step there: the part of the handoff that is no copying.",
+    "KV on the decode worker's host to the first step there.",
     buckets=HANDOFF_BUCKETS_S,
 )  # fmt: skip
 HANDOFF_COPY = Counter(
     "baton_handoff_copy_seconds_total", "s",
-    "Copying time between hosts: while the prompt was still computed (it delays nothing), and after that.",
+    "Copying time between hosts, during prefill (it delays nothing) and after it.",
     labels=(COPY_PHASE,),
 )  # fmt: skip
 HANDOFF_BYTES = Counter(
@@ -127,7 +127,7 @@ HANDOFF_BYTES = Counter(
 )  # fmt: skip
 HANDOFF_LAYER_BYTES = Counter(
     "baton_handoff_layer_bytes_total", "bytes",
-    "KV bytes of handoffs that were copied layer by layer, while later layers were computed.",
+    "KV bytes of handoffs that were copied layer by layer during prefill.",
 )  # fmt: skip
 REQUESTS = Counter("baton_requests_total", "requests", "Closed requests.", labels=(OUTCOME,))
 REJECTED = Counter("baton_requests_rejected_total", "requests", "Requests that were refused.", labels=(REASON,))
@@ -155,7 +155,7 @@ WAITING = Gauge(
 )
 KV_BLOCKS = Gauge(
     "baton_kv_blocks", "blocks",
-    "KV blocks. free + used + cached is the tier's size. A store that hosts share is shown at the first of them.",
+    "KV blocks; free + used + cached is the tier's size. A shared store is shown at one host.",
     labels=(HOST, TIER, KV_STATE),
 )  # fmt: skip
 TIER_BLOCKS = Counter(
@@ -165,7 +165,7 @@ TIER_BLOCKS = Counter(
 )  # fmt: skip
 TIER_RESTS = Counter(
     "baton_tier_rests_total", "times",
-    "Times that a host stopped using a tier for a while, because its store failed, hung or could not be opened.",
+    "Pauses of a tier whose store failed, hung or could not be opened.",
     labels=(HOST, TIER),
 )  # fmt: skip
 READ_BACK_BLOCKS = Counter(
@@ -188,12 +188,12 @@ FAILOVERS = Counter(
 )
 FAILOVER_TOKENS = Counter(
     "baton_failover_tokens_total", "tokens",
-    "Tokens of requests that continued after the loss of a worker or host: their KV was read or recomputed.",
+    "Tokens of requests that continued after a loss: their KV was read or recomputed.",
     labels=(Label("kv", ("read", "recomputed")),),
 )  # fmt: skip
 RESUMED = Counter(
     "baton_resumed_streams_total", "streams",
-    "Streams that were saved at the end of the server, resumed after its restart, or refused.",
+    "Streams saved at the server's end, resumed after its restart, or refused.",
     labels=(Label("outcome", ("saved", "resumed", "refused")),),
 )  # fmt: skip
 LIVE_MOVES = Counter("baton_live_moves_total", "moves", "Moves of decoding requests to another worker, by a policy.")

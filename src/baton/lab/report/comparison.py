@@ -10,16 +10,17 @@ from msgspec import Struct
 from baton.lab.report import bins
 from baton.lab.report.drawings import Color, Curves, Mark, Series
 from baton.lab.report.page import notes, page, plot, plots, section, table
+from baton.lab.report.run_page import milliseconds
 from baton.lab.report.run_plots import BINS, binned, distribution, over_time, rates, seconds
-from baton.lab.report.summary import RequestRecord, Results, SloTargets
+from baton.lab.report.summary import Distribution, RequestRecord, Results, SloTargets
 
 COLORS: tuple[Color, ...] = ("--decode", "--prefill", "--mixed", "--other", "--bad")
 DASHES: tuple[tuple[int, ...], ...] = ((), (6, 4), (2, 2))
 RUNS_MAX = len(COLORS) * len(DASHES)
 """Bound on the runs of a comparison: each has a colour and a dash of its own."""
 HEAD = (
-    "cluster", "policy", "completed", "rejected", "failed", "TTFT p50 ms", "TTFT p99 ms", "TPOT p50 ms", "TPOT p99 ms",
-    "output tokens/s", "in SLO", "goodput req/s",
+    "cluster", "policy", "completed", "rejected", "failed", "TTFT ms p50, p99", "TPOT ms p50, p99", "tokens/s",
+    "in SLO", "goodput",
 )  # fmt: skip
 
 
@@ -43,17 +44,22 @@ def comparison_rows(runs: Sequence[ComparedRun]) -> list[list[str]]:
 
 
 def _cells(results: Results) -> list[str]:
-    latencies_s = (results.ttft_s.p50, results.ttft_s.p99, results.tpot_s.p50, results.tpot_s.p99)
     attained = results.slo.attainment_ratio
     return [
         f"{results.completed:,}",
         f"{results.rejected:,}",
         f"{results.failed:,}",
-        *("-" if value_s is None else f"{value_s * 1000:,.1f}" for value_s in latencies_s),
+        *(_two(latency) for latency in (results.ttft_s, results.tpot_s)),
         "-" if results.output_tokens_per_s is None else f"{results.output_tokens_per_s:,.0f}",
         "-" if attained is None else f"{attained:.1%}",
         "-" if results.goodput_rps is None else f"{results.goodput_rps:.4g}",
     ]
+
+
+def _two(latency: Distribution) -> str:
+    """Return p50 and p99 in milliseconds."""
+    _, p50, _, p99 = milliseconds(latency)
+    return f"{p50}, {p99}"
 
 
 def render_comparison(

@@ -19,8 +19,8 @@ from baton.serve.http.pages import asked_model, json_response
 from baton.serve.http.services import Services
 from baton.serve.http.wire.errors import ClusterError
 from baton.serve.http.wire.parsing import convert
-from baton.serve.http.wire.responses import CancelResponse, DrainResponse, RestartResponse, RoleResponse
-from baton.serve.http.wire.schemas import CancelRequest, DrainRequest, RestartRequest, RoleRequest
+from baton.serve.http.wire.responses import CancelResponse, DrainResponse, RestartResponse, RoleResponse, ScaleResponse
+from baton.serve.http.wire.schemas import CancelRequest, DrainRequest, RestartRequest, RoleRequest, ScaleRequest
 from baton.serve.live.joined_host import JoinedHost
 from baton.serve.live.log_thread import LogThread
 from baton.serve.live.running import describe_running, find_live
@@ -47,6 +47,7 @@ class Operations:
             Route("/cluster/requests", self._requests),
             Route("/cluster/cancel", self._cancel, methods=["POST"]),
             Route("/cluster/workers/{worker}/role", self._set_role, methods=["POST"]),
+            Route("/cluster/scale", self._scale, methods=["POST"]),
             Route("/cluster/restart", self._restart, methods=["POST"]),
             Route("/cluster/hosts/{host}/drain", self._drain, methods=["POST"]),
             Route("/cluster/explain/{request}", self._explain),
@@ -71,13 +72,20 @@ class Operations:
     async def _set_role(self, request: Request) -> Response:
         body = convert(await read_object(request), RoleRequest)
         worker = request.path_params["worker"]
-        asked_model(self._services, request).gateway.set_role(WorkerId(worker), body.role)
+        asked_model(self._services, request).gateway.fleet.set_role(WorkerId(worker), body.role)
         return json_response(RoleResponse(worker, body.role))
+
+    async def _scale(self, request: Request) -> Response:
+        """Set the number of workers of a role. Workers start, or drain and end; `/cluster` shows them."""
+        body = convert(await read_object(request), ScaleRequest)
+        fleet = asked_model(self._services, request).gateway.fleet
+        return json_response(ScaleResponse(dict(fleet.scale(body.role, body.workers))))
 
     async def _restart(self, request: Request) -> Response:
         """Begin a rolling restart. `/cluster` shows its progress."""
         body = convert(await read_object(request), RestartRequest)
-        left = asked_model(self._services, request).gateway.restart([WorkerId(worker) for worker in body.workers])
+        fleet = asked_model(self._services, request).gateway.fleet
+        left = fleet.restart([WorkerId(worker) for worker in body.workers])
         return json_response(RestartResponse(left))
 
     async def _drain(self, request: Request) -> Response:

@@ -141,13 +141,13 @@ class Driver:
         self.tell(RoleSet(link.view.id, role))
 
     def tick(self) -> None:
-        """Run the policies for roles, scaling and moves. Does nothing if no such policy is configured."""
+        """Run the policies for roles, scaling and moves. Does nothing if nothing can change the fleet."""
         coordinator, window = self.cluster.coordinator, self._meter.take(now_s())
         if not coordinator.needs_ticks:
             return  # `take` above still starts a new window, else the next one would cover hours
-        before = coordinator.reshaping_failure
+        before = coordinator.reshaping.failure
         self.tell(Tick(window))
-        failure = coordinator.reshaping_failure
+        failure = coordinator.reshaping.failure
         if failure != before:
             log.error("%s; the fleet keeps its workers and their roles", failure)
 

@@ -9,6 +9,7 @@ import msgspec
 from baton.compute.models.card import ModelCard
 from baton.core.errors import RequestError
 from baton.core.leaving import RestartWanted
+from baton.core.ticking import ScaleWanted
 from baton.core.types import Request, RequestId, Role, Slo, WorkerId
 from baton.decide.kv.host_pool import HostPool
 from baton.decide.kv.tier import Tier
@@ -24,14 +25,51 @@ SERVING_STATES = ("loading", "ready", "deserted")
 """States of a server that neither shuts down nor has failed."""
 
 
+class FleetControl:
+    """Changes the fleet as an operator asks."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    def restart(self, workers: Sequence[WorkerId]) -> tuple[WorkerId, ...]:
+        """Begin a rolling restart of these workers, or of all if none is named. Return the workers still to restart.
+
+        Raises RequestError (404) for an unknown worker.
+        """
+        for worker in workers:
+            self._link(worker)
+        ready = [worker for worker, link in self._driver.links.items() if link.state == "ready"]
+        self._driver.tell(RestartWanted(tuple(workers or ready)))
+        return self._driver.cluster.coordinator.moves.rolling.workers
+
+    def scale(self, role: Role, workers: int | None) -> Mapping[Role, int]:
+        """Set the number of workers of a role, or leave it to the policy with None. Return all such numbers."""
+        self._driver.tell(ScaleWanted(role, workers))
+        return self._driver.cluster.coordinator.reshaping.pinned
+
+    def set_role(self, worker: WorkerId, role: Role) -> None:
+        """Change a worker's role from the next request on. Raises RequestError (404) for an unknown worker."""
+        link = self._link(worker)
+        if link.view.role != role:
+            self._driver.set_role(link, role)
+
+    def _link(self, worker: WorkerId) -> WorkerLink:
+        link = self._driver.links.get(worker)
+        if link is None:
+            known = ", ".join(sorted(self._driver.links)) or "none"
+            raise RequestError(f"there is no worker {worker[:80]!r}; known: {known}", param="id", status=404)
+        return link
+
+
 class LiveGateway:
-    """Submits and cancels requests, changes the fleet, and reports the state of the cluster."""
+    """Submits and cancels requests, and reports the state of the cluster."""
 
     def __init__(self, card: ModelCard, driver: Driver, *, policy_names: dict[str, str], slo: Slo | None) -> None:
         self.card = card
         self.state = "loading"
         """`loading`, `ready`, `deserted` (all joined hosts are lost), `stopping`, or `failed: <reason>`."""
         self._driver = driver
+        self.fleet = FleetControl(driver)
         self.live: Mapping[RequestId, LiveRequest] = driver.live
         """Requests that have not ended, in the order of their arrival."""
         self.decision_log = driver.log
@@ -84,30 +122,6 @@ class LiveGateway:
     def mark_sent(self, live: LiveRequest, tokens: int) -> None:
         """Record that the text of `tokens` more tokens reached the client's socket, which TTFT and TPOT measure."""
         self._driver.recorder.sent(live, tokens, now_s())
-
-    def restart(self, workers: Sequence[WorkerId]) -> tuple[WorkerId, ...]:
-        """Begin a rolling restart of these workers, or of all if none is named. Return the workers still to restart.
-
-        Raises RequestError (404) for an unknown worker.
-        """
-        for worker in workers:
-            self._link(worker)
-        ready = [worker for worker, link in self._driver.links.items() if link.state == "ready"]
-        self._driver.tell(RestartWanted(tuple(workers or ready)))
-        return self._driver.cluster.coordinator.moves.rolling.workers
-
-    def set_role(self, worker: WorkerId, role: Role) -> None:
-        """Change a worker's role from the next request on. Raises RequestError (404) for an unknown worker."""
-        link = self._link(worker)
-        if link.view.role != role:
-            self._driver.set_role(link, role)
-
-    def _link(self, worker: WorkerId) -> WorkerLink:
-        link = self._driver.links.get(worker)
-        if link is None:
-            known = ", ".join(sorted(self._driver.links)) or "none"
-            raise RequestError(f"there is no worker {worker[:80]!r}; known: {known}", param="id", status=404)
-        return link
 
     def cluster(self) -> ClusterStatus:
         """Return the body of `/cluster`."""

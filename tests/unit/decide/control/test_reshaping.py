@@ -17,11 +17,11 @@ from baton.core.messages import (
 )
 from baton.core.ports import CostModel
 from baton.core.prefixes import BlocksStored
-from baton.core.ticking import Tick
+from baton.core.ticking import ScaleWanted, Tick
 from baton.core.types import BlockHash, ClusterView, HostId, LoadWindow, Request, RequestId, Role, WorkerId, WorkerView
 from baton.decide.control.coordinator import Coordinator
 from baton.decide.control.reshaping import START_AGAIN_S
-from baton.decide.policy.fleet import RoleChange
+from baton.decide.policy.fleet import FixedFleet, RoleChange, StaticRoles
 from tests.policies import plain_policies
 
 
@@ -175,3 +175,23 @@ def test_policies_see_how_many_prompt_tokens_were_cached() -> None:
     tick(made, 2.0)
     counts = [(window.begun_requests, window.cached_tokens) for window in made.policies.roles.seen]
     assert counts == [(2, 16), (0, 0)]
+
+
+def test_an_administrator_sets_the_workers_of_a_role_whatever_scaling_wants() -> None:
+    """Only of that role, from the next tick on, until the policy decides again."""
+    made = coordinator({"decode": 1})
+    assert made.handle(ScaleWanted("prefill", 1), 0.5) == []
+    assert made.handle(ScaleWanted("decode", 2), 0.5) == []
+    assert tick(made) == [RetireWorker(P1)]
+    made.handle(ScaleWanted("decode", None), 1.5)
+    assert tick(made, 2.0) == [RetireWorker(D1)]
+    assert made.reshaping.targets == {"prefill": 1, "decode": 1}
+
+
+def test_a_fleet_without_a_scaling_policy_needs_ticks_while_an_administrator_sets_its_size() -> None:
+    made = Coordinator(replace(coordinator({}).policies, scaling=FixedFleet(), roles=StaticRoles()), block_tokens=4)
+    assert not made.needs_ticks
+    made.handle(ScaleWanted("prefill", 1), 0.0)
+    assert made.needs_ticks
+    made.handle(ScaleWanted("prefill", None), 0.0)
+    assert not made.needs_ticks

@@ -25,6 +25,15 @@ export function sureButton(label, name, act) {
   return button;
 }
 
+// Fill a place with the fields that set the number of workers of a role.
+export function scaleFields(place, roles) {
+  const role = make("select", "", roles.map(name => make("option", "", name))), count = make("input");
+  role.setAttribute("aria-label", "Role to scale"); count.setAttribute("aria-label", "Workers of this role; empty: as the policy decides");
+  count.type = "number"; count.min = "1"; count.placeholder = "policy";
+  const scale = sureButton("scale", "Scale this role", () => post("/cluster/scale", {role: role.value, workers: count.value ? Number(count.value) : null}));
+  place.append("scale ", role, " to ", count, " workers ", scale);
+}
+
 export async function running() {
   const table = $("running");
   if (table.contains(document.activeElement)) return;  // a button is being pressed

@@ -1,7 +1,7 @@
 // The dashboard: reads /cluster/events, and shows each sample once it has arrived.
-import {running} from "./actions.js";
+import {running, scaleFields} from "./actions.js";
 import {$, amount, duration, events, headers, keepKey, time} from "./common.js";
-import {cache, flow, marks, refusals, requests, shares, tiles, workerLanes, workers} from "./panels.js";
+import {ROLES, cache, flow, marks, refusals, requests, shares, tiles, workerLanes, workers} from "./panels.js";
 import {Axis, curves, lanes} from "./plots.js";
 import {Store} from "./store.js";
 
@@ -93,6 +93,7 @@ async function read() {
 }
 
 build();
+scaleFields($("scale"), ROLES);
 keepKey(read);
 $("window").addEventListener("change", () => axis.setZoom(null));
 document.addEventListener("visibilitychange", show);

@@ -2,7 +2,7 @@
 import {explain, post, sureButton} from "./actions.js";
 import {$, amount, bytes, duration, make, ratio, time} from "./common.js";
 
-const ROLES = ["prefill", "decode", "mixed"];
+export const ROLES = ["prefill", "decode", "mixed"];
 const LETTERS = {prefill: "P", decode: "D", mixed: "M"};
 const LANES_MAX = 32;
 const MINUTE = 60;

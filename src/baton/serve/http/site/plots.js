@@ -56,7 +56,7 @@ export function curves(element, axis, {columns, series, format, floor = 0, limit
       {...look, ...(label ? {label} : {}), size: 62, values: (_, values) => values.map(format)},
     ],
     series: [
-      {label: "", value: (_, value) => value == null ? "" : axis.words(value)},
+      {label: axis.label || "at", value: (_, value) => value == null ? "" : axis.words(value)},
       ...series.map(one => ({
         label: one.label, stroke: () => canvasColor(one.color), width: one.width ?? 1.5, dash: one.dash, spanGaps: true,
         ...(one.isDots ? {paths: () => null, points: {show: true, size: 8, fill: () => canvasColor(one.color)}} : {points: {size: 4}}),
@@ -128,7 +128,7 @@ export function lanes(canvas, readout, axis, {rows, marks = () => [], height = 3
       ctx.fillStyle = canvasColor("CanvasText");
       if (height >= NAMED_HEIGHT) ctx.fillText(row.name, 0, top + band / 2, LEFT - 22);
       for (const each of row.bands) {
-        const start = Math.max(LEFT, x(each.from) - 0.5), end = Math.min(width, x(each.to));
+        const start = Math.max(LEFT, Math.round(x(each.from))), end = Math.min(width, Math.round(x(each.to)));
         if (end <= LEFT || start >= width) continue;
         ctx.globalAlpha = 0.2 + 0.8 * (each.strength ?? 1); ctx.fillStyle = canvasColor(each.color);
         ctx.fillRect(start, top, Math.max(1, end - start), band); ctx.globalAlpha = 1;

@@ -6,7 +6,7 @@ const WORDS = {seconds: duration, share: ratio, number: amount, rate: value => a
 const LETTERS = {prefill: "P", decode: "D", mixed: "M"};
 const found = [...document.querySelectorAll("script[type='application/json']")].map(script => [script.previousElementSibling, JSON.parse(script.textContent)]);
 const end = Math.max(1e-9, ...found.map(([, plot]) => plot.end_s ?? 0));
-const overTime = new Axis({limits: () => [0, end], words: value => `${Number(value.toPrecision(6))} s`, key: "time"});
+const overTime = new Axis({limits: () => [0, end], words: value => `${Number(value.toPrecision(value < 100 ? 3 : 6))} s`, key: "time"});
 
 function drawCurves(element, plot) {
   const axis = plot.end_s != null ? overTime : new Axis({limits: () => [0, plot.x_max], words: WORDS[plot.x_format], label: plot.x_label});

@@ -40,6 +40,7 @@ _STRICT = (
     schemas.CancelRequest,
     schemas.DrainRequest,
     schemas.RestartRequest,
+    schemas.ScaleRequest,
     schemas.RoleRequest,
 )
 """Bodies that never may have unknown fields."""
@@ -66,6 +67,7 @@ _SCHEMAS = (
     responses.CancelResponse,
     responses.DrainResponse,
     responses.RestartResponse,
+    responses.ScaleResponse,
     responses.RoleResponse,
     ClusterStatus,
     RunningRequests,
@@ -135,6 +137,7 @@ def _paths() -> Json:
         "/cluster/log": {
             "get": _get_text("Read the decision log, as far as it is written", "application/octet-stream", _FINDING)
         },
+        "/cluster/scale": {"post": _post("Set the number of workers of a role", "ScaleRequest", "ScaleResponse")},
         "/cluster/restart": {"post": _post("Restart workers one after the other", "RestartRequest", "RestartResponse")},
         "/cluster/workers/{worker}/role": {
             "post": _post("Change a worker's role", "RoleRequest", "RoleResponse")

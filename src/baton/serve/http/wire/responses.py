@@ -8,6 +8,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from baton.core.types import Role
 from baton.serve.live.live_request import Timings
 
 FINGERPRINT = f"baton-{metadata.version('baton')}"
@@ -183,6 +184,11 @@ class RoleResponse(Struct, frozen=True):
 class RestartResponse(Struct, frozen=True):
     restarting: tuple[str, ...]
     """Workers that are still to be restarted, in this order."""
+
+
+class ScaleResponse(Struct, frozen=True):
+    wanted: dict[Role, int]
+    """Workers that operators asked for, by role."""
 
 
 class CancelResponse(Struct, frozen=True):

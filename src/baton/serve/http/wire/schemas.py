@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from baton.core.config import WORKERS_MAX
 from baton.core.types import Role
 
 TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
@@ -286,6 +287,12 @@ class DetokenizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 class RestartRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     workers: tuple[str, ...] = ()
+
+
+class ScaleRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    role: Role
+    workers: Annotated[int, Meta(ge=1, le=WORKERS_MAX)] | None
+    """Workers of this role, from the next tick on. Null: the scaling policy decides again."""
 
 
 class CancelRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
