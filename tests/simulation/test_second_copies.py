@@ -54,9 +54,10 @@ def lost_tokens(cluster: SimCluster) -> tuple[int, int]:
 
 
 def landed_on(cluster: SimCluster) -> set[HostId]:
-    """Return the hosts that KV was copied to."""
-    log = cluster.server.journal.log
-    return {entry.host for entry in log if isinstance(entry, PoolDecision) and isinstance(entry.event, LandingEnded)}
+    """Return the hosts that the KV of the request was copied to."""
+    told = [entry for entry in cluster.server.journal.log if isinstance(entry, PoolDecision)]
+    ends = [(entry.host, entry.event) for entry in told if isinstance(entry.event, LandingEnded)]
+    return {host for host, end in ends if end.request_id == "r"}
 
 
 def read_tokens(decisions: Sequence[Decision]) -> int:

@@ -252,7 +252,7 @@ class HostsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Allow hosts with different KV precisions. `timings.kv_loss` of a request reports the rounding. Later requests
     that hit such blocks read rounded values."""
     handover_bytes: Bytes = 256 * 1024 * 1024
-    """Maximum size of the cached prefixes that a leaving host hands over to another one."""
+    """Maximum size of the cached prefixes that a leaving host hands over, and that a joining one gets."""
     mover_silent_s: ShortTimeout = 5.0
     """A mover process that sends nothing for this long is killed and restarted."""
 

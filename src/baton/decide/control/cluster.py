@@ -82,6 +82,8 @@ class Cluster:
         self._out: list[ClusterCommand] = []
         self._dismissed: set[HostId] = set()
         """Leaving hosts that got a DismissHost and are not lost yet."""
+        self._cold: set[HostId] = set()
+        """Hosts that were added and have no worker yet. With the first one, they get hot prefixes of another host."""
 
     @property
     def pools(self) -> dict[HostId, HostPool]:
@@ -105,6 +107,7 @@ class Cluster:
             case CopyEnded() | FromTier() | LayersDone() | HostLost():
                 if isinstance(event, HostLost):
                     self._dismissed.discard(event.host)
+                    self._cold.discard(event.host)
                 self._carry_out(self.transfers.handle(event, now_s), now_s)
             case RequestCancelled() | RoleSet() | RestartWanted() | ScaleWanted() | TokensServed():
                 self._ask_coordinator(event, now_s)
@@ -113,8 +116,12 @@ class Cluster:
             case WorkerJoined() | WorkerLost():
                 self._carry_out(self.transfers.handle(event, now_s), now_s)
                 self._ask_coordinator(event, now_s)
+                if isinstance(event, WorkerJoined) and event.view.host in self._cold:
+                    self._cold.remove(event.view.host)
+                    self._carry_out(self.transfers.handover.warm(event.view.host, now_s), now_s)
             case HostAdded(host=host, workers_max=workers_max):
                 self.transfers.hosts.add(event)
+                self._cold.add(host)
                 self.coordinator.open_host(host, workers_max)
                 if event.kept:
                     hashes = tuple(each.block_hash for each in event.kept)

@@ -25,7 +25,7 @@ class PoolRules:
     """Makes an eviction order for an arena or a tier."""
     prompts: PromptRules = ONE_HASH_A_BLOCK
     handover_bytes: int = 256 * 1024 * 1024
-    """Maximum size of the cached prefixes that a leaving host hands over. 0: none."""
+    """Maximum size of the cached prefixes that a leaving host hands over, and that a joining one gets. 0: none."""
 
 
 @dataclass(slots=True)

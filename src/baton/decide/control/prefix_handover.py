@@ -1,4 +1,4 @@
-"""Copy the hot prefixes of a leaving host to another host, one after the other, up to a bound."""
+"""Copy hot prefixes from a host that leaves, or to a host that joins, one after the other, up to a bound."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from baton.core.types import HostId, Request, RequestId
 from baton.decide.control.cluster_messages import ToPool
 from baton.decide.control.host_pools import HostPools
 from baton.decide.control.transfer import Steps, Transfer, TransferTable
+from baton.decide.kv.host_pool import HostPool
+
+WARM_USES_MIN = 2
+"""Minimum number of requests that used a block before it is copied ahead of demand."""
 
 
 @dataclass(slots=True)
@@ -17,27 +21,49 @@ class PrefixHandover:
 
     hosts: HostPools
     table: TransferTable
-    _left: dict[HostId, list[Request]] = field(default_factory=dict[HostId, list[Request]])
-    """Prefixes that are still to be copied, by leaving host: each is the prompt of an internal request."""
+    _left: dict[tuple[HostId, HostId], list[Request]] = field(
+        default_factory=dict[tuple[HostId, HostId], list[Request]]
+    )
+    """Prefixes that are still to be copied, by source and target: each is the prompt of an internal request."""
     _under_way: set[RequestId] = field(default_factory=set[RequestId])
 
     def begin(self, source: HostId, now_s: float) -> Steps[None]:
-        """Begin to copy the hot prefixes of a host that leaves to the host with the most free blocks.
+        """Begin to copy the hot prefixes of a host that leaves to the host with the most free blocks."""
+        takers = self._partners(source)
+        if takers:
+            taker = min(takers, key=lambda other: (-other.view().blocks_free, other.host))
+            yield from self._begin(self.hosts.pools[source], taker, now_s, uses_min=1)
 
-        Only a host with the same block size can take prefixes by their hashes.
+    def warm(self, target: HostId, now_s: float) -> Steps[None]:
+        """Begin to copy hot prefixes to a host that joins, from the host with the most cached blocks.
+
+        Only prefixes that several requests have used are copied. Without copies, the first request to each prefix would
+        wait for its transfer.
         """
-        pool = self.hosts.pools.get(source)
-        takers = [
-            other
-            for name, other in self.hosts.pools.items()
-            if name not in self.hosts.leaving and pool is not None and other.block_tokens == pool.block_tokens
-        ]
-        if pool is None or pool.window is not None or source in self._left or not takers:
+        sources = [other for other in self._partners(target) if other.view().blocks_cached]
+        if sources:
+            source = min(sources, key=lambda other: (-other.view().blocks_cached, other.host))
+            yield from self._begin(source, self.hosts.pools[target], now_s, uses_min=WARM_USES_MIN)
+
+    def _partners(self, host: HostId) -> list[HostPool]:
+        """Return the other hosts that stay and have the same block size: prefixes are copied by their hashes.
+
+        Empty for a model with an attention window, whose first blocks are released.
+        """
+        pool = self.hosts.pools.get(host)
+        if pool is None or pool.window is not None:
+            return []
+        others = [other for name, other in self.hosts.pools.items() if name not in self.hosts.leaving | {host}]
+        return [other for other in others if other.block_tokens == pool.block_tokens]
+
+    def _begin(self, pool: HostPool, taker: HostPool, now_s: float, *, uses_min: int) -> Steps[None]:
+        """Choose the prefixes that the bound and the free blocks of the taker allow, and begin the first copy."""
+        pair = pool.host, taker.host
+        if pair in self._left:
             return
-        taker = min(takers, key=lambda other: (-other.view().blocks_free, other.host))
-        bound = self.hosts.rules.handover_bytes // self.hosts.layouts[source].block_bytes
-        prefixes = pool.hot_prefixes.chains(min(bound, taker.view().blocks_free))
-        self._left[source] = [
+        bound = self.hosts.rules.handover_bytes // self.hosts.layouts[pool.host].block_bytes
+        prefixes = pool.hot_prefixes.chains(min(bound, taker.view().blocks_free), uses_min)
+        self._left[pair] = [
             Request(
                 id=RequestId(f"prefix-{self.table.next_number()}"),
                 prompt_tokens=len(prefix.hashes) * pool.block_tokens + 1,  # the last token of a prompt is no prefix
@@ -48,7 +74,7 @@ class PrefixHandover:
             )
             for prefix in prefixes
         ]
-        yield from self._copy_next(source, taker.host)
+        yield from self._copy_next(*pair)
 
     def ended(self, transfer: Transfer) -> Steps[bool]:
         """Begin the next copy after one has ended. Return False for a transfer that belongs to a client's request."""
@@ -64,9 +90,12 @@ class PrefixHandover:
         return True
 
     def _copy_next(self, source: HostId, target: HostId) -> Steps[None]:
-        """Begin the next copy of a prefix that the target lacks. The loss of either host ends the handover."""
-        left, pools = self._left.get(source, []), self.hosts.pools
-        while left and source in pools and target in pools:
+        """Begin the next copy of a prefix that the target lacks.
+
+        The loss of either host ends the copies, and so does a target that leaves.
+        """
+        left, pools = self._left.get((source, target), []), self.hosts.pools
+        while left and source in pools and target in pools and target not in self.hosts.leaving:
             request = left.pop(0)
             tokens = request.prompt_tokens - 1
             if pools[target].held_tokens(request.block_hashes) == tokens:
@@ -83,4 +112,4 @@ class PrefixHandover:
             )
             yield self.table.add(transfer).ask_for_blocks(1, pools[target].block_tokens)
             return
-        self._left.pop(source, None)
+        self._left.pop((source, target), None)

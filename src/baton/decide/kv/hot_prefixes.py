@@ -51,14 +51,16 @@ class HotPrefixes:
         blocks.unpin(sorted(taken, key=lambda block: first_tokens.get(block, -1)))
         blocks.fresh = fresh
 
-    def chains(self, blocks_max: int) -> list[Prefix]:
+    def chains(self, blocks_max: int, uses_min: int = 1) -> list[Prefix]:
         """Return prefixes of at most `blocks_max` different blocks in all. Blocks that more requests used come first.
 
-        A block whose predecessors are not all in the arena is left out: it cannot be used.
+        A block whose predecessors are not all in the arena is left out: it cannot be used. So is one that fewer than
+        `uses_min` requests used.
         """
         found = (self.blocks.facts(BlockId(block)) for block in range(self.blocks.total))
         facts = {each.block_hash: each for each in found if each is not None}
-        ranked = sorted(facts.values(), key=lambda each: (-each.uses, each.start_tokens, each.block_hash))
+        hot = [each for each in facts.values() if each.uses >= uses_min]
+        ranked = sorted(hot, key=lambda each: (-each.uses, each.start_tokens, each.block_hash))
         chosen: dict[BlockHash, BlockFacts] = {}
         for each in ranked:
             missing = _missing(each, facts, chosen)

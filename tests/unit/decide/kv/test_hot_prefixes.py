@@ -53,6 +53,12 @@ def test_the_most_used_blocks_come_first_and_the_bound_holds() -> None:
     assert sum(len(hashes) for hashes, _ in chains(blocks, 4)) <= 5
 
 
+def test_blocks_that_one_request_used_are_not_copied_ahead_of_demand() -> None:
+    """Three requests used the shared beginning, and one of them went on."""
+    blocks = arena(("s", 2, "x"), ("sab", 1, "x"), ("f", 1, "z"))
+    assert [prefix.hashes for prefix in HotPrefixes(blocks).chains(32, uses_min=2)] == [chain("s")]
+
+
 def test_a_chain_without_its_beginning_is_left_out() -> None:
     """A successor of an evicted block cannot be used, nor one whose predecessor was never known."""
     blocks = arena(("ab", 1, "x"), ("c", 1, "x"))
