@@ -53,6 +53,7 @@ LMCACHE = (
 """What LMCache imports on a CPU. All that it asks for has CUDA's toolkit in it; it is put on our torch instead."""
 PEERS = ("mooncake store", "lmcache local", "lmcache server", "redis directly")
 Blocks = list[tuple[BlockHash, memoryview]]
+PackageMissing = pytest.skip.Exception
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +230,7 @@ def mooncake_rows(folder: Path, size: Size) -> dict[str, Any]:
             store = open_store(cluster.url, layout_fingerprint="a", block_bytes=size.block_bytes)
             figures = measure(store, size)
             store.close()
-    except pytest.skip.Exception as missing:
+    except PackageMissing as missing:
         return {"missing": str(missing)}
     return figures
 
@@ -239,7 +240,7 @@ def mooncake_direct_rows(folder: Path, size: Size) -> dict[str, Any]:
     try:
         with mooncake(memory="16MB"):  # for the environment that its package needs
             return peer_rows(Path(sys.executable), ["mooncake_store.py"], size)
-    except pytest.skip.Exception as missing:
+    except PackageMissing as missing:
         return {"missing": str(missing)}
 
 
