@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
@@ -28,6 +29,7 @@ from baton.serve.http.text_response import TextResponse, UsageChunks
 from baton.serve.http.unknown_fields import send_warning
 from baton.serve.http.wire.constraint import Constraint
 from baton.serve.http.wire.encoders import ResponseHead
+from baton.serve.http.wire.parsing import parse_object
 from baton.serve.http.wire.sampling import SEED_BITS, for_choice, sampling_of
 from baton.serve.http.wire.schemas import CompletionRequest
 from baton.serve.live.hooks import Filters
@@ -61,12 +63,8 @@ class Generate:
     async def _respond(
         self, scope: Scope, receive: Receive, send: Send, received: ReceivedBody, continued: Continuation | None
     ) -> None:
-        services, kind, context = self._services, self._kind, context_of(scope)
-        body, owner = services.hooks.before(await services.parse(received), kind.PATH), owner_of(context.identity)
-        request, ignored = await services.parsing.run(
-            lambda: services.unknown_fields.read(body, kind.BODY, lambda known: kind.read(known, services, owner)),
-            received,
-        )
+        context = context_of(scope)
+        body, request, ignored = await self._read(received, owner_of(context.identity))
         response = await self._accept(context, received, body, request, continued)
         budget = context.budget
         budget.release_body()
@@ -74,6 +72,24 @@ class Generate:
             await response.run(receive, send_warning(send, ignored), stream=bool(request.fields.stream))
         finally:
             budget.charge(response.usage().total_tokens, now_s())
+
+    async def _read(self, received: ReceivedBody, owner: str) -> tuple[dict[str, Any], TextRequest, list[str]]:
+        """Return the body for output hooks, the request, and the paths of ignored fields. Raises RequestError.
+
+        A large body is parsed and checked in one turn: its parts take much memory, and would wait for another turn.
+        """
+        services = self._services
+        if services.hooks.request:  # they run on the event loop
+            body = services.hooks.before(await services.parse(received), self._kind.PATH)
+            return await services.parsing.run(lambda: self._checked(body, owner), received)
+        return await services.parsing.run(lambda: self._checked(parse_object(received.raw), owner), received)
+
+    def _checked(self, body: dict[str, Any], owner: str) -> tuple[dict[str, Any], TextRequest, list[str]]:
+        services, kind = self._services, self._kind
+        read = partial(kind.read, services=services, owner=owner)
+        request, ignored = services.unknown_fields.read(body, kind.BODY, read)
+        self._choices_count(request)  # before any of a million prompts waits for its tokens
+        return body if services.hooks.output else {}, request, ignored
 
     async def _accept(
         self,
@@ -90,7 +106,7 @@ class Generate:
         constraint = await services.parsing.run(request.constraint, received)
         if constraint is not None:
             await model.grammars.check(constraint, context.client)
-        choices_count = self._choices_count(request)  # before any of a million prompts is tokenized
+        choices_count = self._choices_count(request)
         prompts = await model.read_prompts(
             request.prompts, request.fields.cache_salt, context.identity, param=kind.PROMPT_PARAM, body=received
         )
