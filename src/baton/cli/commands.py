@@ -9,6 +9,7 @@ from importlib import import_module, metadata
 COMMANDS = {
     "serve": "serve a model over HTTP (OpenAI API)",
     "host": "join a server with this machine's workers and memory",
+    "standby": "run a server while no other one of its fleet runs",
     "pool": "give this machine's memory to hosts, for KV blocks that they share",
     "keys": "edit the API keys of a server",
     "restart": "restart the workers of a server one after the other",

@@ -29,7 +29,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
     )
     parser.set_defaults(run=run)
     add = parser.add_argument
-    add("--join", required=True, metavar="URL", help="the server, such as http://10.0.0.1:8000")
+    add(
+        "--join",
+        required=True,
+        metavar="URL",
+        help="the server, such as http://10.0.0.1:8000, or etcd://10.0.0.1:2379/NAME",
+    )
     add("model", nargs="?", default="", metavar="MODEL", help="the model on this machine (default: as on the server)")
     add("--name", metavar="NAME", help="name of this host on the server (default: its host name)")
     add("--prefill", type=int, metavar="N", help="prefill workers; a role that is not given has none (default: 1)")

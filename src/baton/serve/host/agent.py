@@ -17,7 +17,7 @@ from baton.core.types import HostId
 from baton.move.backoff import Backoff
 from baton.move.clock import now_s
 from baton.serve.host.build import choose_computing, limit_context, priced
-from baton.serve.host.join_request import JoinFailedError, request_terms, server_address
+from baton.serve.host.join_request import JoinFailedError, find_server, request_terms, server_address
 from baton.serve.host.membership import HostAddress, KeptArena, Membership
 from baton.serve.host.tasks import run_in_thread
 from baton.serve.messages.hosting import HostTerms
@@ -114,8 +114,9 @@ class Agent:
 
     async def _stay(self) -> str:
         self._membership, options = None, self._options
-        server = server_address(options.url)
-        terms = await run_in_thread(partial(request_terms, options.url, options.api_key))
+        url = await run_in_thread(partial(find_server, options.url))
+        server = server_address(url)
+        terms = await run_in_thread(partial(request_terms, url, options.api_key))
         config = _config(terms, options)
         resolved = partial(resolve_model, config.model, config.load_format, config.adapter)
         card = limit_context(config, await run_in_thread(resolved))

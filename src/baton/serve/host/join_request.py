@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from baton.core.errors import BatonError, ConfigError
+from baton.move.etcd import Etcd, EtcdError, server_key
 from baton.serve.messages.hosting import HostTerms
 
 TIMEOUT_S = 10.0
@@ -27,6 +28,23 @@ class JoinFailedError(BatonError):
         """`again_s`: seconds after which the same reason is final."""
         super().__init__(message)
         self.again_s = again_s
+
+
+def find_server(url: str) -> str:
+    """Return the URL of the active server, which etcd knows for etcd://HOST:PORT/NAME; any other URL is returned.
+
+    Raises JoinFailedError if etcd does not answer, or knows no active server.
+    """
+    parts = urlsplit(url)
+    if parts.scheme != "etcd":
+        return url
+    try:
+        found = Etcd(f"http://{parts.netloc}").get(server_key(parts.path.strip("/")))
+    except EtcdError as error:
+        raise JoinFailedError(str(error)) from error
+    if found is None:
+        raise JoinFailedError(f"no server of {url} is active")
+    return found
 
 
 def request_terms(url: str, api_key: str | None) -> HostTerms:
@@ -73,5 +91,7 @@ def server_address(url: str) -> str:
     """Return the host name or address in a server's URL. Raises ConfigError if it is not an HTTP URL."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"--join {url} is not an HTTP address; give one as in http://10.0.0.1:8000")
+        raise ConfigError(
+            f"--join {url} is not an HTTP address; give one as in http://10.0.0.1:8000, or etcd://10.0.0.1:2379/NAME"
+        )
     return parts.hostname
