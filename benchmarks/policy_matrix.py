@@ -132,7 +132,9 @@ def report(rows: Mapping[str, Any]) -> dict[str, Any]:
         kept = [found for found in all_found if policy in found and PUBLISHED[0] in found]
         summaries += [summary(half, kept, policy)] if kept else []
     head = ["Row", "half", "SLO, s", "capacity, req/s", *names, "best published", "by"]
-    return {"head": head, "lines": lines, "summaries": summaries}
+    played = [found for found in (means(row["policies"]) for row in rows.values()) if PUBLISHED[0] in found]
+    seeds = min((len(ratios) for row in rows.values() for ratios in row["policies"].values()), default=0)
+    return {"head": head, "lines": lines, "summaries": summaries, "published": shared(played), "seeds": seeds}
 
 
 def main() -> None:

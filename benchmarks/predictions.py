@@ -120,14 +120,19 @@ def _rounded(found: Accuracy | None) -> dict[str, float] | None:
 
 
 def report(cases: dict[str, Any]) -> dict[str, Any]:
-    """Return the errors of every case and rate, and how many rows of each half are within the aims."""
+    """Return the errors of every case, at each of its rates, and how many rows of each half are within the aims."""
     rows: list[list[str]] = []
     for name, found in cases.items():
-        for row in found["rates"]:
-            cells = [name, found["half"], f"{row['rate_rps']:g}", f"{row['attainment_ratio']:.3f}"]
-            errors = [row[latency] for latency in ("ttft", "tpot")]
-            cells += [f"{each[key]:.0%}" if each else "" for each in errors for key in AIMS]
-            rows.append(cells)
+        rates = found["rates"]
+        errors = [
+            "/".join(f"{row[latency][key]:.0%}" if row[latency] else "-" for row in rates)
+            for latency in ("ttft", "tpot")
+            for key in AIMS
+        ]
+        rates_rps = "/".join(f"{row['rate_rps']:g}" for row in rates)
+        rows.append(
+            [name, found["half"], rates_rps, "/".join(f"{row['attainment_ratio']:.3f}" for row in rates), *errors]
+        )
     summaries: list[str] = []
     for half, latency in product(("tuned", "held-out"), ("ttft", "tpot")):
         each = [row[latency] for found in cases.values() if found["half"] == half for row in found["rates"]]

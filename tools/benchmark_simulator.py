@@ -75,10 +75,13 @@ def roles() -> list[str]:
 
 
 def policy_matrix() -> list[str]:
-    found = load("policy-matrix")["report"]
+    stored = load("policy-matrix")
+    found, requests = stored["report"], max(row["requests"] for row in stored["rows"].values())
+    policies = ", ".join(found["published"])
     note = (
-        "SLO attainment at 0.6, 0.9 and 1.2 of the capacity; `baton` against the best of the published policies in "
-        f"each cell. {_sentences(found)} Fleets, loads, and what is tuned on: `benchmarks/_policy_cells.py`."
+        f"SLO attainment at 0.6, 0.9 and 1.2 of the capacity, seeds: {found['seeds']}, at most {requests} requests. "
+        f"`baton` against the best of {policies} in each cell. {_sentences(found)} Fleets, loads, and what is tuned "
+        "on: `benchmarks/_policy_cells.py`, which has rows that are not played yet."
     )
     return section("Policies over fleets and loads", "policy-matrix", found["head"], found["lines"], note)
 
