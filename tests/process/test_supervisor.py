@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from baton.serve.messages.setup import WorkerSetup
 from tests.serving import alive, serving
 
 WAIT_S = 60.0
+PAUSE_S = 2.0
+"""Length of a pause: twice the limit of silence of its test."""
 
 
 def _parts(log: str = "") -> Parts:
@@ -78,6 +81,24 @@ def test_a_worker_that_hangs_again_is_started_again(tmp_path: Path) -> None:
             answer = client.post("/v1/completions", json=body).raise_for_status().json()
             assert answer["timings"]["attempts"] == 2
         assert "given up" not in server.output()
+
+
+def test_a_pause_of_the_whole_machine_ends_no_worker(tmp_path: Path) -> None:
+    """Before, the first check after a pause or a restored checkpoint killed every worker, with its warm model."""
+    config = tmp_path / "baton.toml"
+    config.write_text("[survival]\nsilent_s = 1.0\n")
+    with serving("hash", "--config", str(config), "--mixed", "2") as server, server.client() as client:
+        workers = server.worker_pids()
+        pids = (server.process.pid, *workers)
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        threading.Event().wait(PAUSE_S)
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+        body = {"prompt": "hello", "max_tokens": 5, "ignore_eos": True}
+        answer = client.post("/v1/completions", json=body).raise_for_status().json()
+        assert answer["timings"]["attempts"] == 1
+        assert server.worker_pids() == workers
 
 
 def test_a_worker_that_is_given_up_is_no_longer_in_the_metrics(tmp_path: Path) -> None:

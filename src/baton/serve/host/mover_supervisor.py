@@ -61,7 +61,8 @@ class MoverSupervisor:
         self._tell = tell
         self._process: ChildProcess | None = None
         self._is_ready = False
-        self._last_message_s = 0.0
+        self._quiet_s = 0.0
+        """Time without a message of the mover, without the time in which this process did not run itself."""
         self._failure = ""
         self._decoder = msgspec.msgpack.Decoder(FromMoverMessage)
         self._encoder = msgspec.msgpack.Encoder()
@@ -95,7 +96,7 @@ class MoverSupervisor:
         quick_deaths = 0
         while not self._stopped.is_set():
             self.generation += 1
-            began_s = self._last_message_s = now_s()
+            began_s, self._quiet_s = now_s(), 0.0
             self._is_ready, self._failure = False, ""
             ended = await self._run(self.generation)
             self._process = None
@@ -127,19 +128,21 @@ class MoverSupervisor:
 
     async def _watch(self) -> None:
         """Kill a mover that does not answer, because the blocks of its transfers stay reserved as long as it lives."""
+        round_s = self._silent_s / 4
         while True:
-            await asyncio.sleep(self._silent_s / 4)
+            await asyncio.sleep(round_s)
             if self._process is None:
                 continue
             limit_s = self._silent_s if self._is_ready else _START_S
-            if now_s() - self._last_message_s > limit_s:
+            self._quiet_s += round_s
+            if self._quiet_s > limit_s:
                 self._failure = f"it has not answered for {limit_s:.0f} s and was killed"
                 self._process.kill()
             elif self._is_ready:
                 self._process.send_payload(self._encoder.encode(Ping()))
 
     def _on_message(self, generation: int, payload: bytes) -> None:
-        self._last_message_s = now_s()
+        self._quiet_s = 0.0
         host = self._setup.host
         match self._decoder.decode(payload):
             case MoverReady() as ready:

@@ -38,7 +38,8 @@ class _Slot:
     setup: WorkerSetup
     process: WorkerProcess | None = None
     deaths_s: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
-    heard_s: float = 0.0
+    quiet_s: float = 0.0
+    """Time without a message from the process, without the time in which this process did not run itself."""
     failure: str = ""
     has_load_error: bool = False
     """The process reported that it cannot load the model. It is not restarted: a new process would fail too."""
@@ -172,7 +173,7 @@ class Supervisor:
         while not self._stopping:
             process = slot.process
             assert process is not None
-            slot.heard_s, slot.failure, slot.has_load_error = now_s(), "", False
+            slot.quiet_s, slot.failure, slot.has_load_error = 0.0, "", False
             ended = await self._run(slot, process)
             if self._stopping:
                 return
@@ -237,22 +238,27 @@ class Supervisor:
             self._notices.ready()
 
     async def _watch(self, slot: _Slot) -> None:
-        """Kill a worker that does not answer, so that its requests can continue on another one."""
+        """Kill a worker that does not answer, so that its requests can continue on another one.
+
+        A pause of the whole machine, or a restored checkpoint, counts as one round of the watch.
+        """
         survival = self._survival
+        round_s = min(_PING_S, survival.silent_s / 4)
         while not slot.given_up:
-            await asyncio.sleep(min(_PING_S, survival.silent_s / 4))
+            await asyncio.sleep(round_s)
             process = slot.process
             if process is None or process.state == "lost":
                 continue
             limit_s = survival.silent_s if process.state == "ready" else survival.start_s
-            if now_s() - slot.heard_s > limit_s:
+            slot.quiet_s += round_s
+            if slot.quiet_s > limit_s:
                 slot.failure = f"{slot.setup.view.id} has not answered for {limit_s:.0f} s and was killed"
                 process.kill()
             elif process.state == "ready":
                 process.send(Ping())
 
     def _on_message(self, slot: _Slot, payload: bytes) -> None:
-        slot.heard_s = now_s()
+        slot.quiet_s = 0.0
         process = slot.process
         assert process is not None
         match self._listener.receive(slot.setup.view.id, payload):
