@@ -13,9 +13,12 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+SEAL_FUTURE_WRITE = 0x10
+"""Refuses writes, and further mappings for writing. Linux 5.1; `fcntl` of Python 3.12 does not have its number."""
+
 
 def can_share_weights() -> bool:
-    return hasattr(os, "memfd_create") and hasattr(fcntl, "F_SEAL_WRITE")
+    return hasattr(os, "memfd_create") and hasattr(fcntl, "F_GET_SEALS")
 
 
 def create_weights_file() -> int | None:
@@ -46,7 +49,7 @@ class WeightsFile:
 
     @property
     def is_complete(self) -> bool:
-        return bool(fcntl.fcntl(self.descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE)
+        return bool(fcntl.fcntl(self.descriptor, fcntl.F_GET_SEALS) & SEAL_FUTURE_WRITE)
 
     def clear(self) -> None:
         """Discard the contents that a worker left when it died while filling the file."""

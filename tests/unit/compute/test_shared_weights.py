@@ -17,14 +17,14 @@ import pytest
 from baton.compute.native.build import library_path
 from baton.compute.native.library import NativeLibrary
 from baton.core.errors import ModelError
-from baton.move.weights_file import WeightsFile
+from baton.move.weights_file import SEAL_FUTURE_WRITE, WeightsFile
 from tests.unit.compute import native_fuzz
 from tests.unit.compute.native_fuzz import Engine, make_weights_file
 from tests.unit.compute.native_models import Shape, Weights
 
 LOCK = """
 import os, sys
-from baton.move.weights_file import WeightsFile
+from baton.move.weights_file import SEAL_FUTURE_WRITE, WeightsFile
 with WeightsFile(int(sys.argv[1])).locked():
     print("locked", flush=True)
     sys.stdin.read()
@@ -137,6 +137,6 @@ def test_an_engine_takes_weights_once(library: NativeLibrary, file: WeightsFile)
 
 
 def test_an_empty_file_is_refused(library: NativeLibrary, file: WeightsFile) -> None:
-    fcntl.fcntl(file.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    fcntl.fcntl(file.descriptor, fcntl.F_ADD_SEALS, SEAL_FUTURE_WRITE)
     with pytest.raises(ModelError, match="is empty"):
         Engine(library, _weights(), 5, 1, file=file)

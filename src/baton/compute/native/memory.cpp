@@ -110,10 +110,11 @@ int64_t SlabAllocator::offset_of(const void* allocated) const {
 
 int SlabAllocator::seal_file() {
     const size_t used = rounded_up(file_bytes_ - left_, LARGE_PAGE);
-    slabs_.clear();  // the seal is refused while the file is mapped for writing
+    slabs_.clear();  // the seal does not stop writes through mappings that exist
     next_ = nullptr, left_ = 0;
     if (ftruncate(file_, off_t(used)) != 0) fail("cannot cut the file of the weights");
-    if (fcntl(file_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) != 0)
+    // Not F_SEAL_WRITE: CRIU adds the seals of a restored file while the file is mapped.
+    if (fcntl(file_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE) != 0)
         fail("cannot seal the file of the weights");
     return std::exchange(file_, NO_FILE);
 }
