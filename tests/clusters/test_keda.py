@@ -9,12 +9,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import pytest
 
 from baton.integrations.keda import scaler as keda
 from baton.integrations.keda.scaler import CallRefusedError, Scaler, Targets, workers_per_pod
+from tests.clusters.cached_packages import grpc_folder
 from tests.command_line import baton
 from tests.serving import RunningServer, serving
 
@@ -113,8 +113,6 @@ def test_a_missing_extra_and_an_open_port_say_what_to_do(monkeypatch: pytest.Mon
 
 # ---- a real client
 
-ENVIRONMENT = Path.home() / ".cache" / "baton" / "clients" / "keda"
-PACKAGES = ("grpcio==1.85.1", "protobuf==7.36.2")
 CONFIG = """
 tick_s = 0.05
 [policy.scaling]
@@ -161,18 +159,8 @@ print(json.dumps({"pushed": pushed, "spec": [spec.metricName, spec.targetSizeFlo
 
 @pytest.fixture(scope="module")
 def environment() -> dict[str, str]:
-    """Install gRPC into an environment of its own. Return the variables with which Baton finds it."""
-    program = ENVIRONMENT / "bin" / "python"
-    if not program.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(ENVIRONMENT)], check=True, capture_output=True)
-    wanted = [str(program), "-c", "import grpc, google.protobuf"]
-    if subprocess.run(wanted, capture_output=True, check=False).returncode:
-        install = [str(program), "-m", "pip", "install", "--quiet", *PACKAGES]
-        done = subprocess.run(install, capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"pip cannot install gRPC: {done.stderr.strip()[-200:]}")
-    (folder,) = (ENVIRONMENT / "lib").glob("python*/site-packages")
-    return {"PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(folder)])}
+    """Return the variables with which Baton finds gRPC."""
+    return {"PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(grpc_folder())])}
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ COMMANDS = {
     "restart": "restart the workers of a server one after the other",
     "ray": "start and end a server on a Ray cluster",
     "keda": "let KEDA scale the hosts of a server",
+    "picker": "pick servers for the requests of an Envoy proxy",
     "bench": "measure a server with a load",
     "sim": "simulate a cluster on a trace",
     "plan": "find the hardware, the roles and the parallelism that meet an SLO",

@@ -130,7 +130,7 @@ def add_access(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--admin-key", metavar="K", help=f"key with the scopes admin and join (default: {ADMIN_KEY})")
     parser.add_argument("--admin-port", type=int, metavar="P", help="port of its own for admin and join routes")
     parser.add_argument("--admin-host", metavar="H", help="address of --admin-port (default: 127.0.0.1)")
-    parser.add_argument("--tls-cert", metavar="FILE", help="certificate chain for HTTPS (PEM)")
+    parser.add_argument("--tls-cert", metavar="FILE", help="certificate chain (PEM)")
     parser.add_argument("--tls-key", metavar="FILE", help="private key of --tls-cert (PEM)")
     parser.add_argument(
         "--insecure", action="store_true", default=None, help="allow an address beyond loopback without keys"

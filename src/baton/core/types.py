@@ -151,6 +151,8 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     """Output tokens from before a restart of the server. The worker that decodes it computes them again."""
     shares_blocks: bool = True
     """False: its blocks are not hashed, so it neither uses nor leaves cached blocks."""
+    hosts: tuple[HostId, ...] = ()
+    """The only hosts that may serve the request. Empty: all."""
 
     @property
     def turn_key(self) -> int:
@@ -187,11 +189,21 @@ class StepPrices(Struct, frozen=True, array_like=True, gc=False):
     speed: float
     """Factor of the whole step. Above 1: steps take longer than the cost model says."""
     factors: tuple[float, ...]
-    """Factors of the parts of a step."""
+    """Factors of the parts of a step. Empty: only the speed is known."""
     error_ratio: float = 0.0
     """Typical relative error of the prediction of a step."""
     steps: int = 0
     """Number of observed steps."""
+
+
+class OtherLoad(Struct, frozen=True, array_like=True, gc=False):
+    """The requests on a worker that came to it past this cluster, from other clients of the same server."""
+
+    requests: int
+    queued_requests: int = 0
+    """Number of these whose prompt is not computed."""
+    queued_tokens: int = 0
+    """Estimate of their prompt tokens."""
 
 
 class WorkerView(Struct, frozen=True, kw_only=True, gc=False):
@@ -221,6 +233,8 @@ class WorkerView(Struct, frozen=True, kw_only=True, gc=False):
     """Maximum requests per step. 0: unknown."""
     prices: StepPrices | None = None
     """Learned from the steps of this worker. None: every step took as long as the cost model says."""
+    others: OtherLoad | None = None
+    """In a report: load besides the requests of this cluster. The coordinator adds it to the counts above."""
 
 
 class StepShape(Struct, frozen=True, kw_only=True, gc=False):

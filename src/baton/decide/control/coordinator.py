@@ -219,7 +219,7 @@ class Coordinator:
 
     def _dispatch(self, flight: Flight, cluster: ClusterView) -> list[CoordinatorCommand]:
         """Assign the flight to a worker, of another role if need be, or put it into the waiting room."""
-        candidates = self._fleet.having(flight.stage) or list(cluster.workers)
+        candidates = self._fleet.having(flight.stage, flight.request.hosts) or list(cluster.workers)
         self.slot_queue.begin(flight.request)
         if not candidates:
             self._room.enter(flight.request.id, self._now_s)
@@ -378,7 +378,7 @@ class Coordinator:
         """Return the view of the cluster for a decision about this request."""
         request, policies = flight.request, self.policies
         return replace(
-            self._cluster(),
+            self._cluster(request.hosts),
             prefix_hit_tokens=self._prefixes.hit_tokens(request, self.block_tokens, self.window),
             expected_output_tokens=policies.expected_tokens(request),
             tier_hits=flight.tier_hits,
@@ -387,10 +387,10 @@ class Coordinator:
             errors=self._meter.errors(self._now_s) if request.slo else NO_ERRORS,
         )
 
-    def _cluster(self) -> ClusterView:
-        """Return the view of the cluster for decisions that do not concern a single request."""
+    def _cluster(self, hosts: Sequence[HostId] = ()) -> ClusterView:
+        """Return the view of the cluster for decisions that do not concern a single request. `hosts`: as `views`."""
         return ClusterView(
-            workers=self._fleet.views(),
+            workers=self._fleet.views(hosts),
             prefix_hit_tokens={},
             waiting_requests=len(self._room) + len(self.slot_queue) + len(self.turns) + self.moves.draining_requests(),
             starting=self.reshaping.starting,

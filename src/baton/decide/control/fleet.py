@@ -6,11 +6,12 @@ it counts queues and requests itself, and takes only the other values from repor
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
 
-from baton.core.types import HostId, RequestId, Role, WorkerId, WorkerView
+from baton.core.types import HostId, OtherLoad, RequestId, Role, WorkerId, WorkerView
 
 
 @dataclass(slots=True)
@@ -153,23 +154,26 @@ class Fleet:
     def view(self, worker: WorkerId) -> WorkerView:
         return self._views[worker]
 
-    def views(self) -> tuple[WorkerView, ...]:
-        """Return every live worker with its current load."""
+    def views(self, hosts: Collection[HostId] = ()) -> tuple[WorkerView, ...]:
+        """Return every live worker with its current load. `hosts`: only those on these hosts. Empty: all."""
         if self._changed:
             for worker in self._changed:
                 self._current[worker] = _with_load(self._views[worker], self._loads[worker])
             self._changed.clear()
             self._all = tuple(self._current.values())
-        return self._all
+        return tuple(_on(hosts, self._all)) if hosts else self._all
 
-    def having(self, role: Role) -> list[WorkerView]:
-        """Return the workers that can serve this role, as `ClusterView.having`, without a scan of all workers."""
+    def having(self, role: Role, hosts: Collection[HostId] = ()) -> list[WorkerView]:
+        """Return the workers that can serve this role, as `ClusterView.having`, without a scan of all workers.
+
+        `hosts`: as of `views`.
+        """
         able = self._able.get(role)
         if able is None:
             roles = (role, "mixed")
             able = self._able[role] = [worker for worker, view in self._views.items() if view.role in roles]
         self.views()
-        return list(map(self._current.__getitem__, able))
+        return list(_on(hosts, map(self._current.__getitem__, able)))
 
 
 def processes_of(fleet: Fleet) -> list[WorkerView]:
@@ -185,7 +189,7 @@ def _with_load(view: WorkerView, load: _Load) -> WorkerView:
     if load.unreported:
         queued_tokens += sum(load.unreported.values())
         queued_requests += sum(tokens > 0 for tokens in load.unreported.values())
-    return WorkerView(
+    current = WorkerView(
         id=view.id,
         host=view.host,
         role=view.role,
@@ -201,3 +205,18 @@ def _with_load(view: WorkerView, load: _Load) -> WorkerView:
         requests_max=view.requests_max,
         prices=reported.prices,
     )
+    return current if reported.others is None else _with_others(current, reported.others)
+
+
+def _with_others(view: WorkerView, others: OtherLoad) -> WorkerView:
+    return msgspec.structs.replace(
+        view,
+        running_requests=view.running_requests + others.requests,
+        queued_tokens=view.queued_tokens + others.queued_tokens,
+        queued_requests=view.queued_requests + others.queued_requests,
+    )
+
+
+def _on(hosts: Collection[HostId], views: Iterable[WorkerView]) -> Iterable[WorkerView]:
+    """Return the workers on these hosts; all of them if `hosts` is empty."""
+    return (view for view in views if view.host in hosts) if hosts else views

@@ -51,6 +51,8 @@ class LearnedCost:
         return self.step_s(prompt_step(new_tokens, cached_tokens))
 
     def step_s(self, shape: StepShape) -> float:
+        if not self.prices.factors:
+            return self.prices.speed * self.given.step_s(shape)
         return _priced_s(self.prices, step_parts(self.given, shape))
 
     def decode_run_s(self, *, requests: int, context_tokens: int, steps: int) -> Sequence[float]:

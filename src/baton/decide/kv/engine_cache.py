@@ -27,7 +27,15 @@ def _forget(arena: ArenaBlocks, block_hash: BlockHash) -> bool:
 
 
 def _cache_run(arena: ArenaBlocks, run: CachedRun) -> list[BlocksRemoved | BlocksStored]:
-    """Cache the blocks of a run that are not known, as far as there is room."""
+    """Cache the blocks of a run that are not known, as far as there is room. The known ones count as used now."""
+    known = [block for block in map(arena.blocks.find, run.hashes) if block is not None]
+    arena.blocks.pin(known)  # pinned blocks are not evicted for the new ones
+    events = _cache_new(arena, run)
+    arena.blocks.unpin(known)
+    return events
+
+
+def _cache_new(arena: ArenaBlocks, run: CachedRun) -> list[BlocksRemoved | BlocksStored]:
     parents = (run.parent, *run.hashes)
     new = [
         BlockFacts(block_hash, parents[index], (run.first + index) * arena.block_tokens, uses=0)

@@ -50,7 +50,7 @@ ROAD = LinkView(expected_s=0.1, is_measured=True)
 """On which nothing has ever failed."""
 
 
-FORMAT = (15, "370b3233a522255a")
+FORMAT = (16, "140e7044b9c16463")
 """The version of the log, and the digest of what may stand in one of that version."""
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from baton.core.types import HostId, RequestId, Role, WorkerId, WorkerView
+from baton.core.types import HostId, OtherLoad, RequestId, Role, WorkerId, WorkerView
 from baton.decide.control.fleet import Fleet
 
 W = WorkerId("w")
@@ -51,6 +52,22 @@ def test_what_was_handed_out_counts_before_any_report(fleet: Fleet) -> None:
     fleet.load(W, B, 0.0, queued_tokens=10, context_tokens=10)
     view = only(fleet)
     assert (view.running_requests, view.queued_tokens, view.context_tokens) == (2, 40, 50)
+
+
+def test_the_load_of_others_is_added(fleet: Fleet) -> None:
+    """A server of another engine may have clients of its own, whose requests only its report counts."""
+    fleet.load(W, A, 0.0, queued_tokens=30, context_tokens=30)
+    fleet.report(msgspec.structs.replace(reported(queued_tokens=12), others=OtherLoad(4, 2, 100)), 0.0)
+    view = only(fleet)
+    assert (view.running_requests, view.queued_requests, view.queued_tokens) == (5, 3, 112)
+
+
+def test_workers_are_those_of_the_wanted_hosts(fleet: Fleet) -> None:
+    other = WorkerView(id=WorkerId("x"), host=HostId("i"), role="decode")
+    fleet.join(other)
+    assert [view.id for view in fleet.views([other.host])] == ["x"]
+    assert fleet.having("prefill", [other.host]) == []
+    assert [view.id for view in fleet.having("decode")] == ["w", "x"]
 
 
 def test_a_mixed_workers_report_tells_that_its_prompts_are_computed(fleet: Fleet) -> None:

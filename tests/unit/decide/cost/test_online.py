@@ -131,6 +131,13 @@ def test_a_learned_model_without_a_correction_is_the_given_one() -> None:
     assert cost.handoff_s(tokens=10, same_host=False) == TRUE.handoff_s(tokens=10, same_host=False)
 
 
+def test_prices_of_a_speed_alone_scale_every_step() -> None:
+    given = LinearCost()
+    learned = LearnedCost(given, StepPrices(2.5, ()))
+    for shape in (StepShape(), StepShape(prefill_tokens=64, prefill_chunks=1, decode_requests=3, context_tokens=900)):
+        assert learned.step_s(shape) == 2.5 * given.step_s(shape)
+
+
 def test_a_worker_is_predicted_with_its_own_prices() -> None:
     slow = StepPrices(3.0, (1.0,) * 5)
     view = WorkerView(id=WorkerId("w"), host=HostId("h"), role="mixed")

@@ -38,6 +38,17 @@ def test_a_repeated_event_changes_nothing() -> None:
     assert made.handle(stored(0, 4)) == [BlocksStored(HOST, HASHES[3:4])]
 
 
+def test_a_repeated_prompt_is_evicted_last() -> None:
+    """A server that computes a prompt again keeps its blocks: so does the mirror, as the least recently used go."""
+    made = pool(blocks=4)
+    made.handle(stored(0, 2))
+    made.handle(stored(6, 8))
+    made.handle(stored(0, 2))
+    assert made.handle(stored(2, 4)) == [BlocksRemoved(HOST, (HASHES[7], HASHES[6])), BlocksStored(HOST, HASHES[2:4])]
+    assert made.held_tokens(HASHES) == 16
+    made.check()
+
+
 def test_a_full_pool_evicts_and_never_takes_the_blocks_of_a_request() -> None:
     made = pool(blocks=4)
     begin(made, blocks=2)

@@ -1,0 +1,1 @@
+"""An endpoint picker: Baton's routing for servers behind an Envoy proxy."""

@@ -1,0 +1,228 @@
+"""One HTTP request that passes through the proxy: its messages in, the answers to the proxy out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from baton.core.errors import RequestError
+from baton.core.types import HostId
+from baton.integrations.gateway.asked import read_request, without_topology
+from baton.integrations.gateway.messages import (
+    FULL_DUPLEX_STREAMED,
+    OVERWRITE,
+    HttpBody,
+    HttpHeaders,
+    JsonValue,
+    ProcessingRequest,
+)
+from baton.integrations.gateway.picker import Pick, Picker
+from baton.move.clock import now_s
+from baton.serve.http.wire.errors import ClusterError, error_body, error_headers
+
+DESTINATION = "x-gateway-destination-endpoint"
+_SERVED = "x-gateway-destination-endpoint-served"
+PREFILLER = "x-prefiller-host-port"
+_METADATA = "envoy.lb"
+_SUBSET_METADATA, _SUBSET = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
+_TOPOLOGY_HEADERS = (PREFILLER, "x-kv-cache-source-host-port", "x-encoder-hosts-ports", "x-data-parallel-host-port")
+"""Headers that steer connections between engines. Those of clients are removed."""
+BODY_BYTES_MAX = 32 * 1024 * 1024
+_CHUNK_BYTES = 62_000
+"""Maximum size of a chunk of a request's body on its way back to the proxy, which limits its own buffers to 64 KiB."""
+_BUFFERED = 2
+_BODY_MODES = (0, _BUFFERED, FULL_DUPLEX_STREAMED)
+"""Modes of the request's body that the picker can work with: none, the whole body, and all chunks."""
+_TOKENS = re.compile(rb'"(?:completion_tokens|output_tokens)"\s*:\s*(\d+)')
+
+
+class Replies:
+    """Makes the messages to the proxy. Those without content are made once."""
+
+    def __init__(self, messages: Mapping[str, Any]) -> None:
+        """`messages`: the class of each message by its name."""
+        self._made = messages["ProcessingResponse"]
+        self.parse = messages["ProcessingRequest"].FromString
+        names = ("request_headers", "response_headers", "request_body", "response_body")
+        self.go_on: dict[str, bytes] = {name: self._bytes(name, {"response": {}}) for name in names}
+        """Continue without a change, in reply to a message of this name."""
+        for name in ("request_trailers", "response_trailers"):
+            self.go_on[name] = self._bytes(name, {})
+        mutation = {"header_mutation": {"remove_headers": _TOPOLOGY_HEADERS}}
+        self.strip_headers = self._bytes("request_headers", {"response": mutation})
+
+    def _bytes(self, name: str, content: Mapping[str, Any]) -> bytes:
+        return self._made(**{name: content}).SerializeToString()
+
+    def picked(self, name: str, addresses: str, prefiller: str, body: bytes | None = None) -> bytes:
+        """Tell the proxy the picked servers, in reply to a message of this name. `body`: replaces the request's."""
+        sets = [_header(DESTINATION, addresses), *([_header(PREFILLER, prefiller)] if prefiller else [])]
+        removed = _TOPOLOGY_HEADERS[1:] if prefiller else _TOPOLOGY_HEADERS
+        response: dict[str, Any] = {"header_mutation": {"set_headers": sets, "remove_headers": removed}}
+        if body is not None:
+            response["body_mutation"] = {"body": body}
+        made = self._made(**{name: {"response": response}})
+        made.dynamic_metadata.fields[_METADATA].struct_value.fields[DESTINATION].string_value = addresses
+        return made.SerializeToString()
+
+    def chunk(self, name: str, body: bytes, *, is_last: bool) -> bytes:
+        """Pass on a chunk of a body."""
+        streamed = {"streamed_response": {"body": body, "end_of_stream": is_last}}
+        return self._bytes(name, {"response": {"body_mutation": streamed}})
+
+    def refused(self, error: RequestError) -> bytes:
+        """Answer the client instead of a server."""
+        headers = {"content-type": "application/json", **error_headers(error)}
+        sets = [_header(name, value) for name, value in headers.items()]
+        refusal = {"status": {"code": error.status}, "headers": {"set_headers": sets}, "body": error_body(error)}
+        return self._bytes("immediate_response", {**refusal, "details": error.code or "refused"})
+
+
+def _header(name: str, value: str) -> dict[str, Any]:
+    return {"header": {"key": name, "raw_value": value.encode()}, "append_action": OVERWRITE}
+
+
+class Exchange:
+    """The state of one request. `handle` takes each message of the proxy, `close` the end of its stream."""
+
+    def __init__(self, number: int, picker: Picker, replies: Replies) -> None:
+        """`number`: unique among the requests of the picker."""
+        self._number = number
+        self._picker = picker
+        self._replies = replies
+        self._headers: dict[bytes, bytes] = {}
+        self._hosts: tuple[HostId, ...] | None = None
+        """The only servers that the proxy allows. None: all of the pool."""
+        self._request_mode = self._response_mode = FULL_DUPLEX_STREAMED
+        self._body = bytearray()
+        self._pick: Pick | None = None
+        self._is_text_stream = False
+        self._events = 0
+        self._output_tokens = 0
+        self._status = 0
+        self._is_complete = False
+
+    async def handle(self, message: ProcessingRequest) -> list[bytes]:
+        """Return the answers to a message, in order."""
+        if message.HasField("response_body"):
+            return [self._response_body(message.response_body)]
+        if message.HasField("request_body"):
+            return await self._request_body(message.request_body)
+        if message.HasField("request_headers"):
+            return await self._request_headers(message)
+        if message.HasField("response_headers"):
+            return [self._response_headers(message)]
+        if message.HasField("request_trailers"):
+            return [*await self._decide(), self._replies.go_on["request_trailers"]]
+        self._is_complete = True
+        return [self._replies.go_on["response_trailers"]]
+
+    def close(self) -> None:
+        """Note the end of the stream. Without the end of the answer, the client or the server has ended it."""
+        if self._pick is not None:
+            tokens = self._output_tokens or max(0, self._events - 1)
+            is_complete = self._is_complete and self._status < 500
+            self._picker.end(self._pick, output_tokens=tokens, is_complete=is_complete)
+
+    # ---- the request
+
+    async def _request_headers(self, message: ProcessingRequest) -> list[bytes]:
+        headers, hints = message.request_headers, message.metadata_context.filter_metadata
+        self._headers = _read_headers(headers)
+        if message.HasField("protocol_config"):
+            self._request_mode = message.protocol_config.request_body_mode
+            self._response_mode = message.protocol_config.response_body_mode
+        if _SUBSET_METADATA in hints and _SUBSET in hints[_SUBSET_METADATA].fields:
+            self._hosts = _read_subset(hints[_SUBSET_METADATA].fields[_SUBSET])
+        if self._request_mode not in _BODY_MODES:
+            reason = "request_body_mode of Envoy's ext_proc filter must be FULL_DUPLEX_STREAMED or BUFFERED"
+            return [self._replies.refused(RequestError(reason, status=500, code="proxy_configuration"))]
+        if headers.end_of_stream or not self._request_mode:
+            return await self._decide()
+        return [self._replies.strip_headers] if self._request_mode == _BUFFERED else []
+
+    async def _request_body(self, chunk: HttpBody) -> list[bytes]:
+        self._body += chunk.body
+        if len(self._body) > BODY_BYTES_MAX:
+            reason = f"the body is larger than {BODY_BYTES_MAX} bytes, which the endpoint picker takes; send less"
+            return [self._replies.refused(RequestError(reason, status=413))]
+        return await self._decide(has_body=True) if chunk.end_of_stream else []
+
+    async def _decide(self, *, has_body: bool = False) -> list[bytes]:
+        """Choose servers. Return the messages with their addresses and the body, or with a refusal."""
+        try:
+            if self._hosts == ():
+                raise ClusterError("the proxy allows no server", status=503, code="no_worker", retry_after_s=1.0)
+            request = read_request(self._number, self._headers, bytes(self._body), self._hosts or (), now_s())
+            pick = self._pick = self._picker.arrive(request)
+            if not pick.is_decided.is_set():
+                await pick.is_decided.wait()
+            if pick.refusal is not None:
+                raise pick.refusal
+        except RequestError as error:
+            return [self._replies.refused(error)]
+        addresses = ",".join(self._picker.addresses(pick))
+        return self._picked(addresses, self._picker.prefiller(pick), has_body=has_body)
+
+    def _picked(self, addresses: str, prefiller: str, *, has_body: bool) -> list[bytes]:
+        replies, body = self._replies, without_topology(bytes(self._body))
+        is_changed, self._body = len(body) != len(self._body), bytearray()
+        if has_body and self._request_mode == _BUFFERED:
+            return [replies.picked("request_body", addresses, prefiller, body if is_changed else None)]
+        chunks = [body[start : start + _CHUNK_BYTES] for start in range(0, len(body), _CHUNK_BYTES)]
+        if has_body and not chunks:
+            chunks = [b""]
+        sent = [
+            replies.chunk("request_body", chunk, is_last=has_body and place == len(chunks))
+            for place, chunk in enumerate(chunks, 1)
+        ]
+        return [replies.picked("request_headers", addresses, prefiller), *sent]
+
+    # ---- the answer
+
+    def _response_headers(self, message: ProcessingRequest) -> bytes:
+        headers = message.response_headers
+        found = _read_headers(headers)
+        if self._pick is not None:
+            self._picker.note_served(self._pick, _text(message, _METADATA, _SERVED))
+        status = found.get(b":status", b"")
+        self._status = int(status) if status.isdigit() else 0
+        self._is_text_stream = found.get(b"content-type", b"").startswith(b"text/event-stream")
+        if headers.end_of_stream or not self._response_mode:
+            self._begin()
+            self._is_complete = bool(headers.end_of_stream)
+        return self._replies.go_on["response_headers"]
+
+    def _response_body(self, chunk: HttpBody) -> bytes:
+        body, is_last = chunk.body, chunk.end_of_stream
+        self._begin()
+        self._events += body.count(b"data:") if self._is_text_stream else 0
+        if (found := _TOKENS.search(body)) is not None:
+            self._output_tokens = int(found[1])
+        self._is_complete = self._is_complete or is_last
+        if self._response_mode != FULL_DUPLEX_STREAMED:
+            return self._replies.go_on["response_body"]
+        return self._replies.chunk("response_body", body, is_last=is_last)
+
+    def _begin(self) -> None:
+        if self._pick is not None and self._pick.refusal is None:
+            is_first_token = self._is_text_stream and self._status == 200
+            self._picker.begin(self._pick, is_first_token=is_first_token)
+
+
+def _read_headers(headers: HttpHeaders) -> dict[bytes, bytes]:
+    return {each.key.encode(): each.raw_value or each.value.encode() for each in headers.headers.headers}
+
+
+def _text(message: ProcessingRequest, namespace: str, key: str) -> str:
+    """Return a text in the metadata of a message. Empty: it has none."""
+    metadata = message.metadata_context.filter_metadata
+    is_there = namespace in metadata and key in metadata[namespace].fields
+    return metadata[namespace].fields[key].string_value if is_there else ""
+
+
+def _read_subset(value: JsonValue) -> tuple[HostId, ...]:
+    """Return the servers of a hint: a list of addresses, or a text with commas between them."""
+    texts = [each.string_value for each in value.list_value.values] or value.string_value.split(",")
+    return tuple(HostId(text.strip()) for text in texts if text.strip())

@@ -1,0 +1,32 @@
+"""JSON schemas of custom resources, from the definitions that their projects publish, without descriptions."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import jsonschema_rs
+
+from tests.deploy.cluster_tools import ROOT
+
+_FILES = {
+    ("inference.networking.k8s.io/v1", "InferencePool"): "inferencepool.json",
+}
+"""Schemas by the version and kind of an object. Unknown fields are problems."""
+
+
+@cache
+def _validator(file: str) -> Any:
+    return jsonschema_rs.validator_for(json.loads((ROOT / "tests" / "data" / "crds" / file).read_text()))
+
+
+def is_known(thing: dict[str, Any]) -> bool:
+    """Return whether there is a schema of the object."""
+    return (thing["apiVersion"], thing["kind"]) in _FILES
+
+
+def problems(thing: dict[str, Any]) -> list[str]:
+    """Return where a custom resource differs from its schema."""
+    validator = _validator(_FILES[thing["apiVersion"], thing["kind"]])
+    return [f"{'/'.join(map(str, error.instance_path))}: {error.message}" for error in validator.iter_errors(thing)]
