@@ -11,9 +11,12 @@ import jsonschema_rs
 from tests.deploy.cluster_tools import ROOT
 
 _FILES = {
+    ("disaggregatedset.x-k8s.io/v1", "DisaggregatedSet"): "disaggregatedset.json",
     ("inference.networking.k8s.io/v1", "InferencePool"): "inferencepool.json",
+    ("keda.sh/v1alpha1", "ScaledObject"): "scaledobject.json",
+    ("serving.kserve.io/v1alpha2", "LLMInferenceService"): "llminferenceservice.json",
 }
-"""Schemas by the version and kind of an object. Unknown fields are problems."""
+"""Schemas by the version and kind of an object. Unknown fields are problems. Pod templates may be any object."""
 
 
 @cache

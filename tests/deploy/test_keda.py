@@ -6,6 +6,7 @@ import pytest
 
 from baton.cli.main import build_parser
 from baton.integrations.keda.scaler import role_of, workers_per_pod
+from tests.deploy import custom_resources
 from tests.deploy.cluster_tools import ClusterTools
 from tests.deploy.test_chart import Objects, command_line, of_kind
 
@@ -19,6 +20,7 @@ def objects(request: pytest.FixtureRequest, tools: ClusterTools) -> Objects:
 
 def test_every_object_follows_the_schema_of_kubernetes(objects: Objects, tools: ClusterTools) -> None:
     assert [text for each in objects if each["kind"] != "ScaledObject" for text in tools.problems(each)] == []
+    assert [text for each in of_kind(objects, "ScaledObject") for text in custom_resources.problems(each)] == []
 
 
 def test_each_group_is_scaled_by_its_role(objects: Objects) -> None:
