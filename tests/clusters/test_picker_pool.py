@@ -22,6 +22,11 @@ from baton.integrations.gateway.pool import FixedPool, Pool
 from tests.clusters.picker_changes import Changes
 
 SGLANG = 'sglang:num_running_reqs{model_name="m"} 5.0\nsglang:num_queue_reqs{model_name="m"} 2.0\n'
+BATON = (
+    'baton_requests_running{worker="a",role="mixed"} 3.0\nbaton_requests_running{worker="b",role="mixed"} 2.0\n'
+    'baton_requests_waiting{worker="a",role="mixed"} 2.0\n'
+)
+VLLM = 'vllm:num_requests_running{model_name="m"} 5.0\nvllm:num_requests_waiting{model_name="m"} 2.0\n'
 
 
 @dataclass
@@ -129,10 +134,11 @@ def test_a_restarted_server_begins_with_an_empty_cache() -> None:
     play(script)
 
 
-def test_the_load_of_other_engines_is_read_by_their_names() -> None:
+@pytest.mark.parametrize("metrics", [SGLANG, BATON, VLLM, BATON + VLLM])
+def test_the_load_of_a_server_is_read_by_its_names(metrics: str) -> None:
     async def script(given: Followed) -> None:
         engine, picker, until = given.engine, given.picker, given.changes.until
-        engine.metrics += SGLANG
+        engine.metrics += metrics
         await until(lambda: engine.address in picker.endpoints)
         await until(lambda: picker.endpoints[engine.address].load.running_requests == 5)
         assert picker.endpoints[engine.address].load.waiting_requests == 2

@@ -26,8 +26,12 @@ _NAMES = {
     "trtllm_num_requests_running": "vllm:num_requests_running",
     "trtllm_num_requests_waiting": "vllm:num_requests_waiting",
     "trtllm_kv_cache_utilization": "vllm:kv_cache_usage_perc",
+    "baton_requests_running": "vllm:num_requests_running",
+    "baton_requests_waiting": "vllm:num_requests_waiting",
 }
-"""Metrics of other engines, and those of vLLM with the same meaning."""
+"""Metrics of other servers, and those of vLLM with the same meaning."""
+_VLLM = "\nvllm:num_requests_running"
+"""A server that has it counts the same requests under its own names too."""
 _NAME = re.compile("^(" + "|".join(_NAMES) + r")\b", re.MULTILINE)
 
 
@@ -174,4 +178,4 @@ class Pool:
                 raise EngineRefusedError(f"/health answered {response.status}")
         async with http.request("/metrics", limits=http.short) as response:
             text = (await response.read()).decode(errors="replace")
-        return read_load(_NAME.sub(lambda match: _NAMES[match[1]], text))
+        return read_load(text if _VLLM in text else _NAME.sub(lambda match: _NAMES[match[1]], text))
