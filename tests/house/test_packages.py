@@ -41,7 +41,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_the_wheel_has_every_file_of_the_package(packages: tuple[Path, Path]) -> None:
-    """Native sources, cost data and web pages too: what a wheel lacks is missed only by its users."""
+    """Native sources, cost data and web pages too."""
     tracked = subprocess.run(["git", "ls-files", "src/baton"], cwd=ROOT, capture_output=True, text=True, check=True)
     wanted = {name.removeprefix("src/") for name in tracked.stdout.split() if (ROOT / name).is_file()}
     with zipfile.ZipFile(packages[1]) as wheel:

@@ -89,7 +89,7 @@ export function cache(store) {
   }));
 }
 
-// What a tier read since an earlier sample of its host. Its counters start again with the host.
+// The read rate and the hit ratio of a tier since an earlier sample. Its counters start again with its host.
 function tierRates(tier, before, blockBytes, seconds) {
   const old = before?.tiers.find(each => each.name === tier.name);
   const since = name => Math.max(0, tier[name] - (old?.[name] ?? 0)), loaded = since("loaded_blocks"), asked = loaded + since("missed_blocks");
