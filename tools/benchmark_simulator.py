@@ -110,18 +110,15 @@ def tiers() -> list[str]:
     heads = ["Hosts, tiers", f"Conversation: {figures[0]}", *figures[1:], f"Synthetic: {figures[0]}", *figures[1:]]
     note = "Mooncake's conversation and synthetic trace: share of prompt tokens found in the cache, and TTFT."
     lines = section("Tiers", " ".join(names), heads, rows, note)
-    rows = [
-        [
-            f"{row['worker']}; {row['below']}",
-            row["preemption"],
-            f"{row['preemptions']}",
-            *triple(row["tpot_s"], 1e3, ".1f"),
-            f"{row['e2e_s']['mean']:.1f}",
-        ]
-        for row in load("preemption")["rows"]
-    ]
-    heads = ["Worker; tier", "`kv.preemption`", "Preemptions", "TPOT mean, ms", "p90", "p99", "E2E mean, s"]
-    return lines + section("Preemption", "preemption", heads, rows)
+    by_place: dict[str, dict[str, str]] = {}
+    for row in load("preemption")["rows"]:
+        figures = f"{row['tpot_s']['mean'] * 1e3:.1f}/{row['tpot_s']['p99'] * 1e3:.1f}/{row['e2e_s']['mean']:.1f}"
+        by_place.setdefault(f"{row['worker']}; {row['below']}", {})[row["preemption"]] = figures
+    ways = ("recompute", "swap", "cheaper")
+    rows = [[place, *(found.get(way, "") for way in ways)] for place, found in by_place.items()]
+    heads = ["Worker; tier", *(f"`{way}`" for way in ways)]
+    note = "Mean TPOT, ms / p99, ms / mean latency, s, by `kv.preemption`."
+    return lines + section("Preemption", "preemption", heads, rows, note)
 
 
 def _tier_cells(row: dict[str, Any]) -> list[str]:
