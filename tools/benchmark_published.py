@@ -63,10 +63,6 @@ def _rates(result: Result) -> str:
     return _named(result["simulated_rps"])
 
 
-def _iso_cost(result: Result) -> str:
-    return f"{result['simulated_ratios']['aa over baseline-h100']:g}"
-
-
 def _shifting(result: Result) -> str:
     found = result["arrow, rate over that of the trace"]
     return f"arrow {found['arrow over static']:g}, baton {found['baton over static']:g}"
@@ -107,7 +103,6 @@ SIMULATED = {
     "distserve_optimum": _distserve_optimum,
     "dynamo": _dynamo,
     "rates": _rates,
-    "iso_cost": _iso_cost,
     "shifting": _shifting,
     "tetriinfer": _tetriinfer,
     "sarathi": _sarathi,

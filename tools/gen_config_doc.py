@@ -28,7 +28,7 @@ reported at once. Units end names: `_s` is seconds.
 KEYS_SHOWN_MAX = 3
 """Keys of a section's type that the page names."""
 
-PLAIN = {int: "integer", float: "number", str: "text", bool: "true or false", Any: "any value"}
+PLAIN = {int: "integer", float: "number", str: "text", bool: "boolean", Any: "any value"}
 
 
 def meanings(kind: type[msgspec.Struct]) -> dict[str, str]:
@@ -58,7 +58,7 @@ def type_text(kind: Any) -> str:  # noqa: ANN401
     if is_struct(kind):
         return anchor(kind)
     if origin is Literal:
-        return " or ".join(f"`{value}`" for value in inner)
+        return "/".join(f"`{value}`" for value in inner)
     if origin in (Union, types.UnionType):
         return " or ".join(type_text(part) for part in inner if part is not type(None))
     if origin in (tuple, list, frozenset, set):
