@@ -7,19 +7,21 @@ import os
 import signal
 import tempfile
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import msgspec
-from _live_load import Load, Planned, configured, latencies, percentile
+from _live_load import MODEL, Load, Planned, configured, latencies, percentile
 
 from baton.core.types import Slo, StepShape
 from baton.decide.cost.fitted import LoggedStep
 from baton.decide.cost.linear import LinearCost
 from baton.decide.cost.online import StepLearner
 from baton.move.clock import now_s
+from tests.hosting import RunningHost, cluster
 from tests.serving import RunningServer
 
 FLEET = ("--prefill", "1", "--decode", "1")
@@ -33,6 +35,19 @@ HANG_UP_RATIO = 0.9
 FRESH = Planned(input_tokens=64, output_tokens=2, label="fresh")
 LONG = Planned(input_tokens=64, output_tokens=96)
 STREAMS = 16
+COPIED = """
+default_class = "copied"
+[[classes]]
+name = "copied"
+copy_tokens = 16
+[hosts]
+silent_s = 2.0
+"""
+HOST = ("--mixed", "1", "--threads", "1")
+HOST_STREAMS = 8
+COPIED_REQUEST = Planned(input_tokens=128, output_tokens=96)
+LOSS_RATIO = 0.7
+"""When the host is lost, as a share of the time that the same load takes without a fault."""
 WRONG = LinearCost(step_overhead_s=0.3, prefill_token_s=0.02, decode_request_s=0.05)
 """Prices of a machine that is about ten times slower."""
 THROTTLE = (0.004, 0.008)
@@ -116,6 +131,58 @@ async def _kill(server: RunningServer) -> dict[str, Any]:
         "median_gap_s": round(gaps[len(gaps) // 2], 3),
         "step_s": round(step_s, 4),
     }
+
+
+def hosts() -> dict[str, Any]:
+    """Lose one of two hosts under streams with second copies: it dies, or it stops without closing a connection."""
+    found: dict[str, Any] = {}
+    for name, number in (("killed", signal.SIGKILL), ("silent", signal.SIGSTOP)):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "baton.toml"
+            path.write_text(COPIED)
+            with cluster(MODEL, {"a": HOST, "b": HOST}, "--config", str(path)) as (server, joined):
+                found[name] = asyncio.run(_lose_host(server, joined, number))
+    return found
+
+
+async def _lose_host(server: RunningServer, joined: dict[str, RunningHost], number: int) -> dict[str, Any]:
+    """Send the signal to all processes of the host with more streams, in the middle of them."""
+    async with Load(server, seed=10) as load:
+        calm = await load.play([COPIED_REQUEST] * HOST_STREAMS)
+        bodies = [load.body(COPIED_REQUEST) for _ in range(HOST_STREAMS)]  # of these prompts, no block is cached
+        running = asyncio.gather(*(load.send(COPIED_REQUEST, body) for body in bodies))
+        await asyncio.sleep(LOSS_RATIO * (max(a.ended_s for a in calm) - min(a.sent_s for a in calm)))
+        state = await asyncio.to_thread(server.cluster)
+        worker = max(state["workers"], key=lambda worker: worker["running"])
+        agent = joined[worker["id"].partition(".")[0]].process.pid
+        for pid in (agent, *_descendants(agent)):
+            with suppress(ProcessLookupError):  # they end with their agent
+                os.kill(pid, number)
+        lost = await running
+        read, recomputed = [
+            await asyncio.to_thread(server.metric, "baton_failover_tokens_total", f'kv="{kind}"')
+            for kind in ("read", "recomputed")
+        ]
+        os.kill(agent, signal.SIGKILL)
+        again = await asyncio.gather(*(load.send(COPIED_REQUEST, body) for body in bodies))
+    return {
+        "streams": HOST_STREAMS,
+        "moved": worker["running"],
+        "same_text": sum(one.text == other.text for one, other in zip(again, lost, strict=True)),
+        "failed": [answer.failure for answer in lost if answer.failure][:3],
+        "longest_gap_calm_s": round(max(answer.gap_s_max for answer in calm), 3),
+        "longest_gap_s": round(max(answer.gap_s_max for answer in lost), 3),
+        "step_s": round(percentile([answer.tpot_s for answer in calm], 0.5), 4),
+        "moved_prompt_tokens": worker["running"] * COPIED_REQUEST.input_tokens,
+        "read_tokens": round(read),
+        "recomputed_tokens": round(recomputed),
+    }
+
+
+def _descendants(pid: int) -> list[int]:
+    """Return the children of a process and theirs."""
+    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [each for child in children for each in (child, *_descendants(child))]
 
 
 def prices() -> dict[str, Any]:

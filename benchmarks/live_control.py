@@ -1,10 +1,10 @@
 """Control of a live server with the real model: what admission, classes, fair queues and roles hold under attack.
 
-    python benchmarks/live_control.py [SCENE ...]
+    python benchmarks/live_control.py [SCENE ...] [--soak-minutes N]
 
-Scenes: overload, aborts, deaths, prices, classes, fairness, roles. `all`, the default, is all but roles, in about
-eight minutes. Each load is scaled to the speed of the machine, which is measured first.
-Writes benchmarks/results/live-SCENE.json.
+Scenes: overload, aborts, deaths, hosts, prices, classes, fairness, roles, soak. `all`, the default, is all but the last
+two, in about ten minutes; roles takes ten more. Each load is scaled to the speed of the machine, which is measured
+first. Writes benchmarks/results/live-SCENE.json.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ import asyncio
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import record
-from _live_faults import aborts, deaths, prices
-from _live_load import Load, Planned, configured, latencies, percentile, poisson
+from _live_faults import aborts, deaths, hosts, prices
+from _live_load import Answer, Load, Planned, configured, latencies, percentile, poisson
 from _live_sharing import classes, fairness, roles
 
 from baton.core.types import Slo
+from tests.process.storm import descriptors, memory_bytes
 from tests.serving import RunningServer
 
 REQUEST = Planned(input_tokens=64, output_tokens=32)
@@ -35,6 +37,11 @@ SHARES = (0.7, 1.0, 3.0)
 OVERLOAD_S = 12.0
 TOGETHER = 40
 FLEET = ("--prefill", "1", "--decode", "1")
+SOAK_RATIO = 0.8
+"""Load of the soak as a share of the capacity."""
+SOAK_PARTS = 6
+"""The first and the last of so many equal parts of the soak are compared."""
+SAMPLE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,25 +110,71 @@ def overload() -> dict[str, Any]:
     }
 
 
+def soak(duration_s: float) -> dict[str, Any]:
+    """Keep 80 % of the capacity busy, and compare the last part with the first one."""
+    with configured("", *FLEET) as server:
+        measured = asyncio.run(measure(server))
+        return asyncio.run(_soak(server, SOAK_RATIO * measured.capacity_rps, duration_s))
+
+
+async def _soak(server: RunningServer, rate_rps: float, duration_s: float) -> dict[str, Any]:
+    part_s, samples = duration_s / SOAK_PARTS, list[tuple[int, int]]()
+
+    async def sample() -> None:
+        while True:
+            pids = (server.process.pid, *await asyncio.to_thread(server.worker_pids))
+            samples.append((sum(map(memory_bytes, pids)), sum(map(descriptors, pids))))
+            await asyncio.sleep(SAMPLE_S)
+
+    async with Load(server, seed=20) as load:
+        sampling = asyncio.create_task(sample())
+        answers = await load.play(poisson(rate_rps, duration_s, REQUEST, 20))
+        sampling.cancel()
+
+    def part(answers: Sequence[Answer], samples: Sequence[tuple[int, int]]) -> dict[str, Any]:
+        whole = [answer for answer in answers if answer.is_whole]
+        return {
+            "ttft": latencies([answer.ttft_s for answer in whole]),
+            "tpot": latencies([answer.tpot_s for answer in whole]),
+            "memory_mb": round(percentile([memory for memory, _ in samples], 0.5) / 1e6),
+            "descriptors": round(percentile([count for _, count in samples], 0.5)),
+        }
+
+    each = len(samples) // SOAK_PARTS
+    return {
+        "minutes": round(duration_s / 60, 1),
+        "rate_rps": round(rate_rps, 2),
+        "requests": len(answers),
+        "refused": sum(answer.is_refused for answer in answers),
+        "failed": [answer.failure for answer in answers if answer.failure and not answer.is_refused][:3],
+        "first": part([answer for answer in answers if answer.planned.at_s < part_s], samples[:each]),
+        "last": part([answer for answer in answers if answer.planned.at_s >= duration_s - part_s], samples[-each:]),
+    }
+
+
 SCENES: dict[str, Callable[[], dict[str, Any]]] = {
     "overload": overload,
     "aborts": aborts,
     "deaths": deaths,
+    "hosts": hosts,
     "prices": prices,
     "classes": classes,
     "fairness": fairness,
-    "roles": roles,
 }
+LONG_SCENES = ("roles", "soak")
+"""Scenes that `all` leaves out."""
 
 
-def main(names: Sequence[str]) -> None:
+def main(names: Sequence[str], soak_s: float) -> None:
     """Play the scenes and write their figures, each as soon as it is known."""
+    scenes = {**SCENES, "roles": roles, "soak": partial(soak, soak_s)}
     for name in names:
-        record.write(f"live-{name}", SCENES[name]())
+        record.write(f"live-{name}", scenes[name]())
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scene", nargs="*", choices=(*SCENES, "all"), default="all", metavar="SCENE")
-    scenes = parser.parse_args().scene
-    main([name for name in SCENES if name != "roles"] if "all" in scenes else scenes)
+    parser.add_argument("scene", nargs="*", choices=(*SCENES, *LONG_SCENES, "all"), default="all", metavar="SCENE")
+    parser.add_argument("--soak-minutes", type=float, default=60.0, metavar="N")
+    args = parser.parse_args()
+    main(list(SCENES) if "all" in args.scene else args.scene, 60 * args.soak_minutes)

@@ -265,7 +265,8 @@ def _stores(name: str, title: str) -> list[str]:
 
 def live_control() -> list[str]:
     """Return what the live server held; a scene without a result is left out."""
-    rows = [row for scene in (_overload, _classes, _fairness, _aborts, _deaths, _prices, _roles) for row in scene()]
+    scenes = (_overload, _classes, _fairness, _aborts, _deaths, _hosts, _prices, _roles, _soak)
+    rows = [row for scene in scenes for row in scene()]
     note = "Live; each attack has its own `live-SCENE.json`."
     return section("Control under attack", "live-overload", ["Attack", "Found"], rows, note)
 
@@ -330,6 +331,19 @@ def _deaths() -> list[list[str]]:
     return [["decode worker killed under 16 streams", found]]
 
 
+def _hosts() -> list[list[str]]:
+    titles = {"killed": "host killed", "silent": "host stopped, `hosts.silent_s` = 2"}
+    return [
+        [
+            f"{titles[name]}, second copies",
+            f"longest gap {ms(row['longest_gap_s'])} ms, same text in {row['same_text']} of {row['streams']}; of "
+            f"{row['moved_prompt_tokens']} prompt tokens and their answers, {row['recomputed_tokens']} computed again",
+        ]
+        for name, row in load("live-hosts").items()
+        if name in titles
+    ]
+
+
 def _prices() -> list[list[str]]:
     result = load("live-prices")
     if not result:
@@ -353,3 +367,15 @@ def _roles() -> list[list[str]]:
             found = ", ".join(f"{name} {count}" for name, count in met.items())
             rows.append([f"three workers, {load_name}", f"requests in SLO: {found}; {arms['over_best_static']} times"])
     return rows
+
+
+def _soak() -> list[list[str]]:
+    result = load("live-soak")
+    if not result:
+        return []
+    first, last = result["first"], result["last"]
+    found = (
+        f"TTFT p99 {ms(first['ttft']['p99_s'])} ms in the first sixth, {ms(last['ttft']['p99_s'])} in the last one, "
+        f"memory {first['memory_mb']} and {last['memory_mb']} MB"
+    )
+    return [[f"{result['minutes']:g} minutes at 80 % of the capacity", found]]
