@@ -83,6 +83,8 @@ class Scenario(Struct, frozen=True, kw_only=True):
 
 STREAMED_RATIO = 0.2
 """Share of the scenarios that stream KV: long prompts, several hosts and a shared tier."""
+RARE_TICK_S = 0.1
+FREQUENT_TICKS_WAIT_S = 6.0
 LARGE = "large-blocks"
 """Worker kind of hosts whose blocks are twice as large."""
 
@@ -129,7 +131,15 @@ def draw_scenario(seed: int) -> Scenario:
     elif len(cluster.hosts()) > 1 and any(tier.shared for tier in cluster.tiers):
         policy = Random(f"pool {seed}").choice((policy, RESTLESS, "central"))
     scenario = Scenario(seed=seed, cluster=cluster, requests=_with_copies(seed, requests), policy=policy)
-    return _with_restless_fleet(scenario)
+    return _with_few_idle_ticks(_with_restless_fleet(scenario))
+
+
+def _with_few_idle_ticks(scenario: Scenario) -> Scenario:
+    """Shorten the longest wait where ticks are frequent. A run ticks until its last deadline: 3,000 times in 60 s."""
+    cluster = scenario.cluster
+    if cluster.tick_s >= RARE_TICK_S:
+        return scenario
+    return replace(scenario, cluster=replace(cluster, wait_s=min(cluster.wait_s, FREQUENT_TICKS_WAIT_S)))
 
 
 def _with_copies(seed: int, requests: tuple[PlannedRequest, ...]) -> tuple[PlannedRequest, ...]:

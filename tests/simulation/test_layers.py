@@ -11,7 +11,7 @@ from baton.lab.sim.cluster import SimCluster
 from baton.lab.sim.faults import Death, HostKill, Kill, WireCut
 from baton.lab.sim.spec import SimWorkers
 from tests.campaign.play import play, prepare_play
-from tests.campaign.scenario import RESTLESS, Scenario, draw_scenario, with_faults
+from tests.campaign.scenario import FREQUENT_TICKS_WAIT_S, RESTLESS, Scenario, draw_scenario, with_faults
 from tests.campaign.triggers import Cancel
 from tests.seeds import Seeds
 from tests.simulation.test_ahead import landed_tokens, pool_decisions
@@ -133,7 +133,8 @@ def test_layers_through_every_fault(chunk: int, seeds: Seeds) -> None:
     )
     for seed in seeds.draw(32, deep=240)[chunk::4]:
         drawn = draw_scenario(seed)
-        cluster = replace(drawn.cluster, workers=workers, kinds={}, layers=4, tick_s=0.05)
+        wait_s = min(drawn.cluster.wait_s, FREQUENT_TICKS_WAIT_S)
+        cluster = replace(drawn.cluster, workers=workers, kinds={}, layers=4, tick_s=0.05, wait_s=wait_s)
         play(with_faults(replace(drawn, cluster=cluster, policy=RESTLESS)))
 
 
