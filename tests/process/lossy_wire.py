@@ -42,6 +42,10 @@ class LossyWire:
         """Messages that were lost and repeated so far."""
         self.kinds: dict[Trouble, set[str]] = {"lost": set(), "repeated": set()}
         """Kinds of the messages that were lost and repeated so far."""
+        self.seen: set[str] = set()
+        """Kinds of all messages so far."""
+        self.repeats_each_kind = False
+        """Repeat the next message of every kind that was not repeated yet."""
         self._changed = threading.Condition()
         self._pending: dict[Direction, tuple[Trouble, int]] = {}
         """For each direction: the trouble to come, and the messages among which it looks for another kind."""
@@ -119,11 +123,14 @@ class LossyWire:
                 end.shutdown(socket.SHUT_RDWR)
 
     def _copies(self, message: bytes, direction: Direction) -> list[bytes]:
+        kind = _kind(message)
         with self._changed:
+            self.seen.add(kind)
             what, left = self._pending.pop(direction, (None, 0))
+            if what is None and self.repeats_each_kind and kind not in self.kinds["repeated"]:
+                what, left = "repeated", 1
             if what is None:
                 return [message]
-            kind = _kind(message)
             is_struck = left == 1 or kind not in self.kinds[what]
             if left > 1 and not (is_struck and what == "lost"):
                 self._pending[direction] = what, left - 1

@@ -98,4 +98,7 @@ def test_no_token_is_wrong_or_lost_in_a_storm_of_faults(stage: Stage) -> None:
 @pytest.mark.deep
 @pytest.mark.timeout(3 * DEEP_S)
 def test_no_token_is_wrong_or_lost_in_ten_minutes_of_faults(stage: Stage) -> None:
+    """Of every kind of control message, one is repeated or lost."""
+    stage.wire.repeats_each_kind = True
     play(stage, seed=2, count=round(DEEP_S / FAULT_S), pause_s=FAULT_S)
+    assert stage.wire.seen == stage.wire.kinds["repeated"] | stage.wire.kinds["lost"]
