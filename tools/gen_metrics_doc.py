@@ -18,19 +18,20 @@ def _row(metric: Metric) -> list[str]:
 
 
 def _buckets() -> str:
-    """Return the upper bounds of the buckets, in seconds; histograms with the same bounds share a line."""
+    """Return the range of the buckets' upper bounds; histograms with the same bounds share a line."""
     names: dict[tuple[float, ...], list[str]] = {}
     for metric in METRICS:
         if isinstance(metric, Histogram):
             names.setdefault(tuple(metric.buckets), []).append(f"`{metric.name}`")
     return "\n".join(
-        f"- {', '.join(names)}: {', '.join(f'{bound:g}' for bound in bounds)}" for bounds, names in names.items()
+        f"- {', '.join(names)}: {len(bounds)} from {min(bounds):g} to {max(bounds):g}"
+        for bounds, names in names.items()
     )
 
 
 def render() -> str:
     rows = table(["Metric", "Type", "Labels", "Unit", "Meaning"], [_row(metric) for metric in METRICS])
-    return f"{rows}\n\nUpper bounds of the buckets, in seconds:\n\n{_buckets()}"
+    return f"{rows}\n\nUpper bounds of the buckets (`/metrics` lists them):\n\n{_buckets()}"
 
 
 if __name__ == "__main__":
