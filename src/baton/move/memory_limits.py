@@ -9,6 +9,7 @@ from pathlib import Path
 
 from baton.move.control_groups import GROUPS, OWN, ControlGroup, own_groups, read_values
 
+_MALLOPT_MMAP_THRESHOLD = -3
 _UNLIMITED_BYTES = 1 << 62
 """Larger limits count as none: version 1 shows such a number for a group without a limit."""
 
@@ -22,6 +23,15 @@ def memory_total_bytes(groups: Path = GROUPS, own: Path = OWN) -> int:
 def memory_free_bytes(groups: Path = GROUPS, own: Path = OWN) -> int:
     """Return the free memory of the machine, or what the control groups leave of their limits if that is less."""
     return max(0, min([_available_bytes(), *(_left_bytes(group) for group in own_groups("memory", groups, own))]))
+
+
+def map_large_blocks() -> None:
+    """Make glibc return each freed block above 128 KiB to the system at once.
+
+    By default it raises this size to that of the largest freed block, and then each thread keeps twice as much memory.
+    """
+    with contextlib.suppress(AttributeError):  # other C libraries have no such function
+        ctypes.CDLL(None).mallopt(_MALLOPT_MMAP_THRESHOLD, 128 * 1024)
 
 
 def trim_heap() -> None:

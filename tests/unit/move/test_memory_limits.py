@@ -84,3 +84,37 @@ def test_the_limit_of_a_real_control_group_is_found() -> None:
     total_bytes, free_bytes = map(int, done.stdout.split())
     assert total_bytes == 512 * MIB
     assert 400 * MIB < free_bytes < 512 * MIB
+
+
+LARGE_BLOCKS = """
+import sys, threading
+from pathlib import Path
+from baton.move.memory_limits import map_large_blocks, trim_heap
+
+def used_bytes():
+    return int(Path("/proc/self/smaps_rollup").read_text().split("Pss_Anon:")[1].split()[0]) << 10
+
+def fill():
+    for size in range(30 << 20, 34 << 20, 1 << 20):
+        blocks = [b"x" * size, b"x" * (size // 2)]
+        del blocks
+
+if sys.argv[1] == "mapped":
+    map_large_blocks()
+before = used_bytes()
+done, ending = threading.Semaphore(0), threading.Event()
+for _ in range(2):
+    threading.Thread(target=lambda: (fill(), done.release(), ending.wait())).start()
+for _ in range(2):
+    done.acquire()
+trim_heap()
+print(used_bytes() - before)
+ending.set()
+"""
+
+
+def test_threads_keep_no_large_blocks() -> None:
+    """Uploads of 32 MB left 50 MB with each of the threads that had read them."""
+    command = [sys.executable, "-c", LARGE_BLOCKS, "mapped"]
+    kept = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert kept < 8 << 20, f"{kept >> 20} MiB"

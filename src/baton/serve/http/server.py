@@ -13,6 +13,7 @@ from uvicorn.server import ServerState
 
 from baton.move.ipc.acceptor import Acceptor
 from baton.move.ipc.tls import ServerTls
+from baton.move.memory_limits import map_large_blocks
 from baton.serve.http.connections import Connections, client_address
 from baton.serve.http.protocol import BoundedHttpProtocol, HttpServerConfig
 
@@ -30,6 +31,7 @@ class HttpServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        map_large_blocks()
         self.servers = []
         listener = Listener(self._http_config, self.server_state)
         self._acceptors = [Acceptor(each, listener) for each in sockets or ()]
