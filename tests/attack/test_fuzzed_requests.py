@@ -50,7 +50,8 @@ SAMPLING = {
 FORMAT = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
 ROLE, RESTART, HOSTS = "/cluster/workers/{worker}/role", "/cluster/restart", "/cluster/hosts"
 LOG, EVENTS, EXPLAIN = "/cluster/log", "/cluster/events", "/cluster/explain/{request}"
-STORED = "/v1/responses/{response}"
+STORED, INPUT_TOKENS = "/v1/responses/{response}", "/v1/responses/input_tokens"
+INPUT_ITEMS = STORED + "/input_items"
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 DRAIN, CANCEL, SCALE = "/cluster/hosts/{host}/drain", "/cluster/cancel", "/cluster/scale"
 FILE, CONTENT, BATCH = FILES_PATH + "/{upload}", FILES_PATH + "/{upload}/content", BATCHES_PATH + "/{batch}"
@@ -82,6 +83,7 @@ POSTS: dict[str, list[dict[str, Any]]] = {
         {"model": "m", "messages": TALK[1:2], "max_tokens": 4, "temperature": 0.5, "stop_sequences": ["x"]},
     ],
     COUNT: [{"model": "m", "messages": TALK[1:2]}],
+    INPUT_TOKENS: [{"input": "The tide", "instructions": "Be brief."}],
     "/v1/embeddings": [{"input": ["a", "b"], "encoding_format": "base64"}, {"input": [5, 6, 7], "dimensions": 16}],
     "/tokenize": [{"prompt": "The tide", "add_special_tokens": True}, {"messages": TALK, "tools": [TOOL]}],
     "/detokenize": [{"tokens": [5, 6, 7]}],
@@ -106,11 +108,11 @@ FILING: dict[str, list[dict[str, Any]]] = {
 """Routes of files, batches and models, attacked on a server of their own. Uploads come last: they fill its folder."""
 GETS = (
     *("/v1/models", "/v1/models/{model}", STORED, "/health", "/ready", "/ping", "/metrics", "/cluster", LOG, EVENTS),
-    *("/cluster/requests", EXPLAIN),
+    *("/tokenizer_info", "/cluster/requests", EXPLAIN, INPUT_ITEMS),
     *("/ui", "/", "/chat", "/docs", "/static/{file}", "/favicon.ico", "/openapi.json", "/version"),
 )
-UNDOCUMENTED = {"/", "/static/{file}", "/favicon.ico", HOSTS}
-USUAL_STATUS = {"/favicon.ico": 204, STORED: 404, LOG: 404, EXPLAIN: 404, CANCEL: 404, DRAIN: 409}
+UNDOCUMENTED = {"/", "/static/{file}", "/favicon.ico", HOSTS, MODELS_PATH, LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH}
+USUAL_STATUS = {"/favicon.ico": 204, STORED: 404, INPUT_ITEMS: 404, LOG: 404, EXPLAIN: 404, CANCEL: 404, DRAIN: 409}
 """The answer to a valid request, where that is not 200: there is no log, no such request, and no joined host."""
 STATUSES = {200, 204, 400, 401, 403, 404, 405, 409, 413, 415, 429, 431, 503, 507}
 """503: the server sees a little later that a reader of events is gone."""
@@ -217,7 +219,7 @@ def names_of(server: RunningServer) -> dict[str, str]:
 
 def test_every_route_is_attacked() -> None:
     documented = openapi_document(hash_card(), "1", choices_max=1, is_strict=True)["paths"]
-    assert {*POSTS, *GETS} - UNDOCUMENTED == {*documented}
+    assert {*POSTS, *FILING, *GETS} - UNDOCUMENTED == {*documented}
 
 
 @pytest.fixture(scope="module")

@@ -67,6 +67,7 @@ class FakeVllm:
     running: int = 0
     waiting: int = 0
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    traceparents: list[str] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     closed: int = 0
     """Streams that their client has closed before their end."""
@@ -178,6 +179,7 @@ class FakeVllm:
         if not tokens:
             return _error(400, "token_ids: Field required")
         self.bodies.append(body)
+        self.traceparents.append(request.headers.get("traceparent", ""))
         if self.fail_posts:
             self.fail_posts -= 1
             return _error(500, "the engine failed")

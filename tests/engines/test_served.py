@@ -53,6 +53,14 @@ def test_texts_are_those_of_the_engine(server: RunningServer) -> None:
     assert answer["timings"]["decode_worker"] == "vllm-0"
 
 
+def test_the_engine_goes_on_with_the_clients_trace(server: RunningServer, fake: FakeVllm) -> None:
+    headers = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
+    with server.client() as client:
+        for sent in (headers, {"traceparent": "00-not-hex-01"}, {}):
+            client.post("/v1/completions", json={"prompt": TEXT, "max_tokens": 2}, headers=sent).raise_for_status()
+    assert fake.traceparents[-3:] == [headers["traceparent"], "", ""]
+
+
 def test_the_cluster_shows_the_engine(server: RunningServer, fake: FakeVllm) -> None:
     state = server.cluster()
     assert [(each["id"], each["role"], each["state"]) for each in state["workers"]] == [("vllm-0", "mixed", "ready")]

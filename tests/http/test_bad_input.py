@@ -149,7 +149,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"messages": USER, "tools": WRONG_TOOLS, "tool_choice": "required"}, "tools[0].function.parameters.properties.x"),
     (
-        {"messages": USER, "tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
+        {"messages": USER, "tools": TOOLS, "tool_choice": "required", "structured_outputs": {"json_object": True}},
         "tool_choice",
     ),
     ({"messages": USER, "functions": [{}]}, "functions"),

@@ -23,11 +23,12 @@ from baton.core.types import Sampling
 from baton.serve.http.batches.lines import LineCheck
 from baton.serve.http.batches.routes import PART_HEAD_BYTES_MAX, PARTS_MAX, read_form
 from baton.serve.http.batches.runner import BatchRunner
-from baton.serve.http.batches.store import Batch, BatchStore, Counts, FileStore, Folder, StoredBatch, new_id
+from baton.serve.http.batches.store import BatchStore, FileStore, Folder, StoredBatch, new_id
 from baton.serve.http.budgets import Budgets
 from baton.serve.http.edge import RequestContext
 from baton.serve.http.identity import NO_LIMITS, Identity
 from baton.serve.http.prompts import Prompt, RequestMaker
+from baton.serve.http.wire.files import Batch, Counts
 from baton.serve.http.wire.schemas import CompletionRequest, SloFields
 from tests.serving import RunningServer, serving
 
@@ -134,7 +135,7 @@ def test_a_wrong_file_fails_with_its_lines(client: Client) -> None:
     ("path", "body", "status", "words"),
     [
         ("/v1/batches", {"input_file_id": "file-0", "endpoint": CHAT}, 404, "there is no file"),
-        ("/v1/batches", {"input_file_id": "file-0", "endpoint": "/v1/messages"}, 400, "endpoint is"),
+        ("/v1/batches", {"input_file_id": "file-0", "endpoint": "/v1/messages"}, 400, "endpoint must be"),
         ("/v1/batches/batch-0/cancel", {}, 404, "there is no batch"),
         ("/v1/files", {}, 415, "multipart/form-data"),
     ],

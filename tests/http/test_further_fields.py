@@ -175,6 +175,23 @@ def test_reasoning_is_a_field_of_its_own(build, serve) -> None:
         low, none = (chat(client, messages=USER, max_tokens=1, reasoning_effort=effort) for effort in ("low", "none"))
         assert low["usage"]["prompt_tokens"] == len("user: hi\nlowassistant: ")
         assert none["usage"]["prompt_tokens"] == len("user: hi\nnoneassistant: <think>\n\n</think>\n\n")
+        asked = {"input": "hi", "reasoning": {"effort": "none", "summary": "auto"}}
+        counted = client.post("/v1/responses/input_tokens", json=asked).raise_for_status().json()
+        assert counted["input_tokens"] == none["usage"]["prompt_tokens"]
+    finally:
+        template.close()
+
+
+def test_reasoning_is_an_item_of_a_response(build, serve) -> None:
+    """The prompt opens the reasoning, and no text of the hash model closes it."""
+    source = "{{ messages[0].content }}{% if false %}</think>{% endif %}<think>"
+    template = SandboxedTemplate(source, {}, SandboxConfig())
+    client = serve(build(template=template))
+    try:
+        asked = {"input": "hi", "max_output_tokens": 8, "temperature": 0}
+        [item] = client.post("/v1/responses", json=asked).raise_for_status().json()["output"]
+        [said] = chat(client, messages=USER, max_tokens=8, temperature=0)["choices"]
+        assert (item["type"], item["content"][0]["text"]) == ("reasoning", said["message"]["reasoning_content"])
     finally:
         template.close()
 
@@ -182,3 +199,9 @@ def test_reasoning_is_a_field_of_its_own(build, serve) -> None:
 def test_probes_and_pages_of_other_servers_are_there(client: httpx.Client) -> None:
     assert client.get("/ping").json() == client.post("/ping").json() == {"status": "ready"}
     assert client.get("/docs").headers["content-type"].startswith("text/html")
+
+
+def test_the_tokenizer_is_described_for_clients_without_one(client: httpx.Client) -> None:
+    info = client.get("/tokenizer_info").raise_for_status().json()
+    assert (info["bos_token"], info["eos_token"]) == ("<bos>", "<eos>")
+    assert info["model_max_length"] == client.get("/v1/models/hash").json()["max_model_len"]

@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from openai.types.responses import ResponseStreamEvent as AnyEvent
+from pydantic import TypeAdapter
 
 from baton.core.errors import RequestError
 from baton.serve.http.choice import ChoiceDelta
@@ -23,6 +25,7 @@ from baton.serve.http.wire.schemas import ChatMessage
 from baton.serve.live.live_request import Timings
 
 HELLO: dict[str, Any] = {"model": "hash", "input": "Hello", "max_output_tokens": 12, "temperature": 0}
+ResponseStreamEvent: TypeAdapter[Any] = TypeAdapter(AnyEvent)
 CALLS = (CallPart(0, "", id="a", name="look_up"), CallPart(0, '{"x":'), CallPart(0, "1}"))
 USAGE = Usage(
     prompt_tokens=9, completion_tokens=3, total_tokens=12, prompt_tokens_details=PromptTokensDetails(cached_tokens=4)
@@ -199,3 +202,96 @@ def test_a_response_is_read_and_deleted_by_its_id(oai: openai.OpenAI) -> None:
     unkept = oai.responses.create(**HELLO, store=False)
     with pytest.raises(openai.NotFoundError):
         oai.responses.retrieve(unkept.id)
+
+
+def test_the_input_of_a_response_is_listed(oai: openai.OpenAI) -> None:
+    """The conversation before it, the newest first, with that of earlier responses. Pages are found by their ids."""
+    call = {"type": "function_call", "call_id": "c1", "name": "look_up", "arguments": "{}"}
+    given = [
+        {"role": "user", "content": "What?"},
+        call,
+        {"type": "function_call_output", "call_id": "c1", "output": "one"},
+    ]
+    first = oai.responses.create(**{**HELLO, "input": given})
+    second = oai.responses.create(**{**HELLO, "input": "And?"}, previous_response_id=first.id)
+    listed = list(oai.responses.input_items.list(second.id, order="asc", limit=2))
+    kinds = ["message", "function_call", "function_call_output", "message", "message"]
+    assert [item.type for item in listed] == kinds
+    assert (listed[0].content[0].text, listed[2].output, listed[4].content[0].text) == ("What?", "one", "And?")
+    assert (listed[3].role, listed[3].content[0].text) == ("assistant", first.output_text)
+    assert len({item.id for item in listed}) == 5
+    assert [item.id for item in oai.responses.input_items.list(second.id)] == [item.id for item in listed[::-1]]
+    with pytest.raises(openai.NotFoundError, match="there is no response 'resp_none'"):
+        oai.responses.input_items.list("resp_none")
+    for query, words in ({"limit": 101}, "limit must be"), ({"order": "up"}, "order must be"):
+        with pytest.raises(openai.BadRequestError, match=words):
+            oai.responses.input_items.list(second.id, extra_query=query)
+
+
+def test_tokens_of_an_input_are_counted_without_an_answer(oai: openai.OpenAI) -> None:
+    made = oai.responses.create(**HELLO)
+    assert oai.responses.input_tokens.count(model="hash", input="Hello").input_tokens == made.usage.input_tokens
+    later = oai.responses.create(**{**HELLO, "input": "And?"}, previous_response_id=made.id)
+    counted = oai.responses.input_tokens.count(model="hash", input="And?", previous_response_id=made.id)
+    assert counted.input_tokens == later.usage.input_tokens
+
+
+def test_a_response_may_go_on_without_input(oai: openai.OpenAI) -> None:
+    made = oai.responses.create(**HELLO)
+    again = oai.responses.create(model="hash", previous_response_id=made.id, max_output_tokens=4)
+    assert again.usage.input_tokens > made.usage.input_tokens
+    with pytest.raises(openai.BadRequestError, match="input is required"):
+        oai.responses.create(model="hash")
+
+
+def test_a_forced_call_does_not_follow_the_format_of_an_answer(oai: openai.OpenAI, client: httpx.Client) -> None:
+    """Frameworks send both. A constraint by vLLM's fields is no format, and contradicts the call."""
+    schema = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
+    tool = {"type": "function", "name": "look_up", "parameters": schema, "strict": True}
+    answer = {"format": {"type": "json_schema", "name": "answer", "schema": {"type": "object"}}}
+    called = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False, "max_output_tokens": 200}
+    response = oai.responses.create(**{**HELLO, **called}, text=answer)
+    [item] = response.output
+    assert (item.type, json.loads(item.arguments)["x"] in (1, 2)) == ("function_call", True)
+    function = {"type": "function", "function": {"name": "look_up", "parameters": schema}}
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "tools": [function], "tool_choice": "required"}
+    refused = client.post("/v1/chat/completions", json={**chat, "structured_outputs": {"choice": ["a"]}})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tool_choice")
+
+
+def test_reasoning_is_an_item_before_the_answer() -> None:
+    stored, deltas = StoredResponses(), [ChoiceDelta("", reasoning="I th"), ChoiceDelta("Yes", reasoning="ink.")]
+    streaming = encoder(stored)
+    stream = b"".join(
+        [
+            *(streaming.delta(0, delta, first=not index) for index, delta in enumerate(deltas)),
+            streaming.last(0, "stop", Timings()),
+            streaming.usage(USAGE, Timings()),
+        ]
+    ).decode()
+    events = [json.loads(part.split("data: ")[1]) for part in stream.strip().split("\n\n")]
+    names = [event["type"].removeprefix("response.") for event in events[2:]]
+    assert names == [
+        "output_item.added",
+        "content_part.added",
+        "reasoning_text.delta",
+        "reasoning_text.delta",
+        "reasoning_text.done",
+        "content_part.done",
+        "output_item.done",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "completed",
+    ]
+    reasoning, message = events[-1]["response"]["output"]
+    assert (reasoning["type"], reasoning["content"][0]["text"]) == ("reasoning", "I think.")
+    assert message["content"][0]["text"] == "Yes"
+    choice = WholeChoice(0, "Yes", (), "stop", (), "stop", reasoning="I think.")
+    assert json.loads(encoder(stored).whole([choice], USAGE, Timings()))["output"] == [reasoning, message]
+    assert stored.get("me", "resp_1")[-1].content == "Yes"
+    for event in events:
+        ResponseStreamEvent.validate_python(event)

@@ -45,7 +45,10 @@ _NEAREST = {
     "--ssl-certfile": "use --tls-cert",
     "--ssl-keyfile": "use --tls-key",
     "--allowed-origins": "use --cors-origin, once for each",
+    "--otlp-traces-endpoint": "use --otlp, and name the receiver in OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+    "--collect-detailed-traces": "use --otlp: a trace always has the spans queue, prefill, handoff and decode",
     # SGLang
+    "--enable-trace": "use --otlp, and name the receiver in OTEL_EXPORTER_OTLP_ENDPOINT",
     "--model-path": "use --model",
     "--context-length": "use --context-tokens",
     "--mem-fraction-static": "the KV cache takes --kv-blocks N (or kv.bytes in --config), 2 GiB by default",

@@ -224,6 +224,7 @@ def _http(args: argparse.Namespace) -> dict[str, Any]:
         "admin_port": args.admin_port,
         "insecure": args.insecure,
         "metrics_names": args.metrics_names,
+        "otlp": args.otlp,
         "strict_api": args.strict_api,
         **{name: tuple(values) if values else None for name, values in repeated.items()},
     }

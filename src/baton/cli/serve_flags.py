@@ -36,6 +36,12 @@ def add_api(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--metrics-names", choices=("baton", "vllm"), help="vllm: /metrics has vLLM's metrics as well (default: baton)"
     )
+    parser.add_argument(
+        "--otlp",
+        action="store_true",
+        default=None,
+        help="send a trace and metrics of each request by OTLP; docs/operations.md",
+    )
     parser.add_argument("--batch-folder", metavar="DIR", help="keep files and batches in DIR, over restarts")
     parser.add_argument(
         "--strict-api", action="store_true", default=None, help="reject unknown fields of requests (default: ignore)"

@@ -74,6 +74,8 @@ class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     metrics_names: MetricsNames = "baton"
     """`vllm`: `/metrics` has vLLM's metrics besides, under their names."""
+    otlp: bool = False
+    """Send traces and metrics of requests by OTLP (docs/operations.md)."""
 
     def tenants(self) -> int:
         """Return the number of tenants whose keys may use the model. Raise ConfigError for an invalid key file."""

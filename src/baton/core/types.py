@@ -153,6 +153,8 @@ class Request(Struct, frozen=True, kw_only=True, gc=False):
     """False: its blocks are not hashed, so it neither uses nor leaves cached blocks."""
     hosts: tuple[HostId, ...] = ()
     """The only hosts that may serve the request. Empty: all."""
+    traceparent: str = ""
+    """The W3C header with which servers of other engines go on with its trace. Empty: there is none."""
 
     @property
     def turn_key(self) -> int:

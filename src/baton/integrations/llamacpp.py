@@ -109,7 +109,7 @@ class LlamaCppServer:
             part_tokens_max = min(least, most - len(tokens)) if least > 0 else most - len(tokens)
             body = self._body(generation, tokens, part_tokens_max, ignores_stops=least > 0)
             part_tokens = 0
-            async for event in self._events(body):
+            async for event in self._events(body, generation):
                 if event.tokens:
                     part_tokens += len(event.tokens)
                     tokens += event.tokens
@@ -125,14 +125,14 @@ class LlamaCppServer:
     async def prefill(self, generation: Generation) -> PromptAnswer:
         """Compute a prompt. llama.cpp keeps no KV for other servers, so they compute it again."""
         body = self._body(generation, list(generation.tokens), 1, ignores_stops=False)
-        return PromptAnswer([token async for event in self._events(body) for token in event.tokens], None)
+        return PromptAnswer([token async for event in self._events(body, generation) for token in event.tokens], None)
 
     async def abort(self, generation_id: str) -> None:
         """Do nothing: the server ends a request whose connection is closed."""
 
-    async def _events(self, body: dict[str, Any]) -> AsyncGenerator[Event]:
+    async def _events(self, body: dict[str, Any], generation: Generation) -> AsyncGenerator[Event]:
         """Yield the events of one stream. Raises EngineBrokenError if it ends before its last event."""
-        async with self._http.request("/completion", body) as response:
+        async with self._http.request("/completion", body, traceparent=generation.traceparent) as response:
             async for line in response.content:
                 data = event_data(line)
                 event = decoded(data, Event) if data is not None else Event()

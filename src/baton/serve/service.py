@@ -10,6 +10,7 @@ import socket
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -34,6 +35,9 @@ from baton.serve.live.metrics_registry import Metrics
 from baton.serve.live.recorder import Recorder
 from baton.serve.model_fleet import ModelFleet, ServerFacts, Tell
 from baton.serve.models import Models
+
+if TYPE_CHECKING:  # the extra `otel` may be missing
+    from baton.serve.http.telemetry import Telemetry
 
 _HTTP_CLOSE_S = 3.0
 """Seconds that open connections have to close after the last request has ended."""
@@ -99,6 +103,7 @@ class Service:
             )
         )
         self._hooks = load_hooks(self._config.hooks)
+        self._telemetry = _telemetry() if http.otlp else None
         self._batches: Batches | None = None
         """Files and batches. None: the models are starting."""
         self._metrics = Metrics()
@@ -116,6 +121,8 @@ class Service:
             await self._serve()
         finally:
             await self._models.close()
+            if self._telemetry is not None:
+                await asyncio.to_thread(self._telemetry.close)
         return 1 if self._failure else 0
 
     async def _serve(self) -> None:
@@ -152,6 +159,7 @@ class Service:
             hooks=self._hooks,
             recorder=recorder,
             render_metrics=partial(self._models.render_metrics, self._metrics),
+            telemetry=self._telemetry,
         )
         most = min(config.limits.connections_max, self._connections_max)
         limits = msgspec.structs.replace(config.limits, connections_max=most)
@@ -211,6 +219,15 @@ class Service:
         question = json.dumps({"model": model, "messages": messages, "temperature": 0})
         key = ' -H "Authorization: Bearer $API_KEY"' if not self._keyring.is_open else ""
         return f"try: curl {self._url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{question}'"
+
+
+def _telemetry() -> Telemetry:
+    """Return the telemetry. Raises ConfigError if the extra is missing, or a variable `OTEL_*` cannot be followed."""
+    try:
+        from baton.serve.http.telemetry import open_telemetry
+    except ImportError as error:
+        raise ConfigError(f"http.otlp needs OpenTelemetry ({error.name}): pip install 'baton[otel]'") from error
+    return open_telemetry()
 
 
 def _connections_max(tell: Tell) -> int:

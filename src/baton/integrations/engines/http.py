@@ -52,10 +52,14 @@ class EngineHttp:
 
     @asynccontextmanager
     async def request(
-        self, path: str, body: dict[str, Any] | None = None, limits: aiohttp.ClientTimeout | None = None
+        self,
+        path: str,
+        body: dict[str, Any] | None = None,
+        limits: aiohttp.ClientTimeout | None = None,
+        traceparent: str = "",
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
         """Send a request. Raises EngineRefusedError for a status from 400 to 499, else EngineBrokenError on failure."""
-        async with self.raw(path, body, limits) as response:
+        async with self.raw(path, body, limits, traceparent) as response:
             if response.status >= 400:
                 text = f"{path} answered {response.status}: {error_text(await response.read())}"
                 raise EngineRefusedError(text) if response.status < 500 else EngineBrokenError(text)
@@ -63,13 +67,17 @@ class EngineHttp:
 
     @asynccontextmanager
     async def raw(
-        self, path: str, body: dict[str, Any] | None, limits: aiohttp.ClientTimeout | None
+        self, path: str, body: dict[str, Any] | None, limits: aiohttp.ClientTimeout | None, traceparent: str = ""
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """Send a request, and return the response with any status. Raises EngineBrokenError without one."""
+        """Send a request, and return the response with any status. Raises EngineBrokenError without one.
+
+        `traceparent`: header with which the server goes on with a trace. Empty: there is none.
+        """
+        headers = {"traceparent": traceparent} if traceparent else {}
         method, allowed = "GET" if body is None else "POST", limits or self._session.timeout
         try:
             async with self._session.request(
-                method, self.url + path, json=body, timeout=allowed, allow_redirects=False
+                method, self.url + path, json=body, headers=headers, timeout=allowed, allow_redirects=False
             ) as response:
                 yield response
         except aiohttp.ClientConnectorError as error:

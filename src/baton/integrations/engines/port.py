@@ -30,6 +30,8 @@ class Generation:
     """Compute the prompt only, and keep its KV for another server."""
     kv_transfer_params: dict[str, Any] | None = None
     """Parameters from the server that keeps the prompt's KV. None: no server keeps it."""
+    traceparent: str = ""
+    """Header with which the server goes on with the client's trace. Empty: there is none."""
 
 
 class Choice(Struct, frozen=True):

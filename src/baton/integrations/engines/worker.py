@@ -230,6 +230,7 @@ class EngineWorker:
             cache_salt=request.cache_salt if request.shares_blocks else request.id,
             hands_off=hands_off,
             kv_transfer_params=None if hands_off else self._handoffs.take(request.id, len(part.tokens)),
+            traceparent=request.traceparent,
         )
         run = self._runs[request.id] = _Run(start, generation)
         run.task = self._spawn(self._run(run))

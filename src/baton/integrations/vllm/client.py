@@ -78,7 +78,7 @@ class VllmServer:
 
     async def stream(self, generation: Generation) -> AsyncGenerator[Choice]:
         path, body = self._body(generation, stream=True)
-        async with self._http.request(path, body) as response:
+        async with self._http.request(path, body, traceparent=generation.traceparent) as response:
             async for line in response.content:
                 data = event_data(line)
                 if data is None:
@@ -91,7 +91,7 @@ class VllmServer:
 
     async def prefill(self, generation: Generation) -> PromptAnswer:
         path, body = self._body(generation, stream=False)
-        async with self._http.request(path, body) as response:
+        async with self._http.request(path, body, traceparent=generation.traceparent) as response:
             answer = decoded(await response.read(), Answer)
         tokens = [token for choice in answer.choices for token in choice.token_ids or ()]
         return PromptAnswer(tokens, answer.kv_transfer_params)

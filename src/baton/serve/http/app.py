@@ -20,7 +20,7 @@ from baton.serve.http.budgets import Budgets
 from baton.serve.http.edge import ClientDisconnected, Edge
 from baton.serve.http.embed import EMBEDDINGS_PATH, Embed
 from baton.serve.http.generate import Generate
-from baton.serve.http.messages import MESSAGES_PATH, Messages
+from baton.serve.http.messages import MESSAGES_PATH, Messages, MessagesText
 from baton.serve.http.operations import Operations
 from baton.serve.http.pages import Pages
 from baton.serve.http.responses_text import Responses, ResponsesText
@@ -31,22 +31,31 @@ from baton.serve.http.wire.errors import error_body, error_headers
 from baton.serve.http.wire.messages_encoder import anthropic_error
 from baton.serve.live.recorder import Recorder
 
+_OPERATIONS = {CompletionText.PATH: "text_completion", EMBEDDINGS_PATH: "embeddings"}
+"""Values of OpenTelemetry's `gen_ai.operation.name` by path. All others are `chat`."""
+
 
 def batch_endpoints(services: Services) -> dict[str, ASGIApp]:
     """Return the endpoints that batches may use, by their paths."""
-    kinds = (CompletionText, ChatText, ResponsesText)
-    return {**{kind.PATH: Generate(services, kind) for kind in kinds}, EMBEDDINGS_PATH: Embed(services)}
+    return {path: endpoint for path, endpoint in _endpoints(services).items() if path != MESSAGES_PATH}
+
+
+def _endpoints(services: Services) -> dict[str, ASGIApp]:
+    """Return the endpoints that compute something, by their paths."""
+    kinds = (CompletionText, ChatText, ResponsesText, MessagesText)
+    made: dict[str, ASGIApp] = {kind.PATH: Generate(services, kind) for kind in kinds}
+    made[EMBEDDINGS_PATH] = Embed(services)
+    telemetry = services.telemetry
+    if telemetry is None:
+        return made
+    return {path: telemetry.traced(endpoint, _OPERATIONS.get(path, "chat")) for path, endpoint in made.items()}
 
 
 def build_app(services: Services, further: Sequence[Route] = ()) -> ASGIApp:
     """Return the ASGI application with `further` routes. It must run in the event loop of the gateways."""
-    kinds = (CompletionText, ChatText)
-    routes = [Route(kind.PATH, Generate(services, kind), methods=["POST"]) for kind in kinds]
-    embed = Route(EMBEDDINGS_PATH, Embed(services), methods=["POST"])
     app = Starlette(
         routes=[
-            *routes,
-            embed,
+            *(Route(path, endpoint, methods=["POST"]) for path, endpoint in _endpoints(services).items()),
             *Responses(services).routes(),
             *Messages(services).routes(),
             *further,

@@ -7,7 +7,7 @@ import re
 import uuid
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -26,11 +26,15 @@ from baton.serve.http.wire.parsing import parse_object
 from baton.serve.http.wire.schemas import SloFields
 from baton.serve.live.recorder import Recorder
 
+if TYPE_CHECKING:  # the extra `otel` may be missing
+    from baton.serve.http.telemetry import RequestTrace
+
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/ui", "/", "/chat", "/docs", "/favicon.ico"})
 """Paths that need no API key: the probes, and the web pages, which ask the user for the key."""
 OFFLINE_PRIORITY = 2**30
 """Priority of the requests of batches, unless they ask for an even lower one."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_TRACEPARENT = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _STATE_KEY = "baton.context"
 _CSP = b"content-security-policy"
 _SAFE_HEADERS = ((b"x-content-type-options", b"nosniff"), (b"cross-origin-resource-policy", b"same-origin"))
@@ -62,11 +66,26 @@ class RequestContext:
     headers: Mapping[bytes, bytes]
     is_offline: bool = False
     """The request belongs to a batch: the server's SLO does not apply, and its priority is below all others."""
+    trace: RequestTrace | None = None
+    """None: the server makes no traces."""
+
+    @property
+    def traceparent(self) -> str:
+        """Return the header with which another server goes on with the trace. Empty: there is no trace."""
+        if self.trace is not None:
+            return self.trace.traceparent
+        sent = self.headers.get(b"traceparent", b"")
+        return sent.decode() if _TRACEPARENT.fullmatch(sent) else ""
 
 
 def context_of(scope: Scope) -> RequestContext:
     """Return the context that `Edge` stored in the scope."""
     return scope[_STATE_KEY]
+
+
+def with_context(scope: Scope, context: RequestContext) -> Scope:
+    """Return a copy of the scope with another context."""
+    return {**scope, _STATE_KEY: context}
 
 
 def context_scope(context: RequestContext) -> Scope:

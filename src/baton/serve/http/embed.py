@@ -102,6 +102,9 @@ class _EmbeddingWork:
     async def _embed(self, index: int, prompt: Prompt) -> _Vector:
         async with self._gate:
             live = self._gateway.submit(self._maker.make(index, prompt, SAMPLING, 1), prompt.tokens)
+            trace = self._maker.context.trace
+            if trace is not None:
+                trace.follow(self._gateway.card.name, live)
             try:
                 return await self._vector(live)
             finally:

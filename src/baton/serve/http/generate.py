@@ -71,7 +71,10 @@ class Generate:
         try:
             await response.run(receive, send_warning(send, ignored), stream=bool(request.fields.stream))
         finally:
-            budget.charge(response.usage().total_tokens, now_s())
+            usage = response.usage()
+            budget.charge(usage.total_tokens, now_s())
+            if context.trace is not None:
+                context.trace.describe(request.fields, usage, tokens_max=request.output_tokens_max())
 
     async def _read(self, received: ReceivedBody, owner: str) -> tuple[dict[str, Any], TextRequest, list[str]]:
         """Return the body for output hooks, the request, and the paths of ignored fields. Raises RequestError.
@@ -207,6 +210,8 @@ class Generate:
             )
             choice.replay(sent)
             choices.append(choice)
+            if maker.context.trace is not None:
+                maker.context.trace.follow(model.name, choice.live)
         return choices
 
     def _rules(

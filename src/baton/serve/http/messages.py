@@ -10,7 +10,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from baton.serve.http.edge import read_body
-from baton.serve.http.generate import Generate
 from baton.serve.http.pages import json_response
 from baton.serve.http.prompts import chat_prompt
 from baton.serve.http.services import Services
@@ -51,16 +50,13 @@ class MessagesText(ChatText):
 
 
 class Messages:
-    """The endpoints."""
+    """The endpoint that counts tokens."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
 
     def routes(self) -> list[Route]:
-        return [
-            Route(MESSAGES_PATH, Generate(self._services, MessagesText), methods=["POST"]),
-            Route(f"{MESSAGES_PATH}/count_tokens", self._count_tokens, methods=["POST"]),
-        ]
+        return [Route(f"{MESSAGES_PATH}/count_tokens", self._count_tokens, methods=["POST"])]
 
     async def _count_tokens(self, request: Request) -> Response:
         received = await read_body(request.scope, request.receive, self._services.body_limit)

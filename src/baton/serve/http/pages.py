@@ -25,6 +25,7 @@ from baton.serve.http.wire.responses import (
     Health,
     Model,
     ModelList,
+    TokenizerInfo,
     Tokens,
     Version,
 )
@@ -65,6 +66,7 @@ class Pages:
             Route("/v1/models/{model:path}", self._model),
             Route("/tokenize", self._tokenize, methods=["POST"]),
             Route("/detokenize", self._detokenize, methods=["POST"]),
+            Route("/tokenizer_info", self._tokenizer_info),
             Route("/health", self._health),
             Route("/ready", self._health),
             Route("/ping", self._health, methods=["GET", "POST"]),
@@ -106,6 +108,16 @@ class Pages:
         body = await self._services.read(received, DetokenizeRequest)
         model = self._services.model(body.model)
         return json_response(Detokenized(await model.tokenize(lambda: _detokenized(body, model), received)))
+
+    async def _tokenizer_info(self, request: Request) -> Response:
+        model = asked_model(self._services, request)
+        card, text = model.gateway.card, model.tokenizer.token_text
+        info = TokenizerInfo(
+            bos_token=None if card.bos_token_id is None else text(card.bos_token_id),
+            eos_token=text(card.eos_token_ids[0]) if card.eos_token_ids else None,
+            model_max_length=model.gateway.request_tokens_max,
+        )
+        return json_response(info)
 
     async def _body(self, request: Request) -> ReceivedBody:
         return await read_body(request.scope, request.receive, self._services.body_limit)

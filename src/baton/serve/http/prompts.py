@@ -276,6 +276,7 @@ class RequestMaker:
             resumed_tokens=resumed_tokens,
             priority=self._priority(),
             cache_salt=self.context.identity.cache_salt(self.options.cache_salt),
+            traceparent=self.context.traceparent,
         )
 
     def _priority(self) -> int:

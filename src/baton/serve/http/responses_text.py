@@ -9,19 +9,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from baton.serve.http.edge import context_of
-from baton.serve.http.generate import Generate
+from baton.serve.http.edge import context_of, read_body
 from baton.serve.http.pages import json_response
+from baton.serve.http.paging import page_of
 from baton.serve.http.resume import owner_of
 from baton.serve.http.services import Services
 from baton.serve.http.stored_responses import Conversation
 from baton.serve.http.text_request import ChatText, TextRequest
 from baton.serve.http.tools.use import tool_use
+from baton.serve.http.unknown_fields import warning
 from baton.serve.http.wire.encoders import ResponseEncoder, ResponseHead
-from baton.serve.http.wire.parsing import convert
+from baton.serve.http.wire.parsing import convert, parse_object
 from baton.serve.http.wire.response_api import ResponsesRequest, chat_messages, chat_request
 from baton.serve.http.wire.response_api_encoder import ResponsesEncoder
-from baton.serve.http.wire.responses import DeletedResponse
+from baton.serve.http.wire.response_items import input_items
+from baton.serve.http.wire.responses import DeletedResponse, InputTokens
 
 RESPONSES_PATH = "/v1/responses"
 
@@ -35,7 +37,6 @@ class ResponsesText(ChatText):
     ID_PREFIX = "resp_"
     PROMPT_PARAM = "input"
     CAN_RESUME = False
-    SPLITS_REASONING = False
 
     asked: ResponsesRequest
     conversation: Conversation
@@ -56,16 +57,38 @@ class ResponsesText(ChatText):
 
 
 class Responses:
-    """The endpoints. A client reads and deletes only responses to keys of its own tenant."""
+    """The endpoints for stored responses. A client reads and deletes only responses to keys of its own tenant."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
 
     def routes(self) -> list[Route]:
         return [
-            Route(RESPONSES_PATH, Generate(self._services, ResponsesText), methods=["POST"]),
+            Route(RESPONSES_PATH + "/input_tokens", self._count_tokens, methods=["POST"]),
             Route(RESPONSES_PATH + "/{response}", self._stored, methods=["GET", "DELETE"]),
+            Route(RESPONSES_PATH + "/{response}/input_items", self._input_items, methods=["GET"]),
         ]
+
+    async def _count_tokens(self, request: Request) -> Response:
+        services, owner = self._services, owner_of(context_of(request.scope).identity)
+        received = await read_body(request.scope, request.receive, services.body_limit)
+
+        def read() -> tuple[TextRequest, list[str]]:
+            body = parse_object(received.raw)
+            return services.unknown_fields.read(
+                body, ResponsesRequest, lambda known: ResponsesText.read(known, services, owner)
+            )
+
+        asked, ignored = await services.parsing.run(read, received)
+        [prompt] = await asked.model.tokenize(asked.prompts, received)
+        headers = {"warning": warning(ignored)} if ignored else None
+        return json_response(InputTokens(input_tokens=len(prompt.tokens)), headers=headers)
+
+    async def _input_items(self, request: Request) -> Response:
+        response_id = request.path_params["response"]
+        messages = self._services.responses.asked(owner_of(context_of(request.scope).identity), response_id)
+        items = list(input_items(messages, response_id))[::-1]
+        return json_response(page_of(items, [item["id"] for item in items], request))
 
     async def _stored(self, request: Request) -> Response:
         stored, response_id = self._services.responses, request.path_params["response"]

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
 
@@ -27,6 +27,9 @@ from baton.serve.http.unknown_fields import UnknownFields
 from baton.serve.http.wire.parsing import convert, parse_object
 from baton.serve.live.hooks import Hooks
 from baton.serve.live.recorder import Recorder
+
+if TYPE_CHECKING:  # the extra `otel` may be missing
+    from baton.serve.http.telemetry import Telemetry
 
 NAMES_SHOWN_MAX = 8
 """Served models that an error message names."""
@@ -78,6 +81,8 @@ class Services:
     hooks: Hooks
     recorder: Recorder
     render_metrics: Callable[[], bytes]
+    telemetry: Telemetry | None = None
+    """None: the server makes no traces."""
     unknown_fields: UnknownFields = field(init=False)
     parsing: BodyThreads = field(default_factory=parsing_threads)
     streams: SavedStreams = field(init=False)

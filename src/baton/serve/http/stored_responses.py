@@ -60,6 +60,12 @@ class StoredResponses:
         message = f"{self._missing(response_id)}; send the whole conversation as `input`"
         raise RequestError(message, param="previous_response_id", status=404, code="previous_response_not_found")
 
+    def asked(self, owner: str, response_id: str) -> tuple[ChatMessage, ...]:
+        """Return the conversation before a response, without its answer. Raises RequestError (404)."""
+        with self._lock:
+            self.body(owner, response_id)
+            return self._kept[owner, response_id].messages[:-1]
+
     def body(self, owner: str, response_id: str) -> bytes:
         """Return a response, encoded. Raises RequestError (404) if it is not kept."""
         kept = self._kept.get((owner, response_id))

@@ -151,10 +151,10 @@ class ChatText:
     def constraint(self) -> Constraint | None:
         asked = constraint_of(self.fields)
         call = None if self.tools is None else self.tools.constraint(self.model.tokenizer)
-        if asked is not None and call is not None:
+        if asked is not None and call is not None and not asked.param.startswith("response_format"):
             message = f"tool_choice asks for a call and {asked.param} for something else; send one of them"
             raise RequestError(message, param="tool_choice")
-        return asked or call
+        return call or asked  # a format is that of an answer, and a forced call has none
 
     def reasoning(self, prompt: Prompt, *, is_constrained: bool) -> ReasoningSplitter | None:
         if not self.SPLITS_REASONING or CLOSING not in self.model.template.source:

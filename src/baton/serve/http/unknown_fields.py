@@ -61,9 +61,7 @@ def send_warning(send: Send, ignored: Sequence[str]) -> Send:
     """Return a `send` that names ignored fields in the header `Warning` of the response."""
     if not ignored:
         return send
-    more = f" and {len(ignored) - NAMES_SHOWN_MAX} more" if len(ignored) > NAMES_SHOWN_MAX else ""
-    names = ", ".join(map(_shown, ignored[:NAMES_SHOWN_MAX]))
-    value = f'299 - "unknown fields were ignored: {names}{more}"'.encode()
+    value = warning(ignored).encode()
 
     async def send_with_warning(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -71,6 +69,13 @@ def send_warning(send: Send, ignored: Sequence[str]) -> Send:
         await send(message)
 
     return send_with_warning
+
+
+def warning(ignored: Sequence[str]) -> str:
+    """Return the value of the header `Warning` that names ignored fields."""
+    more = f" and {len(ignored) - NAMES_SHOWN_MAX} more" if len(ignored) > NAMES_SHOWN_MAX else ""
+    names = ", ".join(map(_shown, ignored[:NAMES_SHOWN_MAX]))
+    return f'299 - "unknown fields were ignored: {names}{more}"'
 
 
 def _shown(name: str) -> str:

@@ -10,7 +10,8 @@ import msgspec
 from msgspec import Struct, json
 
 from baton.core.files import open_private
-from baton.serve.http.batches.store import Problem, ResultFiles
+from baton.serve.http.batches.store import ResultFiles
+from baton.serve.http.wire.files import Problem
 
 PROBLEMS_MAX = 100
 """Maximum problems of an input file that a batch names."""

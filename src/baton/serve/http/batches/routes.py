@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
 
-from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -18,15 +16,16 @@ from baton.core.http_config import BatchesConfig
 from baton.core.limits import LimitsConfig
 from baton.move.clock import unix_s
 from baton.serve.http.batches.runner import BatchRunner
-from baton.serve.http.batches.store import Batch, BatchStore, FileObject, FileStore, Folder, StoredBatch, new_id
+from baton.serve.http.batches.store import BatchStore, FileStore, Folder, StoredBatch, new_id
 from baton.serve.http.budgets import Budgets
 from baton.serve.http.edge import BodyLimit, context_of, read_body, read_object
 from baton.serve.http.pages import file_chunks, json_response
+from baton.serve.http.paging import page_of
 from baton.serve.http.resume import owner_of
+from baton.serve.http.wire.files import Batch, BatchRequest, FileDeleted
 from baton.serve.http.wire.parsing import convert
 
 FILES_PATH, BATCHES_PATH = "/v1/files", "/v1/batches"
-PAGE_MAX = 100
 PARTS_MAX = 16
 """Maximum parts of a form. Clients send two or three."""
 PART_HEAD_BYTES_MAX = 4096
@@ -34,33 +33,6 @@ PART_HEAD_BYTES_MAX = 4096
 _BOUNDARY = re.compile(r'boundary=(?:"([^"]{1,70})"|([^\s;,]{1,70}))')
 _FIELD = re.compile(rb'[ ;]name="([^"]{0,64})"')
 _FILE_NAME = re.compile(rb'[ ;]filename="([^"]{0,1024})"')
-Listed = TypeVar("Listed", Batch, FileObject)
-
-
-class BatchRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    input_file_id: str
-    endpoint: str
-    completion_window: Literal["24h"] = "24h"
-    """No effect: a batch runs until it is done."""
-    metadata: Annotated[dict[str, Any], Meta(max_length=16)] | None = None
-    output_expires_after: dict[str, Any] | None = None
-    """No effect: a file stays until it is deleted."""
-
-
-class FileDeleted(Struct, frozen=True):
-    id: str
-    object: Literal["file"] = "file"
-    deleted: bool = True
-
-
-class Page(Struct, frozen=True, kw_only=True):
-    """A part of a list."""
-
-    object: Literal["list"] = "list"
-    data: list[Any]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class Batches:
@@ -77,7 +49,6 @@ class Batches:
         self._folder = Folder(config.folder)
         self._files = FileStore(self._folder, config)
         self._batches = BatchStore(self._folder, config.batches_max)
-        self._endpoints = endpoints
         self.runner = BatchRunner(config, self._files, self._batches, endpoints, Budgets(limits), body_bytes_max)
 
     def routes(self) -> list[Route]:
@@ -112,7 +83,7 @@ class Batches:
         if request.method == "POST":
             return await self._upload(request)
         files = await asyncio.to_thread(self._files.list, _owner(request))
-        return json_response(_page(files, request))
+        return json_response(page_of(files, [file.id for file in files], request))
 
     async def _on_file(self, request: Request) -> Response:
         if request.method != "DELETE":
@@ -131,9 +102,6 @@ class Batches:
     async def _create(self, request: Request) -> Response:
         context = context_of(request.scope)
         body = convert(await read_object(request), BatchRequest)
-        if body.endpoint not in self._endpoints:
-            known = ", ".join(self._endpoints)
-            raise RequestError(f"endpoint is {body.endpoint[:80]!r}, but must be one of {known}", param="endpoint")
         owner, identity = _owner(request), context.identity
         await asyncio.to_thread(self._files.get, owner, body.input_file_id)
         stored = StoredBatch(
@@ -158,7 +126,8 @@ class Batches:
         if request.method == "POST":
             return await self._create(request)
         found = await asyncio.to_thread(self._batches.list, _owner(request))
-        return json_response(_page([self.runner.state(stored).batch for stored in found], request))
+        batches = [self.runner.state(stored).batch for stored in found]
+        return json_response(page_of(batches, [batch.id for batch in batches], request))
 
     async def _on_batch(self, request: Request) -> Response:
         stored = await asyncio.to_thread(self._batches.get, *_named(request))
@@ -201,19 +170,3 @@ def _owner(request: Request) -> str:
 def _named(request: Request) -> tuple[str, str]:
     """Return the owner name of the client, and the id in the path."""
     return _owner(request), request.path_params["id"]
-
-
-def _page(found: list[Listed], request: Request) -> Page:
-    """Return the part of a list that the query asks for, as in `?limit=20&after=ID`. Raises RequestError (400)."""
-    asked, after = request.query_params.get("limit", "20"), request.query_params.get("after")
-    if not (asked.isascii() and asked.isdecimal() and 1 <= int(asked[:10]) <= PAGE_MAX):
-        raise RequestError(f"limit must be an integer from 1 to {PAGE_MAX}, got {asked[:60]!r}", param="limit")
-    ids = [each.id for each in found]
-    start = ids.index(after) + 1 if after in ids else 0
-    shown = found[start : start + int(asked)]
-    return Page(
-        data=list(shown),
-        first_id=shown[0].id if shown else None,
-        last_id=shown[-1].id if shown else None,
-        has_more=start + len(shown) < len(found),
-    )

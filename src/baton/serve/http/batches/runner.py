@@ -26,20 +26,16 @@ from baton.serve.http.batches.lines import (
 )
 from baton.serve.http.batches.store import (
     OPEN_STATUSES,
-    Batch,
     BatchStore,
-    Counts,
     FileStore,
-    Problem,
-    Problems,
     ResultFiles,
-    Status,
     StoredBatch,
 )
 from baton.serve.http.budgets import Budgets
 from baton.serve.http.edge import RequestContext, context_scope
 from baton.serve.http.identity import NO_LIMITS, Identity
 from baton.serve.http.wire.errors import ClusterError, error_body
+from baton.serve.http.wire.files import Batch, Counts, Problem, Problems, Status
 from baton.serve.http.wire.schemas import SloFields
 
 SAVED_EVERY = 64

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeVar
+from typing import BinaryIO, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -23,24 +23,11 @@ from baton.core.errors import ConfigError, RequestError
 from baton.core.files import make_private_folder, open_private
 from baton.core.http_config import BatchesConfig
 from baton.move.clock import unix_s
+from baton.serve.http.wire.files import Batch, FileObject, Purpose, Status
 
-Purpose = Literal["batch", "batch_output"]
-Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "cancelling", "cancelled"]
 OPEN_STATUSES: tuple[Status, ...] = ("validating", "in_progress", "finalizing", "cancelling")
 _ID = re.compile(r"(file|batch)-[0-9a-f]{24}")
 Kept = TypeVar("Kept", bound=Struct)
-
-
-class FileObject(Struct, frozen=True, kw_only=True):
-    """A file, as clients see it."""
-
-    id: str
-    object: Literal["file"] = "file"
-    bytes: int
-    created_at: int
-    filename: str
-    purpose: Purpose
-    status: Literal["processed"] = "processed"
 
 
 class StoredFile(Struct, frozen=True, kw_only=True):
@@ -48,48 +35,6 @@ class StoredFile(Struct, frozen=True, kw_only=True):
 
     owner: str
     file: FileObject
-
-
-class Problem(Struct, frozen=True, kw_only=True):
-    """The reason why a batch cannot run."""
-
-    code: str
-    message: str
-    line: int | None = None
-
-
-class Problems(Struct, frozen=True, kw_only=True):
-    data: tuple[Problem, ...]
-    object: Literal["list"] = "list"
-
-
-class Counts(Struct, frozen=True):
-    total: int = 0
-    completed: int = 0
-    failed: int = 0
-
-
-class Batch(Struct, frozen=True, kw_only=True):
-    """A batch, as clients see it."""
-
-    id: str
-    object: Literal["batch"] = "batch"
-    endpoint: str
-    errors: Problems | None = None
-    input_file_id: str
-    completion_window: str
-    status: Status = "validating"
-    output_file_id: str | None = None
-    error_file_id: str | None = None
-    created_at: int
-    in_progress_at: int | None = None
-    finalizing_at: int | None = None
-    completed_at: int | None = None
-    failed_at: int | None = None
-    cancelling_at: int | None = None
-    cancelled_at: int | None = None
-    request_counts: Counts = Counts()
-    metadata: dict[str, Any] | None = None
 
 
 class StoredBatch(Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ import msgspec
 from baton.compute.models.card import ModelCard
 from baton.serve.http.wire import responses, schemas
 from baton.serve.http.wire.errors import ErrorBody
+from baton.serve.http.wire.files import PAGE_MAX, Batch, BatchRequest, FileDeleted, FileObject, Page
 from baton.serve.http.wire.messages import CountTokensRequest, MessagesRequest, TokenCount
 from baton.serve.http.wire.response_api import ResponsesRequest
 from baton.serve.http.wire.schemas import EMBEDDING_INPUTS_MAX
@@ -31,9 +32,15 @@ _ERRORS = {
     500: "The server failed on this request.",
     501: "The engine of this server's workers cannot do this.",
     503: "The cluster cannot take the request now; send it again after `Retry-After` seconds.",
+    507: "The server has no room for the file; delete some.",
 }
 _READING = (401, 403, 500)
 _FINDING = (401, 403, 404, 500)
+_PAGE: list[Json] = [
+    {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 0, "maximum": PAGE_MAX}},
+    {"name": "order", "in": "query", "schema": {"enum": ["asc", "desc"]}},
+    {"name": "after", "in": "query", "schema": {"type": "string"}},
+]
 _POSTING = (400, 401, 403, 404, 413, 415, 429, 500, 503)
 _STRICT = (
     schemas.DetokenizeRequest,
@@ -42,6 +49,7 @@ _STRICT = (
     schemas.RestartRequest,
     schemas.ScaleRequest,
     schemas.RoleRequest,
+    BatchRequest,
 )
 """Bodies that never may have unknown fields."""
 _STRICT_NAMES = {body.__name__ for body in _STRICT}
@@ -56,10 +64,16 @@ _SCHEMAS = (
     CountTokensRequest,
     TokenCount,
     responses.DeletedResponse,
+    responses.InputTokens,
+    Batch,
+    FileDeleted,
+    FileObject,
+    Page,
     responses.Completion,
     responses.ChatCompletion,
     responses.EmbeddingList,
     responses.ModelList,
+    responses.TokenizerInfo,
     responses.Tokens,
     responses.Detokenized,
     responses.Health,
@@ -104,6 +118,7 @@ def openapi_document(card: ModelCard, version: str, *, choices_max: int, is_stri
 
 def _paths() -> Json:
     return {
+        **_file_paths(),
         "/v1/completions": {"post": _generating("Complete a text", "CompletionRequest", "Completion")},
         "/v1/chat/completions": {"post": _generating("Answer a conversation", "ChatRequest", "ChatCompletion")},
         "/v1/embeddings": {
@@ -117,6 +132,13 @@ def _paths() -> Json:
             "delete": _get("Delete a response that the server keeps", "DeletedResponse", _FINDING),
             "parameters": _path_parameter("response"),
         },
+        "/v1/responses/{response}/input_items": {
+            "get": _get("List the conversation before a response", "Page", (400, *_FINDING), _PAGE),
+            "parameters": _path_parameter("response"),
+        },
+        "/v1/responses/input_tokens": {
+            "post": _post("Count the tokens of an input", "ResponsesRequest", "InputTokens")
+        },
         "/v1/messages": {
             "post": _generating_any("Answer a conversation, as Anthropic's Messages API", "MessagesRequest")
         },
@@ -127,6 +149,7 @@ def _paths() -> Json:
         "/v1/models/{model}": {"get": _get("Describe a model", "Model", _FINDING, _path_parameter("model"))},
         "/tokenize": {"post": _post("Turn text or a conversation into token ids", "TokenizeRequest", "Tokens")},
         "/detokenize": {"post": _post("Turn token ids into text", "DetokenizeRequest", "Detokenized")},
+        "/tokenizer_info": {"get": _get("Describe the tokenizer", "TokenizerInfo", _FINDING)},
         "/health": {"get": _get("Tell whether requests can be served", "Health", (500, 503))},
         "/ready": {"get": _get("Tell whether requests can be served", "Health", (500, 503))},
         "/ping": {
@@ -162,6 +185,26 @@ def _paths() -> Json:
     }
 
 
+def _file_paths() -> Json:
+    return {
+        "/v1/files": {"get": _get("List files", "Page", (400, *_READING), _PAGE), "post": _uploading("Upload a file")},
+        "/v1/files/{upload}": {
+            "get": _get("Describe a file", "FileObject", _FINDING),
+            "delete": _get("Delete a file", "FileDeleted", _FINDING),
+            "parameters": _path_parameter("upload"),
+        },
+        "/v1/files/{upload}/content": {
+            "get": _get_text("Read a file", "application/jsonl", _FINDING) | {"parameters": _path_parameter("upload")}
+        },
+        "/v1/batches": {
+            "get": _get("List batches", "Page", (400, *_READING), _PAGE),
+            "post": _post("Run the requests of a file", "BatchRequest", "Batch"),
+        },
+        "/v1/batches/{batch}": {"get": _get("Describe a batch", "Batch", _FINDING, _path_parameter("batch"))},
+        "/v1/batches/{batch}/cancel": {"post": _get("Cancel a batch", "Batch", _FINDING, _path_parameter("batch"))},
+    }
+
+
 def _generating(summary: str, request: str, response: str) -> Json:
     operation = _post(summary, request, response, (*_POSTING, 410))
     operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": _event()}
@@ -177,6 +220,13 @@ def _generating_any(summary: str, request: str) -> Json:
 def _post(summary: str, request: str, response: str, errors: tuple[int, ...] = _POSTING) -> Json:
     body = {"required": True, "content": _content(request)}
     return {"summary": summary, "requestBody": body, "responses": _responses(_content(response), errors)}
+
+
+def _uploading(summary: str) -> Json:
+    fields = {"file": {"type": "string", "contentMediaType": "application/octet-stream"}, "purpose": {"const": "batch"}}
+    form = {"schema": {"type": "object", "properties": fields, "required": list(fields)}}
+    body = {"required": True, "content": {"multipart/form-data": form}}
+    return {"summary": summary, "requestBody": body, "responses": _responses(_content("FileObject"), (*_POSTING, 507))}
 
 
 def _get(summary: str, response: str, errors: tuple[int, ...] = _READING, parameters: list[Json] | None = None) -> Json:
@@ -226,8 +276,7 @@ def _token(vocab_tokens: int) -> Json:
     return {"type": "integer", "minimum": 0, "maximum": vocab_tokens - 1}
 
 
-def _event() -> Json:
-    """Return the schema of a server-sent event, whose data is a chunk as JSON, or [DONE]."""
+def _event() -> Json:  # its data is a chunk as JSON, or [DONE]
     return {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 
 
@@ -287,7 +336,6 @@ def _relate_tools(components: Json) -> None:
     chat, message = components["ChatRequest"], components["ChatMessage"]
     chat["properties"]["tool_choice"] = {"enum": ["none", "auto", "required", None], "default": None}
     called = {**_having("tools", {"type": "array", "minItems": 1})}
-    called["properties"]["response_format"] = {"type": "null"}
     called["properties"]["structured_outputs"] = {"type": "null"}
     chat["allOf"].append(_implies({"tool_choice": {"const": "required"}}, called))
     calling = _having("tool_calls", {"type": "array", "minItems": 1})

@@ -78,12 +78,22 @@ class TextFormat(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class TextOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     format: TextFormat | None = None
-    verbosity: str | None = None
+    verbosity: Annotated[str, Meta(max_length=64)] | None = None
+    """As `verbosity` of a chat."""
+
+
+class ReasoningOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    effort: Annotated[str, Meta(max_length=64)] | None = None
+    """As `reasoning_effort` of a chat."""
+    summary: str | None = None
+    """No effect: the reasoning itself is an item of the output."""
+    generate_summary: str | None = None
     """No effect."""
 
 
 class ResponsesRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    input: str | Annotated[list[InputItem], Meta(min_length=1)]
+    input: str | Annotated[list[InputItem], Meta(min_length=1)] | None = None
+    """Optional only with `previous_response_id`."""
     model: str | None = None
     instructions: str | None = None
     """Not carried over to the next response, as in OpenAI's API."""
@@ -101,10 +111,10 @@ class ResponsesRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     user: str | None = None
     background: Literal[False] | None = None
     truncation: Literal["disabled"] | None = None
+    reasoning: ReasoningOptions | None = None
 
     # no effect
     metadata: dict[str, Any] | None = None
-    reasoning: dict[str, Any] | None = None
     include: list[str] | None = None
     stream_options: dict[str, Any] | None = None
     service_tier: str | None = None
@@ -115,11 +125,14 @@ class ResponsesRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 def chat_messages(body: ResponsesRequest) -> list[ChatMessage]:
     """Return the messages of the input. Raises RequestError (400) for an item without its fields."""
-    if isinstance(body.input, str):
-        return [ChatMessage(role="user", content=body.input)]
+    if body.input is None and body.previous_response_id is not None:
+        return []
+    given = required(body.input, "input")
+    if isinstance(given, str):
+        return [ChatMessage(role="user", content=given)]
     messages: list[ChatMessage] = []
     calls: list[MessageToolCall] = []
-    for index, item in enumerate(body.input):
+    for index, item in enumerate(given):
         place = f"input[{index}]"
         if item.type == "function_call":
             calls.append(_call(item, place))
@@ -165,6 +178,8 @@ def chat_request(body: ResponsesRequest, history: Sequence[ChatMessage]) -> Chat
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_format(body.text.format) if body.text is not None and body.text.format is not None else None,
         user=body.user,
+        reasoning_effort=body.reasoning.effort if body.reasoning is not None else None,
+        verbosity=body.text.verbosity if body.text is not None else None,
     )
 
 

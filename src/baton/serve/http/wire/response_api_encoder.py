@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import json, to_builtins
 
@@ -11,16 +11,22 @@ from baton.serve.http.choice import ChoiceDelta
 from baton.serve.http.stored_responses import Conversation
 from baton.serve.http.tools.parser import CallPart
 from baton.serve.http.wire.encoders import ResponseHead, WholeChoice, tool_calls
-from baton.serve.http.wire.response_api import ResponsesRequest, called_message
+from baton.serve.http.wire.response_api import ResponsesRequest
+from baton.serve.http.wire.response_items import (
+    Item,
+    answer_of,
+    call_item,
+    message_item,
+    reasoning_item,
+    reasoning_part,
+    text_part,
+)
 from baton.serve.http.wire.responses import ChatFinish, Usage
-from baton.serve.http.wire.schemas import CalledFunction, ChatMessage, MessageToolCall
 from baton.serve.live.live_request import Timings
-
-Item = dict[str, Any]
 
 
 class ResponsesEncoder:
-    """Encodes one response. Its items are opened and closed as text and tool calls take turns."""
+    """Encodes one response. Its items are opened and closed as reasoning, text and tool calls take turns."""
 
     END = b""
 
@@ -30,8 +36,8 @@ class ResponsesEncoder:
         self._conversation = conversation
         self._items: list[Item] = []
         """The items so far. The last one may be open."""
-        self._open: int | str | None = None
-        """The open item: `text`, or the index of its tool call. None: there is none."""
+        self._open: int | Literal["text", "reasoning"] | None = None
+        """The open item: `text`, `reasoning`, or the index of its tool call. None: there is none."""
         self._finish: ChatFinish = "stop"
         self._sent = 0
         """Number of events so far."""
@@ -40,8 +46,10 @@ class ResponsesEncoder:
         events: list[bytes] = []
         if first:
             events = [self._event(f"response.{name}", {"response": self._response()}) for name in _BEGUN]
+        if delta.reasoning:
+            events += self._grow("reasoning", delta.reasoning)
         if delta.text:
-            events += self._text(delta.text)
+            events += self._grow("text", delta.text)
         for part in delta.calls:
             events += self._call(part)
         return b"".join(events)
@@ -63,10 +71,12 @@ class ResponsesEncoder:
     def whole(self, choices: Sequence[WholeChoice], usage: Usage, timings: Timings) -> bytes:
         [choice] = choices
         status = _status(choice.chat_finish)
+        if choice.reasoning:
+            self._items.append(reasoning_item(self._item_id(), "completed", [reasoning_part(choice.reasoning)]))
         if choice.text:
-            self._items.append(self._message("completed", choice.text))
+            self._items.append(message_item(self._item_id(), "completed", [text_part(choice.text)]))
         for call in tool_calls(choice.calls):
-            self._items.append(_call_item(call.id, call.function.name, call.function.arguments, "completed"))
+            self._items.append(call_item(call.id, call.function.name, call.function.arguments, "completed"))
         if self._items:
             self._items[-1]["status"] = status
         body = json.encode(self._response(status, usage, timings))
@@ -75,26 +85,29 @@ class ResponsesEncoder:
 
     # ---- items
 
-    def _text(self, text: str) -> list[bytes]:
+    def _grow(self, kind: Literal["text", "reasoning"], text: str) -> list[bytes]:
+        """Add text to the open item. Opens one if the last item is of another kind."""
         events: list[bytes] = []
-        if self._open != "text":
-            events += self._next_item("text", self._message("in_progress", None))
-            events.append(self._part_event("content_part.added", {"part": _text_part("")}))
-            self._items[-1]["content"] = [_text_part("")]
+        made, part, name = _KINDS[kind]
+        if self._open != kind:
+            events += self._next_item(kind, made(self._item_id(), "in_progress", []))
+            events.append(self._part_event("content_part.added", {"part": part("")}))
+            self._items[-1]["content"] = [part("")]
         self._items[-1]["content"][0]["text"] += text
-        events.append(self._part_event("output_text.delta", {"delta": text, "logprobs": []}))
+        logprobs: dict[str, Any] = {"logprobs": []} if kind == "text" else {}
+        events.append(self._part_event(f"{name}.delta", {"delta": text, **logprobs}))
         return events
 
     def _call(self, part: CallPart) -> list[bytes]:
         events: list[bytes] = []
         if self._open != part.index:
-            events += self._next_item(part.index, _call_item(part.id or "", part.name or "", "", "in_progress"))
+            events += self._next_item(part.index, call_item(part.id or "", part.name or "", "", "in_progress"))
         if part.arguments:
             self._items[-1]["arguments"] += part.arguments
             events.append(self._item_event("function_call_arguments.delta", {"delta": part.arguments}))
         return events
 
-    def _next_item(self, opened: int | str, item: Item) -> list[bytes]:
+    def _next_item(self, opened: int | Literal["text", "reasoning"], item: Item) -> list[bytes]:
         events = self._close("completed")
         self._open = opened
         self._items.append(item)
@@ -107,9 +120,10 @@ class ResponsesEncoder:
             return []
         item, events = self._items[-1], list[bytes]()
         item["status"] = status
-        if self._open == "text":
-            part = item["content"][0]
-            events.append(self._part_event("output_text.done", {"text": part["text"], "logprobs": []}))
+        if isinstance(self._open, str):
+            part, name = item["content"][0], _KINDS[self._open][2]
+            logprobs: dict[str, Any] = {"logprobs": []} if self._open == "text" else {}
+            events.append(self._part_event(f"{name}.done", {"text": part["text"], **logprobs}))
             events.append(self._part_event("content_part.done", {"part": part}))
         else:
             events.append(self._item_event("function_call_arguments.done", {"arguments": item["arguments"]}))
@@ -117,27 +131,11 @@ class ResponsesEncoder:
         place = {"output_index": len(self._items) - 1}
         return [*events, self._event("response.output_item.done", {**place, "item": item})]
 
-    def _message(self, status: str, text: str | None) -> Item:
-        content = [] if text is None else [_text_part(text)]
-        number = len(self._items)
-        return {
-            "id": f"msg_{self._head.id}_{number}",
-            "type": "message",
-            "status": status,
-            "role": "assistant",
-            "content": content,
-        }
+    def _item_id(self) -> str:
+        return f"{self._head.id}_{len(self._items)}"
 
     def _store(self, body: bytes) -> None:
-        texts = [part["text"] for item in self._items if item["type"] == "message" for part in item["content"]]
-        calls = [
-            MessageToolCall(id=item["call_id"], function=CalledFunction(name=item["name"], arguments=item["arguments"]))
-            for item in self._items
-            if item["type"] == "function_call"
-        ]
-        text = "".join(texts)
-        answer = called_message(calls, text or None) if calls else ChatMessage(role="assistant", content=text)
-        self._conversation.store(self._head.id, answer, body)
+        self._conversation.store(self._head.id, answer_of(self._items), body)
 
     # ---- events
 
@@ -186,25 +184,24 @@ class ResponsesEncoder:
 
 
 _BEGUN = ("created", "in_progress")
+_KINDS = {
+    "text": (message_item, text_part, "output_text"),
+    "reasoning": (reasoning_item, reasoning_part, "reasoning_text"),
+}
+"""How to make an item and its part, and the name of its events."""
 
 
 def _status(finish: ChatFinish) -> str:
     return "incomplete" if finish == "length" else "completed"
 
 
-def _text_part(text: str) -> Item:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-
-def _call_item(call_id: str, name: str, arguments: str, status: str) -> Item:
-    fields = {"call_id": call_id, "name": name, "arguments": arguments, "status": status}
-    return {"id": f"fc_{call_id}", "type": "function_call", **fields}
-
-
 def _usage(usage: Usage) -> dict[str, Any]:
     return {
         "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.prompt_tokens_details.cached_tokens},
+        "input_tokens_details": {
+            "cached_tokens": usage.prompt_tokens_details.cached_tokens,
+            "cache_write_tokens": 0,  # only where a client asks for writes; every prompt is cached here
+        },
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage.total_tokens,

@@ -123,6 +123,11 @@ class DeletedResponse(Struct, frozen=True):
     deleted: bool = True
 
 
+class InputTokens(Struct, frozen=True, kw_only=True):
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
 class Embedding(Struct, frozen=True, kw_only=True):
     object: Literal["embedding"] = "embedding"
     index: int
@@ -162,6 +167,14 @@ class Tokens(Struct, frozen=True, kw_only=True):
     tokens: list[int]
     count: int
     max_model_len: int
+
+
+class TokenizerInfo(Struct, frozen=True, kw_only=True):
+    """As in vLLM: clients that count tokens by `/tokenize` need no tokenizer of their own."""
+
+    bos_token: str | None
+    eos_token: str | None
+    model_max_length: int
 
 
 class Detokenized(Struct, frozen=True):

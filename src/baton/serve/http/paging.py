@@ -1,0 +1,34 @@
+"""Parts of lists, as clients of OpenAI's API ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+
+from baton.core.errors import RequestError
+from baton.serve.http.wire.files import PAGE_MAX, Page
+
+
+def page_of(found: Sequence[Any], ids: Sequence[str], request: Request) -> Page:
+    """Return the part of a list, the newest first, that the query asks for, as in `?limit=20&after=ID&order=asc`.
+
+    `ids`: one for each element. Raises RequestError (400).
+    """
+    asked, after = request.query_params.get("limit", "20"), request.query_params.get("after")
+    if not (asked.isascii() and asked.isdecimal() and int(asked[:10]) <= PAGE_MAX):
+        raise RequestError(f"limit must be an integer from 0 to {PAGE_MAX}, got {asked[:60]!r}", param="limit")
+    order = request.query_params.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise RequestError(f"order must be asc or desc, got {order[:60]!r}", param="order")
+    if order == "asc":
+        found, ids = found[::-1], ids[::-1]
+    start = ids.index(after) + 1 if after in ids else 0
+    shown, shown_ids = found[start : start + int(asked)], ids[start : start + int(asked)]
+    return Page(
+        data=list(shown),
+        first_id=shown_ids[0] if shown_ids else None,
+        last_id=shown_ids[-1] if shown_ids else None,
+        has_more=start + len(shown) < len(found),
+    )
