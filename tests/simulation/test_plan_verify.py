@@ -29,7 +29,7 @@ def short_plays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def simulator(found: Search, *, requests: int = 300, seed: int = 1) -> FleetSimulator:
-    return FleetSimulator(search=found, requests=requests, seed=seed)
+    return FleetSimulator(search=found, requests=requests, seed=seed, promised=False)
 
 
 def bold(**more: Any) -> Search:
