@@ -142,19 +142,21 @@ class LateEnd:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        await send({"type": "http.response.body", "body": b"ok", "more_body": True})
+        if scope["method"] == "GET":
+            await send({"type": "http.response.body", "body": b"ok", "more_body": True})
         while (await receive())["type"] != "http.disconnect":
             pass
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def test_a_request_after_a_whole_response_is_refused_with_an_answer() -> None:
+@pytest.mark.parametrize(("method", "end"), [("GET", b"\r\n\r\nok"), ("HEAD", b"\r\n\r\n")])
+def test_a_request_after_a_whole_response_is_refused_with_an_answer(method: str, end: bytes) -> None:
     """It was closed without one while the application had not ended the response."""
     house = replace(build_house(limits=LIMITS), app=LateEnd())
     with Server(house) as server, connect(server) as connection:
-        connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        connection.sendall(f"{method} / HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         got = b""
-        while not got.endswith(b"\r\n\r\nok"):
+        while not got.endswith(end):
             got += connection.recv(65536)
         connection.sendall(b"no HTTP\r\n\r\n")
         check_refused(connection, 400, "malformed_request")

@@ -60,6 +60,7 @@ def test_an_adapter_is_loaded_and_unloaded_while_the_base_serves(client: httpx.C
         ({"lora_path": "/nowhere"}, 400, "holds no adapter_config.json"),
         ({"lora_name": "poet"}, 400, "two models are named 'poet'"),
         ({"base_model": "poet"}, 404, "no base model 'poet'"),
+        ({"lora_path": ""}, 400, "lora_path is empty"),
         ({"lora_name": 7}, 400, "lora_name"),
     ],
 )

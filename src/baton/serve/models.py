@@ -123,6 +123,9 @@ class Models:
         return fleet.status()
 
     def _adapted(self, name: str, folder: str, base: str) -> ServedModelConfig:
+        if not folder:
+            message = "lora_path is empty; give the folder of a LoRA adapter on the server"
+            raise RequestError(message, param="lora_path")
         bases = {fleet.name: fleet.parts.config for fleet in self.fleets if not fleet.parts.config.adapter}
         if (base and base not in bases) or not bases:
             known = ", ".join(map(repr, bases)) or "none"

@@ -278,8 +278,9 @@ class HeadSkipper:
 
 def _is_answered(cycle: RequestResponseCycle) -> bool:
     """Return whether a client has a whole response, even if the application has not yet ended it."""
-    is_sent = cycle.response_started and cycle.chunked_encoding is False and cycle.expected_content_length == 0
-    return cycle.response_complete or is_sent
+    is_body_sent = cycle.chunked_encoding is False and cycle.expected_content_length == 0
+    is_sent = is_body_sent or cycle.scope["method"] == "HEAD"
+    return cycle.response_complete or (cycle.response_started and is_sent)
 
 
 def _response(error: RequestError) -> bytes:
