@@ -22,6 +22,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import record
 from aiohttp import web
 
 from baton.integrations.gateway.messages import SERVICE, message_classes
@@ -149,7 +150,6 @@ def main() -> None:
     parser.add_argument("--picks", type=int, default=20_000)
     parser.add_argument("--at-once", type=int, default=32)
     parser.add_argument("--prompt-bytes", type=int, default=2000)
-    parser.add_argument("--json", type=Path, help="write the result there")
     args = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     command = [sys.executable, "-m", "baton.cli.main", "picker", "--port", GRPC.rpartition(":")[2]]
@@ -162,10 +162,7 @@ def main() -> None:
     finally:
         picker.send_signal(signal.SIGTERM)
         picker.wait(30)
-    text = json.dumps(result, indent=2)
-    print(text)
-    if args.json is not None:
-        args.json.write_text(text + "\n")
+    record.write("gateway-picks", {"what": "picks of one picker on one core", **result})
 
 
 if __name__ == "__main__":

@@ -72,7 +72,11 @@ SETTINGS = {
     "published/vtc_curves": "--limit 40",
 }
 """The settings of each run; a name may have a word after the program's."""
-FOREIGN = {"serving_peers": "an installed vLLM", "vllm_overhead": "a vLLM server"}
+FOREIGN = {
+    "gateway_picks": "the extra gateway",
+    "serving_peers": "an installed vLLM",
+    "vllm_overhead": "a vLLM server",
+}
 """Programs that run nothing without software that Baton's tests do not install."""
 MODULES = ("record", "published/outcome", "published/systems")
 NEEDED = {"sim_instructions": "valgrind", "stores": "fio"}

@@ -254,6 +254,7 @@ def test_the_page_of_the_api_shows_fields_and_sends_requests(server: RunningServ
     """Every operation of the document is there, without a file from elsewhere."""
 
     async def visit(page: Page) -> None:
+        await page.until("document.querySelector('#state').textContent !== 'loading'")  # its script takes a key now
         await page.run("document.querySelector('#key').focus()")  # the header moves while the page loads
         await page.type(KEY)
         await page.key("Enter")

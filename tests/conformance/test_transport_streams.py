@@ -174,6 +174,8 @@ def test_connections_are_limited(tcp: Kit) -> None:
     with pytest.raises(TransferError, match="connections_max"):
         target.transport.pull(ticket, target.whole()).wait(60)
     for each in others:
+        each.shutdown(socket.SHUT_WR)
+        assert each.recv(1) == b""  # the source has ended the connection
         each.close()
     target.transport.pull(ticket, target.whole()).wait(60)
     assert target.content() == content

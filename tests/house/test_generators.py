@@ -50,7 +50,7 @@ def test_every_key_has_its_type_default_and_meaning() -> None:
     assert seen == {Outer: [""], Inner: ["inner"], Plug: ["plug"]}
     lines = gen_config_doc.section(Outer, seen[Outer])
     assert "| `name` | text | required |  |" in lines
-    assert "| `mode` | `a` or `b` | none | What \\| it does. |" in lines
+    assert "| `mode` | `a`/`b` | none | What \\| it does. |" in lines
     assert "| `inner` | [Inner](#inner) |  |  |" in lines
     assert '| `plug` | [Plug](#plug) | `{"use":"m:C"}` |  |' in lines
     assert "| `keys` | list of text | empty |  |" in lines
