@@ -28,7 +28,7 @@ async function load() {
 
 function operation(method, path, operations) {
   const described = operations[method], parameters = described.parameters ?? operations.parameters ?? [];
-  const body = nameOf(described.requestBody?.content["application/json"].schema);
+  const body = nameOf(described.requestBody?.content["application/json"]?.schema);
   const details = make("details", "panel", [make("summary", "", [make("b", "", method.toUpperCase()), ` ${path} `, make("span", "muted", described.summary)])]);
   details.addEventListener("toggle", () => {
     if (details.open && details.childElementCount === 1) details.append(...contents(method, path, described, parameters, body));
@@ -77,8 +77,8 @@ function form(method, path, parameters, body) {
     } catch (error) { answer.textContent = "no answer from the server"; }
     button.disabled = false;
   });
-  const follows = path === "/cluster/events";  // it never ends
-  return make("div", "", follows ? [] : [...inputs, ...(method === "post" ? [text] : []), button, answer]);
+  const hasNoForm = path === "/cluster/events" || (path === "/v1/files" && method === "post");  // endless; an upload
+  return make("div", "", hasNoForm ? [] : [...inputs, ...(method === "post" ? [text] : []), button, answer]);
 }
 
 keepKey(load);
