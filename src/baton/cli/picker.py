@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import signal
 from collections.abc import Mapping
 from functools import partial
 from ipaddress import ip_address
@@ -15,11 +14,11 @@ from urllib.parse import urlsplit
 from msgspec.structs import replace
 
 from baton.cli.key_flags import ENGINE_KEY, key_lines, take_variable
+from baton.cli.listening import add_listening, listening_address, listening_problems, serve_until_signal
 from baton.cli.serve import read_config, tell
 from baton.core.config import Config
 from baton.core.engine_config import EngineConfig, engine_of
 from baton.core.errors import ConfigError
-from baton.core.http_config import is_loopback
 from baton.core.types import Role
 from baton.integrations.gateway.build import build_picker
 from baton.integrations.gateway.kubernetes import InferencePool
@@ -40,11 +39,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
     add("--engine-key-file", type=Path, metavar="FILE", help=f"their key (default: {ENGINE_KEY})")
     add("--config", type=Path, metavar="FILE", help="a TOML file; see docs/config.md")
     add("--log", metavar="FILE", help="write every decision to FILE, for `baton replay`")
-    add("--host", default="127.0.0.1", metavar="ADDR", help="address to listen on (default: %(default)s)")
-    add("--port", type=int, default=PORT, metavar="P", help="port to listen on (default: %(default)s)")
+    add_listening(parser, PORT)
     add("--tls-cert", type=Path, metavar="FILE", help="certificate chain (PEM)")
     add("--tls-key", type=Path, metavar="FILE", help="private key of --tls-cert (PEM)")
-    add("--insecure", action="store_true", help="allow an address beyond loopback: clients need no key")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,8 +51,7 @@ def run(args: argparse.Namespace) -> int:
     picker = build_picker(config)
     pool = Pool(source, picker, tell, check_s=config.engines.check_s)
     pool.key, pool.silent_s = config.engines.key, config.engines.silent_s
-    host = f"[{args.host}]" if ":" in args.host else args.host
-    asyncio.run(_serve(Listening(f"{host}:{args.port}", args.tls_cert, args.tls_key), picker, pool))
+    asyncio.run(_serve(Listening(listening_address(args), args.tls_cert, args.tls_key), picker, pool))
     return 0
 
 
@@ -69,10 +65,7 @@ def _configuration(args: argparse.Namespace) -> Config:
         problems.append("--pool and --engine-url name two pools: leave one of them out")
     if not args.pool and not servers:
         problems.append("the pool has no server: give --engine-url URL for each, or --pool NAMESPACE/NAME")
-    if not is_loopback(args.host) and not args.insecure:
-        problems.append(f"--host is {args.host}, so other machines may ask for picks: allow that with --insecure")
-    if not 1 <= args.port <= 65535:
-        problems.append(f"--port is {args.port}, but must be between 1 and 65535")
+    problems += listening_problems(args, "ask for picks")
     if (args.tls_cert is None) != (args.tls_key is None):
         problems.append("--tls-cert and --tls-key belong together: give both or none")
     if problems:
@@ -99,13 +92,9 @@ def _roles(servers: tuple[EngineConfig, ...]) -> Mapping[str, Role]:
 async def _serve(listening: Listening, picker: Picker, pool: Pool) -> None:
     tls = "" if listening.certificate is None else ", with TLS"
     said = partial(tell, f"the endpoint picker listens on {listening.address}{tls}")
-    serving = asyncio.create_task(serve_picker(listening, picker, lambda: pool.is_known, said))
     following = asyncio.create_task(pool.run())
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
     try:
-        with contextlib.suppress(asyncio.CancelledError):
-            await serving
+        await serve_until_signal(serve_picker(listening, picker, lambda: pool.is_known, said))
     finally:
         following.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -20,6 +20,7 @@ from baton.integrations.gateway.messages import (
     message_classes,
 )
 from baton.integrations.gateway.picker import REQUESTS_MAX, Picker
+from baton.integrations.grpc_server import CallContext, import_grpc, run_server
 
 _LIVENESS, _READINESS = "liveness", "readiness"
 
@@ -35,22 +36,10 @@ class Listening:
     key: Path | None = None
 
 
-class _Context(Protocol):
-    """The context of a gRPC call."""
+class _Context(CallContext, Protocol):
+    """The context of a gRPC call that answers with a stream."""
 
     async def write(self, message: bytes) -> None: ...
-
-    async def abort(self, code: object, details: str) -> None:
-        """End the call with an error. Does not return."""
-        ...
-
-
-class _Server(Protocol):
-    """A gRPC server before its start."""
-
-    def add_insecure_port(self, address: str) -> int: ...
-
-    def add_secure_port(self, address: str, credentials: object) -> int: ...
 
 
 async def serve_picker(
@@ -60,10 +49,7 @@ async def serve_picker(
 
     Raises ConfigError if it cannot listen, or the extra is missing.
     """
-    try:
-        grpc, messages = import_module("grpc"), message_classes()
-    except ImportError as error:
-        raise ConfigError(f"gRPC is not installed ({error.name}): pip install 'baton[gateway]'") from error
+    grpc, messages = import_grpc("gateway", message_classes)
     replies, numbers = Replies(messages), count(1)
 
     async def process(stream: AsyncIterator[ProcessingRequest], context: _Context) -> None:
@@ -89,30 +75,17 @@ async def serve_picker(
     options = (("grpc.max_receive_message_length", BODY_BYTES_MAX + (1 << 20)), ("grpc.so_reuseport", 0))
     server = import_module("grpc.aio").server(maximum_concurrent_rpcs=REQUESTS_MAX, options=options)
     processing = grpc.stream_stream_rpc_method_handler(process, replies.parse, None)
-    checking = grpc.unary_unary_rpc_method_handler(
-        check,
-        service_of,
-        status_bytes,
-    )
+    checking = grpc.unary_unary_rpc_method_handler(check, service_of, status_bytes)
     handler = grpc.method_handlers_generic_handler
     server.add_generic_rpc_handlers((handler(SERVICE, {"Process": processing}), handler(HEALTH, {"Check": checking})))
-    _listen(server, grpc.ssl_server_credentials, listening)
-    await server.start()
-    said()
-    try:
-        await server.wait_for_termination()
-    finally:
-        await server.stop(0)
+    await run_server(server, listening.address, said, _credentials(grpc.ssl_server_credentials, listening))
 
 
-def _listen(server: _Server, credentials: Callable[[Any], object], listening: Listening) -> None:
+def _credentials(credentials: Callable[[Any], object], listening: Listening) -> object:
+    """Return the credentials for TLS; None without a certificate. Raises ConfigError if it cannot be read."""
+    if listening.certificate is None or listening.key is None:
+        return None
     try:
-        if listening.certificate is None or listening.key is None:
-            server.add_insecure_port(listening.address)
-            return
-        pair = (listening.key.read_bytes(), listening.certificate.read_bytes())
-        server.add_secure_port(listening.address, credentials([pair]))
+        return credentials([(listening.key.read_bytes(), listening.certificate.read_bytes())])
     except OSError as error:
         raise ConfigError(f"cannot read the certificate: {error}; give --tls-cert and --tls-key") from error
-    except RuntimeError as error:
-        raise ConfigError(f"cannot listen on {listening.address}: {error}; choose another --port or --host") from error

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from math import inf
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import aiohttp
 import msgspec
 
-from baton.core.errors import ConfigError
 from baton.core.types import ROLES
+from baton.integrations.grpc_server import CallContext, import_grpc, run_server
 from baton.integrations.keda.messages import PACKAGE, message_classes
 from baton.move.clock import now_s
 from baton.serve.live.status import ClusterStatus
@@ -142,14 +142,6 @@ class Metric:
         return Metric(f"baton-workers-{role_of(metadata)}", value)
 
 
-class _Context(Protocol):
-    """The context of a gRPC call."""
-
-    async def abort(self, code: object, details: str) -> None:
-        """End the call with an error. Does not return."""
-        ...
-
-
 class Scaler:
     """The methods of the service. They get the metadata of an object: `role`, and `workers` of each pod."""
 
@@ -158,10 +150,10 @@ class Scaler:
         self._targets = targets
         self._codes = codes
 
-    async def is_active(self, metadata: Mapping[str, str], context: _Context) -> bool:
+    async def is_active(self, metadata: Mapping[str, str], context: CallContext) -> bool:
         return await self._answer(context, lambda: self._targets.is_active(metadata))
 
-    async def stream_is_active(self, metadata: Mapping[str, str], context: _Context) -> AsyncIterator[bool]:
+    async def stream_is_active(self, metadata: Mapping[str, str], context: CallContext) -> AsyncIterator[bool]:
         """Yield whether the object is active: at once, and after each change. An unreachable server changes nothing."""
         await self._answer(context, lambda: role_of(metadata))
         said: bool | None = None
@@ -176,14 +168,14 @@ class Scaler:
                 yield active
             await changed.wait()
 
-    async def metric_spec(self, metadata: Mapping[str, str], context: _Context) -> Metric:
+    async def metric_spec(self, metadata: Mapping[str, str], context: CallContext) -> Metric:
         """Return the target of the metric for one pod."""
         return await self._answer(context, lambda: Metric.of(metadata, workers_per_pod(metadata)))
 
-    async def metric_value(self, metadata: Mapping[str, str], context: _Context) -> Metric:
+    async def metric_value(self, metadata: Mapping[str, str], context: CallContext) -> Metric:
         return await self._answer(context, lambda: Metric.of(metadata, float(self._targets.of(metadata))))
 
-    async def _answer(self, context: _Context, ask: Callable[[], Answer]) -> Answer:
+    async def _answer(self, context: CallContext, ask: Callable[[], Answer]) -> Answer:
         try:
             return ask()
         except CallRefusedError as error:
@@ -191,12 +183,12 @@ class Scaler:
             raise
 
 
-async def serve_scaler(address: str, targets: Targets) -> None:
-    """Serve on `HOST:PORT` until it is cancelled. Raises ConfigError if it cannot listen, or the extra is missing."""
-    try:
-        grpc, messages = import_module("grpc"), message_classes()
-    except ImportError as error:
-        raise ConfigError(f"gRPC is not installed ({error.name}): pip install 'baton[keda]'") from error
+async def serve_scaler(address: str, targets: Targets, said: Callable[[], None]) -> None:
+    """Serve on `HOST:PORT` until it is cancelled. `said` is called once it listens.
+
+    Raises ConfigError if it cannot listen, or the extra is missing.
+    """
+    grpc, messages = import_grpc("keda", message_classes)
     server = import_module("grpc.aio").server(maximum_concurrent_rpcs=_CALLS_MAX)
     scaler = Scaler(targets, grpc.StatusCode.__members__)
 
@@ -225,12 +217,4 @@ async def serve_scaler(address: str, targets: Targets) -> None:
         "GetMetrics": unary(scaler.metric_value, of_request, value),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
-    try:
-        server.add_insecure_port(address)
-    except RuntimeError as error:
-        raise ConfigError(f"cannot listen on {address}: {error}; choose another --port or --host") from error
-    await server.start()
-    try:
-        await server.wait_for_termination()
-    finally:
-        await server.stop(0)
+    await run_server(server, address, said)
