@@ -23,6 +23,8 @@ from aiohttp import web
 BLOCK_TOKENS = 16
 TOKENS = 95
 """Output tokens are printable ASCII of the hash model: 35 and the 94 after it."""
+LATE_TURNS = 4
+"""Turns of the event loop after which a connection that was being accepted belongs to its server."""
 _starts = count(1)
 
 
@@ -114,7 +116,12 @@ class FakeVllm:
     async def stop(self) -> None:
         """End as if killed: connections break, and the address refuses further ones."""
         if self._runner is not None:
+            server = self._runner.server
+            assert server is not None
             await self._runner.cleanup()
+            for _ in range(LATE_TURNS):
+                await asyncio.sleep(0)
+            await server.shutdown(0.0)
             self._runner = None
 
     async def restart(self) -> None:
