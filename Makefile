@@ -10,19 +10,21 @@ LOCK := uv pip compile --quiet --config-file locks/uv.toml --custom-compile-comm
 FAST := $(wildcard tests/unit tests/property tests/conformance tests/house)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev serve test test-deep lint unit size bench gpu gpu-pack docs lock audit format clean
+.PHONY: help setup dev python serve test test-deep lint unit size bench gpu gpu-pack docs lock audit format clean
 
 help: ## List these commands
 	@echo 'Usage: make COMMAND [PYTHON=python3.12] [ARGS="..."]'
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name text; do printf '  %-9s %s\n' "$$name" "$$text"; done
 
-setup: ## Create .venv and install Baton with a small model (once; a second call does nothing)
-	@"$(PYTHON)" $(NEW_ENOUGH) || { echo "Baton needs Python 3.11 or newer, and $(PYTHON) is not:" \
-		"install one and name it: make setup PYTHON=python3.12" >&2; exit 1; }
+setup: python ## Create .venv and install Baton with a small model (once; a second call does nothing)
 	@$(PYTHON) tools/install.py
 
-dev: setup
+dev: python
 	@$(PYTHON) tools/install.py --dev
+
+python:
+	@"$(PYTHON)" $(NEW_ENOUGH) || { echo "Baton needs Python 3.11 or newer, and $(PYTHON) is not:" \
+		"install one and name it: make setup PYTHON=python3.12" >&2; exit 1; }
 
 serve: setup ## Install if needed, then serve: make serve ARGS="--prefill 2 --decode 2 --port 8080"
 	@exec $(BIN)/baton serve $(ARGS)

