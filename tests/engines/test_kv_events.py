@@ -22,7 +22,7 @@ from baton.integrations.engines.cache_mirror import (
     EngineCacheCleared,
     EngineCacheEvent,
 )
-from baton.integrations.vllm.kv_events import KvEvents, read_events
+from baton.integrations.engines.kv_events import KvEvents, read_events
 from tests.engines.event_publisher import EventPublisher
 
 HOST = HostId("h")
@@ -83,6 +83,15 @@ def test_events_without_optional_fields_are_read() -> None:
     removed = [{"type": "BlockRemoved", "block_hashes": [1]}, ["BlockRemoved", [1]]]
     assert read_events(payload(*removed)) == [EngineBlocksRemoved([1])] * 2
     assert read_events(payload({"type": "AllBlocksCleared"}, ["AllBlocksCleared"])) == [EngineCacheCleared()] * 2
+
+
+def test_the_salt_of_sglang_belongs_to_the_first_block_of_a_prompt() -> None:
+    """SGLang has `cache_salt` in every block of a salted prompt."""
+    block = {**MAP, "extra_keys": None, "cache_salt": "tenant", "session_id": None}
+    first, later = read_events(payload(block, {**block, "parent_block_hash": 7}))
+    assert isinstance(first, EngineBlocksStored)
+    assert isinstance(later, EngineBlocksStored)
+    assert (first.salt_keys, later.salt_keys) == ((("tenant",),), ())
 
 
 @pytest.mark.parametrize("wrong", [{"type": "BlockMoved"}, ["BlockStored"], {"type": "BlockStored"}])

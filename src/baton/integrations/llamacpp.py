@@ -13,7 +13,6 @@ from baton.integrations.engines.port import (
     EngineBrokenError,
     EngineFacts,
     EngineLoad,
-    EngineRefusedError,
     Generation,
     PromptAnswer,
 )
@@ -37,10 +36,6 @@ class Props(Struct, frozen=True):
 
 class Slot(Struct, frozen=True):
     is_processing: bool = False
-
-
-class Tokens(Struct, frozen=True):
-    tokens: list[int] = []
 
 
 class Event(Struct, frozen=True):
@@ -89,12 +84,7 @@ class LlamaCppServer:
         return EngineLoad(running_requests=running, kv_tokens=self._kv_tokens)
 
     async def tokenize(self, text: str) -> list[int] | None:
-        body = {"content": text, "add_special": False}
-        try:
-            async with self._http.request("/tokenize", body, self._http.short) as response:
-                return decoded(await response.read(), Tokens).tokens
-        except EngineRefusedError:
-            return None
+        return await self._http.tokenize({"content": text, "add_special": False})
 
     async def stream(self, generation: Generation) -> AsyncGenerator[Choice]:
         """Send the request in parts: until its least number of tokens, and after a stop token that is not its own.

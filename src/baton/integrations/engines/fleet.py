@@ -29,6 +29,7 @@ from baton.decide.policy.fairness import FairnessPolicy
 from baton.decide.policy.policy_sets import policy_of
 from baton.integrations.engines.cache_mirror import CacheMirror
 from baton.integrations.engines.handoffs import EngineMover, Handoffs
+from baton.integrations.engines.kv_events import KvEvents
 from baton.integrations.engines.port import (
     EngineBrokenError,
     EngineFacts,
@@ -40,7 +41,6 @@ from baton.integrations.engines.process import EngineProcess
 from baton.integrations.engines.worker import EngineWorker, WholeRequests
 from baton.integrations.llamacpp import LlamaCppServer
 from baton.integrations.vllm.client import VllmServer
-from baton.integrations.vllm.kv_events import KvEvents
 from baton.move.clock import now_s
 from baton.serve.host.build import batch_limits
 from baton.serve.host.tasks import spawn

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import re
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import Any, TypeVar
 
 import aiohttp
@@ -15,6 +17,9 @@ from baton.integrations.engines.port import EngineBrokenError, EngineGoneError, 
 _CONNECT_S = 5.0
 _SILENT_STREAM_S = 300.0
 """A stream that sends no byte for this long counts as broken. Even a long prompt in a full queue takes less time."""
+_LINE_BYTES_MAX = 2 * 1024 * 1024
+"""Longest event of a stream. SGLang repeats all tokens so far in each event: this is enough for about 200,000."""
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
 Body = TypeVar("Body")
 
 
@@ -23,9 +28,29 @@ class ErrorInfo(Struct, frozen=True):
 
 
 class ErrorAnswer(Struct, frozen=True):
-    """The body of an error, as in OpenAI's API."""
+    """The body of an error: an object as in OpenAI's API, a text, or the message itself."""
 
-    error: ErrorInfo | None = None
+    error: ErrorInfo | str | None = None
+    message: str = ""
+
+
+class ServedModel(Struct, frozen=True):
+    id: str
+    max_model_len: int | None = None
+    parent: str | None = None
+    """The base model of an adapter."""
+
+
+class ServedModels(Struct, frozen=True):
+    """The answer of /v1/models."""
+
+    data: list[ServedModel] = []
+
+
+class Tokens(Struct, frozen=True):
+    """The answer of /tokenize."""
+
+    tokens: list[int] | None = None
 
 
 class EngineHttp:
@@ -40,6 +65,7 @@ class EngineHttp:
             connector=aiohttp.TCPConnector(limit=0),
             headers={"authorization": f"Bearer {key}"} if key else {},
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENT_STREAM_S),
+            read_bufsize=_LINE_BYTES_MAX // 2,  # aiohttp refuses lines of twice this size
         )
 
     async def close(self) -> None:
@@ -49,6 +75,26 @@ class EngineHttp:
         """Return the decoded answer to a GET request."""
         async with self.request(path, limits=self.short) as response:
             return decoded(await response.read(), kind)
+
+    async def served_model(self) -> ServedModel:
+        """Return the first model of /v1/models that is not an adapter, which would have a parent."""
+        served = await self.get("/v1/models", ServedModels)
+        for model in served.data:
+            if model.parent is None:
+                return model
+        raise EngineRefusedError(f"it serves no base model, only {[model.id for model in served.data]}")
+
+    async def metrics(self) -> str:
+        async with self.request("/metrics", limits=self.short) as response:
+            return (await response.read()).decode(errors="replace")
+
+    async def tokenize(self, body: dict[str, Any]) -> list[int] | None:
+        """Return the token ids that /tokenize answers. None: the server has no such route, or no tokenizer."""
+        try:
+            async with self.request("/tokenize", body, self.short) as response:
+                return decoded(await response.read(), Tokens).tokens
+        except EngineRefusedError:
+            return None
 
     @asynccontextmanager
     async def request(
@@ -94,6 +140,18 @@ def decoded(data: bytes, kind: type[Body]) -> Body:
         raise EngineBrokenError(f"an answer that is not understood: {error}: {data[:100]!r}") from error
 
 
+def samples(metrics: str, prefix: str) -> Iterator[tuple[str, dict[str, str], float]]:
+    """Yield the name, the labels and the value of each sample whose name begins with `prefix`, or of the start time."""
+    for name, labels, value in _pattern(prefix).findall(metrics):
+        yield name, dict(_LABEL.findall(labels)), float(value)
+
+
+@cache
+def _pattern(prefix: str) -> re.Pattern[str]:
+    """Return the pattern of a line in Prometheus' text format."""
+    return re.compile(rf"^({prefix}[a-z_]+|process_start_time_seconds)(?:\{{(.*)\}})? (\S+)$", re.MULTILINE)
+
+
 def event_data(line: bytes) -> bytes | None:
     """Return the data in a line of server-sent events. None: the line has none, or marks the end of the stream."""
     data = line[5:].strip() if line.startswith(b"data:") else b""
@@ -104,7 +162,7 @@ def error_text(body: bytes) -> str:
     """Return the message in an error response, as one line of at most 300 characters."""
     try:
         answer = msgspec.json.decode(body, type=ErrorAnswer)
-        text = answer.error.message if answer.error is not None else ""
+        text = answer.error.message if isinstance(answer.error, ErrorInfo) else answer.error or answer.message
     except msgspec.DecodeError:
         text = ""
     return " ".join((text or body.decode(errors="replace")).split())[:300] or "an empty body"

@@ -11,7 +11,6 @@ from baton.integrations.engines.port import (
     EngineBrokenError,
     EngineFacts,
     EngineLoad,
-    EngineRefusedError,
     Generation,
     PromptAnswer,
 )
@@ -20,9 +19,6 @@ from baton.integrations.vllm.wire import (
     COMPLETIONS,
     GENERATE,
     Answer,
-    ServedModel,
-    ServedModels,
-    Tokens,
     Version,
     completions_body,
     generate_body,
@@ -51,7 +47,7 @@ class VllmServer:
 
     async def facts(self) -> EngineFacts:
         version = (await self._http.get("/version", Version)).version
-        model = _served_model(await self._http.get("/v1/models", ServedModels))
+        model = await self._http.served_model()
         self._model, self._has_generate = model.id, await self._takes_tokens()
         load = await self.load()
         way = "token ids" if self._has_generate else "token ids by /v1/completions (start it with --enable-scale-out)"
@@ -65,16 +61,10 @@ class VllmServer:
         )
 
     async def load(self) -> EngineLoad:
-        async with self._http.request("/metrics", limits=self._http.short) as response:
-            return read_load((await response.read()).decode(errors="replace"))
+        return read_load(await self._http.metrics())
 
     async def tokenize(self, text: str) -> list[int] | None:
-        body = {"model": self._model, "prompt": text, "add_special_tokens": False}
-        try:
-            async with self._http.request("/tokenize", body, self._http.short) as response:
-                return decoded(await response.read(), Tokens).tokens
-        except EngineRefusedError:
-            return None
+        return await self._http.tokenize({"model": self._model, "prompt": text, "add_special_tokens": False})
 
     async def stream(self, generation: Generation) -> AsyncGenerator[Choice]:
         path, body = self._body(generation, stream=True)
@@ -111,11 +101,3 @@ class VllmServer:
         """Return whether the server has `/inference/v1/generate`. If so, it rejects an empty body as invalid."""
         async with self._http.raw(GENERATE, {}, self._http.short) as response:
             return response.status in (400, 422)
-
-
-def _served_model(served: ServedModels) -> ServedModel:
-    """Return the base model of a server: the first model that is not an adapter, which would have a parent."""
-    for model in served.data:
-        if model.parent is None:
-            return model
-    raise EngineRefusedError(f"it serves no base model, only {[model.id for model in served.data]}")

@@ -6,13 +6,12 @@ with `return_token_ids`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
 
-from baton.integrations.engines.http import ErrorInfo
+from baton.integrations.engines.http import ErrorInfo, samples
 from baton.integrations.engines.port import Choice, EngineLoad, Generation
 
 GENERATE = "/inference/v1/generate"
@@ -28,8 +27,6 @@ _ASK_FOR_KV: dict[str, Any] = {
     "remote_port": None,
 }
 """`kv_transfer_params` of a prompt whose KV another server will load."""
-_SAMPLE = re.compile(r"^(vllm:[a-z_]+|process_start_time_seconds)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 class Answer(Struct, frozen=True):
@@ -40,23 +37,8 @@ class Answer(Struct, frozen=True):
     error: ErrorInfo | None = None
 
 
-class ServedModel(Struct, frozen=True):
-    id: str
-    max_model_len: int | None = None
-    parent: str | None = None
-    """The base model of an adapter."""
-
-
-class ServedModels(Struct, frozen=True):
-    data: list[ServedModel] = []
-
-
 class Version(Struct, frozen=True):
     version: str = ""
-
-
-class Tokens(Struct, frozen=True):
-    tokens: list[int] | None = None
 
 
 def generate_body(generation: Generation, model: str, *, stream: bool) -> dict[str, Any]:
@@ -118,11 +100,11 @@ def read_load(metrics: str) -> EngineLoad:
     """Return the load of a server from the text of its metrics, summed over its engine cores."""
     totals: dict[str, float] = {}
     kv_tokens = 0
-    for name, labels, value in _SAMPLE.findall(metrics):
+    for name, labels, value in samples(metrics, "vllm:"):
         if name == "vllm:cache_config_info":
-            kv_tokens += _cache_tokens(dict(_LABEL.findall(labels)))
+            kv_tokens += _cache_tokens(labels)
         else:
-            totals[name] = totals.get(name, 0.0) + float(value)
+            totals[name] = totals.get(name, 0.0) + value
     cores = max(1, metrics.count("\nvllm:kv_cache_usage_perc{"))
     return EngineLoad(
         running_requests=int(totals.get("vllm:num_requests_running", 0)),

@@ -1,8 +1,8 @@
-"""vLLM's KV events: their two wire forms, and the ZMQ sockets that publish and repeat them.
+"""KV events of vLLM and SGLang: their two wire forms, and the ZMQ sockets that publish and repeat them.
 
 A message has the frames topic, sequence number (8 bytes, big-endian) and payload. The payload is msgpack:
 `[time, events, data-parallel rank]`. An event is a map with the key `type`, or in older versions an array whose first
-element is the type (`vllm/distributed/kv_events.py`).
+element is the type (`vllm/distributed/kv_events.py`, `sglang/srt/disaggregation/kv_events.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from baton.integrations.engines.cache_mirror import (
 _END = 2**64 - 1
 """Sequence number after the last repeated message: -1."""
 _MESSAGES_MAX = 10_000
-"""Messages that wait in this process. vLLM then drops further ones, which is seen as a gap."""
+"""Messages that wait in this process. The server then drops further ones, which is seen as a gap."""
 _MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 GAP = (EngineCacheCleared(),)
 """Events in place of lost ones: what the server holds is unknown."""
@@ -42,6 +42,11 @@ class _Stored(Struct, tag_field="type", tag="BlockStored", frozen=True):
     lora_name: str | None = None
     extra_keys: list[list[Any] | None] | None = None
     group_idx: int | None = None
+
+
+class _StoredMap(_Stored, tag="BlockStored", frozen=True):
+    cache_salt: str | None = None
+    """The salt of the request, which SGLang has in place of `extra_keys`."""
 
 
 class _Removed(Struct, tag_field="type", tag="BlockRemoved", frozen=True):
@@ -73,7 +78,7 @@ class _Batch(Struct, array_like=True, frozen=True):
 
 
 _batches = msgspec.msgpack.Decoder(_Batch)
-_maps = msgspec.msgpack.Decoder(_Stored | _Removed | _Cleared)
+_maps = msgspec.msgpack.Decoder(_StoredMap | _Removed | _Cleared)
 _arrays = msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray)
 
 
@@ -91,7 +96,7 @@ def _event(raw: bytes) -> EngineCacheEvent:
             parent=event.parent_block_hash,
             tokens=event.token_ids,
             block_tokens=event.block_size,
-            salt_keys=event.extra_keys or (),
+            salt_keys=event.extra_keys or _salt_keys(event),
             is_adapter=event.lora_id is not None or event.lora_name is not None,
             medium=event.medium,
             group=event.group_idx,
@@ -99,6 +104,12 @@ def _event(raw: bytes) -> EngineCacheEvent:
     if isinstance(event, _Removed):
         return EngineBlocksRemoved(event.block_hashes, event.medium, event.group_idx)
     return EngineCacheCleared()
+
+
+def _salt_keys(event: _Stored) -> Sequence[Sequence[str]]:
+    """Return the keys of the first block in vLLM's form. Only the block that begins a prompt has the salt there."""
+    is_salted = isinstance(event, _StoredMap) and event.cache_salt and event.parent_block_hash is None
+    return ((event.cache_salt,),) if is_salted else ()
 
 
 class KvEvents:
