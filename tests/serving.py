@@ -20,6 +20,8 @@ QUEUE_S = "600"
 """A busy machine is slow: no request of a test is refused for that. A test of the limit gives its own."""
 POLL_S = 0.01
 """The pause between two requests of a wait. Without it the wait would take a core from the awaited processes."""
+POLL_S_MAX = 0.05
+"""The longest pause. A long wait asks less often, because each request takes CPU time from the awaited processes."""
 POLLS_MAX = 9000
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """For clients of plain HTTP. The default context reads all root certificates, which takes 40 ms for each client."""
@@ -71,11 +73,11 @@ class RunningServer:
         """Request /cluster until the condition holds. Return that state."""
         pause = threading.Event()
         with self.client() as client:
-            for _ in range(POLLS_MAX):
+            for number in range(POLLS_MAX // 3):
                 state = client.get("/cluster").raise_for_status().json()
                 if condition(state):
                     return state
-                pause.wait(POLL_S)
+                pause.wait(min(POLL_S_MAX, POLL_S * (1 + number / 4)))
         raise AssertionError(f"never happened: {reason}; last seen {state}\n{self.output()}")
 
     def cluster(self) -> dict:
