@@ -34,9 +34,12 @@ LONG = (
     "numerics/",
     "simulation/",
     "http/",
+    "browser/",
+    "conformance/",
+    "clusters/",
+    "engines/",
     "bench/",
     "property/",
-    "conformance/",
 )
 """Files and folders that take long, in this order: started first, they do not leave one core idle at the end."""
 
