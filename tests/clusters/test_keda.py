@@ -122,7 +122,7 @@ options = { idle_s = 1.0, calm_s = 0.0 }
 CLIENT = """
 import json, sys
 import grpc
-from baton.integrations.keda.messages import message_classes
+from baton.integrations.keda.scaler import message_classes
 from baton.integrations.keda.scaler import SERVICE
 
 messages = message_classes()

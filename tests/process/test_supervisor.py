@@ -18,8 +18,8 @@ from baton.core.types import WorkerId
 from baton.serve.host.supervisor import Notices, Supervisor
 from baton.serve.live.assembly import Parts, assemble
 from baton.serve.live.log_file import read_log
-from baton.serve.live.own_workers import OwnWorkers
 from baton.serve.messages.setup import WorkerSetup
+from baton.serve.model_fleet import OwnWorkers
 from tests.serving import alive, serving
 
 WAIT_S = 60.0

@@ -7,24 +7,63 @@ import contextlib
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
+import msgspec
+
 from baton.compute.models.tokenizer import load_tokenizer
 from baton.compute.sandbox.template import load_chat_template
+from baton.core.copies import LayersDone
 from baton.core.leaving import DismissHost, RestartWorker
-from baton.core.messages import RetireWorker, StartWorker
+from baton.core.messages import RetireWorker, StartWorker, StepReport
+from baton.core.types import WorkerId
 from baton.move.ipc.tls import ServerTls
 from baton.serve.host.arena_bytes import bytes_of, transferable
 from baton.serve.host.supervisor import Notices, Supervisor
 from baton.serve.host.tasks import prefault, spawn
-from baton.serve.host.worker_link import EngineHosts
+from baton.serve.host.worker_link import EngineHosts, WorkerLink, WorkerMessage
 from baton.serve.http.body_threads import BodyThreads
 from baton.serve.http.grammar_checks import GrammarChecker
 from baton.serve.http.model_routes import ModelStatus
 from baton.serve.http.model_services import ModelServices, tokenizing_threads
 from baton.serve.http.prompts import PublicPrefixes
 from baton.serve.live.assembly import Parts
+from baton.serve.live.driver import Driver
 from baton.serve.live.hosts import Hosts
-from baton.serve.live.own_workers import OwnWorkers
 from baton.serve.live.tiers import kv_blocks
+from baton.serve.messages.setup import FromWorkerMessage
+
+
+class OwnWorkers:
+    """Passes the reports of the workers on the server's own host to the driver. Implements `WorkerListener`."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._ready: set[WorkerId] = set()
+        self._decoder = msgspec.msgpack.Decoder(FromWorkerMessage)
+
+    def add(self, link: WorkerLink) -> None:
+        self._driver.links[link.view.id] = link
+
+    def join(self, link: WorkerLink) -> None:
+        self._ready.add(link.view.id)
+        self._driver.join(link)
+
+    def lose(self, worker: WorkerId, reason: str) -> None:
+        if worker in self._ready:
+            self._ready.discard(worker)
+            self._driver.lose(worker, reason)
+
+    def retire(self, worker: WorkerId, reason: str) -> None:
+        self._ready.discard(worker)
+        self._driver.lose(worker, reason)
+        del self._driver.links[worker]
+
+    def receive(self, worker: WorkerId, payload: bytes) -> WorkerMessage | None:
+        message = self._decoder.decode(payload)
+        if isinstance(message, StepReport | LayersDone):
+            self._driver.apply_report(message)
+            return None
+        return message
+
 
 _CHECK_S = 30.0
 

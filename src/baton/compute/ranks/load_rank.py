@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from baton.compute.models.card import ModelCard
 from baton.compute.models.dtype import Dtype
+from baton.compute.models.model_config import ModelConfig
 from baton.compute.models.open_model import open_model
+from baton.compute.models.quantized import QuantizedMatrix
+from baton.compute.models.weights import TensorSlice, WeightReader
 from baton.compute.ranks.commands import RankCommandChannel
-from baton.compute.ranks.place import rank_config, rank_layout, rank_problems, rank_shard
+from baton.compute.ranks.place import RankPlace, rank_config, rank_layout, rank_problems, rank_shard
 from baton.compute.ranks.runner import LeaderRunner, RankModel
-from baton.compute.ranks.weights import RankWeights
 from baton.compute.torch.engine import TorchEngine
 from baton.compute.torch.kernels.paged_kv import TORCH_DTYPES, BlockPart, PagedKV
 from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
@@ -21,8 +24,88 @@ from baton.compute.torch.layers.decoder import Decoder
 from baton.compute.torch.layers.tensor_loader import TensorLoader
 from baton.compute.torch.load_torch import check_layout, on_device, triton_kernels
 from baton.core.errors import ModelError
-from baton.decide.kv.layout import KVLayout
+from baton.decide.kv.layout import KVLayout, Shard
 from baton.move.arena.cuda import DeviceArray
+
+LAYERS = "model.layers."
+WIDTHS_OUT = ("gate_proj", "up_proj", "w1", "w3")
+"""Modules whose outputs are divided among ranks."""
+WIDTHS_IN = ("down_proj", "w2")
+"""Modules whose inputs are divided among ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankWeights:
+    """Implements `WeightReader`. Reads only the rank's part of each tensor."""
+
+    whole: WeightReader
+    config: ModelConfig
+    """The configuration of the whole model."""
+    place: RankPlace
+    shard: Shard
+
+    def read(self, name: str, part: TensorSlice | None = None) -> np.ndarray:
+        """Return the rank's part of a tensor. `name` counts the layers of the stage from 0."""
+        assert part is None, f"{name} is already a part"
+        prefix, _, rest = name.removeprefix(LAYERS).partition(".")
+        if not name.startswith(LAYERS):
+            return self._read_outer(name)
+        name = f"{LAYERS}{int(prefix) + self.shard.layers.start}.{rest}"
+        module, kind = name.split(".")[-2:]
+        if module in ("o_proj", *WIDTHS_IN) and kind == "bias":
+            bias = self.whole.read(name)  # the ranks' results are summed, so only one rank adds it
+            return bias if self.place.column == 0 else np.zeros_like(bias)
+        return self.whole.read(name, self._slice(name, module))
+
+    def read_quantized(self, name: str) -> QuantizedMatrix | None:
+        """Return None: ranks compute with dense weights."""
+        return None
+
+    def _read_outer(self, name: str) -> np.ndarray:
+        """Read the final norm, or the rank's rows of the embedding or output projection, padded with zeros."""
+        if name == "model.norm.weight":
+            return self.whole.read(name)
+        part, tokens = self.place.vocab(self.config.vocab_tokens), self.config.vocab_tokens
+        rows = self.whole.read(name, TensorSlice(0, part))
+        missing = -(-tokens // self.place.tensor) - len(part)
+        return np.pad(rows, ((0, missing), (0, 0))) if missing else rows
+
+    def _slice(self, name: str, module: str) -> TensorSlice | None:
+        """Return the rank's part of a tensor of a layer. None: the whole tensor."""
+        config, latent = self.config, self.config.latent
+        each = config.heads // self.place.tensor
+        queries = range(self.place.column * each, (self.place.column + 1) * each)
+        match module:
+            case "q_proj" | "q_b_proj":
+                return TensorSlice(
+                    0, _rows_of(queries, config.head_dim if latent is None else latent.nope_dim + latent.rope_dim)
+                )
+            case "kv_b_proj":
+                assert latent is not None, f"{name} belongs to latent attention"
+                return TensorSlice(0, _rows_of(queries, latent.nope_dim + latent.value_dim))
+            case "k_proj" | "v_proj":
+                return TensorSlice(0, _rows_of(self.shard.heads, config.head_dim))
+            case "o_proj":
+                return TensorSlice(1, _rows_of(queries, config.value_dim))
+            case _ if module in WIDTHS_OUT:
+                return TensorSlice(0, self.place.part(self._width(name)))
+            case _ if module in WIDTHS_IN:
+                return TensorSlice(1, self.place.part(self._width(name)))
+            case _:
+                return None
+
+    def _width(self, name: str) -> int:
+        experts = self.config.experts
+        if experts is not None and ".experts." in name:
+            return experts.intermediate
+        if experts is not None and ".shared_expert" in name:
+            return experts.shared_intermediate
+        return self.config.intermediate
+
+
+def _rows_of(heads: range, dim: int) -> range:
+    return range(heads.start * dim, heads.stop * dim)
+
 
 CPU = torch.device("cpu")
 

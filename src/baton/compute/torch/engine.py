@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,14 +18,51 @@ from baton.compute.sampler import (
     sample_drafted,
     token_logprob,
 )
-from baton.compute.torch.kernel_queue import KernelQueue, queue_of
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row, ragged_rows, scratch_block
 from baton.compute.torch.layers.decoder import Decoder
 from baton.compute.torch.step_runner import StepRunner
-from baton.core.errors import StepMemoryError
+from baton.core.errors import DeviceError, StepMemoryError
 from baton.core.step import Slice, SliceResult, Step, StepResult
 from baton.core.types import BlockId, RequestId, Sampling, TokenLogprob
 from baton.decide.kv.layout import KVLayout
+
+
+class KernelQueue(Protocol):
+    """The kernels that this process has launched on its device, in order."""
+
+    def wait(self) -> None:
+        """Return when every launched kernel has ended. Raises DeviceError if a kernel or the device has failed."""
+        ...
+
+
+class HostQueue:
+    """Implements `KernelQueue` for a CPU, where every operation returns after its last write."""
+
+    def wait(self) -> None:
+        return
+
+
+class CudaQueue:
+    """Implements `KernelQueue` for the current stream of a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._event = torch.cuda.Event()
+
+    def wait(self) -> None:
+        # CUDA reports a kernel's failure (device assert, illegal address) at a later call, and every call after it
+        # fails too: the context of this process is lost.
+        try:
+            self._event.record(torch.cuda.current_stream(self._device))
+            self._event.synchronize()
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise DeviceError(f"{self._device} can no longer compute in this process: {reason}") from error
+
+
+def queue_of(device: torch.device) -> KernelQueue:
+    return CudaQueue(device) if device.type == "cuda" else HostQueue()
+
 
 LOGPROB_ROWS = 64
 """Prompt positions whose log probabilities are computed at a time. Each needs the logits of a whole vocabulary."""

@@ -7,16 +7,35 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from math import inf
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
 
 from baton.core.types import ROLES
+from baton.integrations import protobuf
 from baton.integrations.grpc_server import CallContext, import_grpc, run_server
-from baton.integrations.keda.messages import PACKAGE, message_classes
+from baton.integrations.protobuf import BOOL, DOUBLE, INT64, TEXT, Fields
 from baton.move.clock import now_s
 from baton.serve.live.status import ClusterStatus
+
+PACKAGE = "externalscaler"
+_MESSAGES: Mapping[str, Fields] = {
+    "ScaledObjectRef": {"name": (1, TEXT), "namespace": (2, TEXT), "scalerMetadata": (3, f"@{TEXT}")},
+    "IsActiveResponse": {"result": (1, BOOL)},
+    "MetricSpec": {"metricName": (1, TEXT), "targetSize": (2, INT64), "targetSizeFloat": (3, DOUBLE)},
+    "GetMetricSpecResponse": {"metricSpecs": (1, "*MetricSpec")},
+    "GetMetricsRequest": {"scaledObjectRef": (1, "ScaledObjectRef"), "metricName": (2, TEXT)},
+    "MetricValue": {"metricName": (1, TEXT), "metricValue": (2, INT64), "metricValueFloat": (3, DOUBLE)},
+    "GetMetricsResponse": {"metricValues": (1, "*MetricValue")},
+}
+"""Source: externalscaler.proto of KEDA."""
+
+
+def message_classes() -> dict[str, Any]:
+    """Return the class of each message by its name. Raises ImportError without the package protobuf."""
+    return protobuf.message_classes(PACKAGE, _MESSAGES)
+
 
 Answer = TypeVar("Answer")
 SERVICE = f"{PACKAGE}.ExternalScaler"

@@ -22,8 +22,7 @@ from baton.core.messages import (
 )
 from baton.core.types import BlockHash, Grammar, HostId, Request, RequestId, Role, Sampling, WorkerId, WorkerView
 from baton.decide.control.coordinator import Coordinator
-from baton.decide.control.poison import REFUSED_S
-from baton.decide.control.retries import Retries, RetryRules
+from baton.decide.control.retries import REFUSED_S, Retries, RetryRules
 from tests.policies import plain_policies
 
 REQUEST = Request(id=RequestId("r"), prompt_tokens=8, output_tokens_max=8, arrived_at_s=0.0)

@@ -22,7 +22,7 @@ from baton.core.types import (
     pack_tokens,
 )
 from baton.decide.control.batcher import Batcher
-from baton.decide.control.drafts import Drafter
+from baton.decide.control.lane import Drafter
 from baton.decide.cost.linear import LinearCost
 from baton.decide.policy.batching import BatcherPolicies, MixedChunked
 from baton.decide.policy.fairness import FirstComeFirstServed

@@ -6,7 +6,7 @@ import pytest
 
 from baton.core.config import Preemption
 from baton.core.types import TierHit
-from baton.decide.policy.preemption import read_back_tokens
+from baton.decide.control.tier_reads import read_back_tokens
 from tests.unit.decide.policy.views import COST
 
 FULL_TOKENS = 1000

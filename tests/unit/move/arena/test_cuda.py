@@ -29,7 +29,7 @@ from baton.move.arena.cuda_driver import CudaDriver, CudaUnavailableError
 from baton.move.arena.cuda_memory import CudaMemory
 from baton.move.arena.opening import device_of_rank, places_of
 from baton.move.transport.device_memory import CopyBuffer
-from baton.serve.host.device import choose_device, device_budget, open_devices
+from baton.serve.host.build import choose_device, device_budget, open_devices
 from tests.fake_cuda import build
 
 BYTES = 3 << 20

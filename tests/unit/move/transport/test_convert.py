@@ -13,9 +13,9 @@ from baton.core.types import BlockId
 from baton.decide.kv.conversion import Conversion
 from baton.decide.kv.layout import KVLayout
 from baton.move.transport.convert import convert, source_extents, target_extents, unstage
-from baton.move.transport.memory import MemoryExchange, MemoryTransport
 from baton.move.transport.port import Transport
 from baton.move.transport.tcp import TcpTransport
+from tests.transfers.memory_transport import MemoryExchange, MemoryTransport
 
 MODEL = KVLayout(layers=6, kv_heads=4, head_dim=32, block_tokens=16, dtype="bfloat16")
 TOKENS = range(7, 77)

@@ -8,8 +8,8 @@ import pytest
 
 from baton.core.errors import TransferError
 from baton.move.copies import Moves
-from baton.move.transport.memory import MemoryExchange, MemoryTransport
 from baton.move.transport.port import Extent
+from tests.transfers.memory_transport import MemoryExchange, MemoryTransport
 
 SIZE_BYTES = 1 << 16
 
