@@ -68,6 +68,7 @@ class Batcher:
         self._turns = 0
         """Number of planned slices."""
         self._report = ReportBuilder()
+        self._has_classes = False  # whether a request with a service class has come
         self._skips = self._has_skipped = False
         """Whether the planned step, and the last one, leave out decodes for a prompt of a more urgent class."""
 
@@ -122,6 +123,7 @@ class Batcher:
             stream=LayerStream(command.attempt, command.layer_groups) if command.layer_groups > 1 else None,
         )
         self._lanes[lane.request.id] = lane
+        self._has_classes |= lane.request.service is not None
         self._report.is_load_new = True
         if command.block_table:
             lane.hold(command.block_table, command.computed_tokens)
@@ -186,8 +188,8 @@ class Batcher:
         Requires a batching policy that is a pure function of its arguments. A command that arrives ends the run.
         """
         chosen = self._choose()
-        is_free = not (self._policies.speculation.tokens_max or self._asks_later() or self._takes_turns(chosen))
-        if chosen and chosen[0][1] == 1 and is_free:
+        is_decode = bool(chosen) and chosen[0][1] == 1 and not self._policies.speculation.tokens_max
+        if is_decode and not (self._asks_later() or self._takes_turns(chosen)):
             run = plan_decode_run([self._ready[index] for index, _ in chosen])
             if run is not None:
                 for lane in run.lanes:
@@ -220,7 +222,7 @@ class Batcher:
             if len(lane.tokens) >= lane.grow_at_tokens:
                 self._ask(lane, len(lane.tokens))
         lanes, select, self._skips = self._ready, self._policies.batching.select, False
-        if all(lane.step_ratio == 1.0 for lane in lanes):
+        if not self._has_classes or all(lane.step_ratio == 1.0 for lane in lanes):
             return select(lanes, self._limits, self.learner.cost) if lanes else []
         limits, places = share_step(lanes, self._limits, may_skip=not self._has_skipped)
         self._skips = len(places) < len(lanes)
@@ -234,7 +236,8 @@ class Batcher:
     def _asks_later(self) -> bool:
         """Return whether a waiting lane may ask for blocks during the next steps."""
         has_slot = len(self._lanes) - len(self._waiting) < self._limits.requests_max
-        return any(lane.state == "waiting" and (has_slot or lane.output_tokens) for lane in self._waiting)
+        waiting = self._waiting
+        return bool(waiting) and any(lane.state == "waiting" and (has_slot or lane.output_tokens) for lane in waiting)
 
     def _takes_turns(self, chosen: Sequence[tuple[int, int]]) -> bool:
         """Return whether more lanes decode than a step has places, so that the next step has other lanes."""
@@ -349,13 +352,10 @@ class Batcher:
         if hashes:
             self._report.events.append(BlocksSealed(lane.request.id, lane.attempt, self.worker, first, hashes))
         if outcome.token is not None:
-            self._emit(lane, outcome)
+            self._report.draw(lane, outcome)
+            self._end(lane)
         elif lane.is_left:
             self._hand_off(lane)
-
-    def _emit(self, lane: Lane, outcome: SliceResult) -> None:
-        self._report.draw(lane, outcome)
-        self._end(lane)
 
     def _end(self, lane: Lane) -> None:
         """Report the end of the request, or of its part on this worker, if the newest token was the last."""

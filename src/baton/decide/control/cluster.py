@@ -16,6 +16,8 @@ from baton.core.leaving import DismissHost, HostLeaving, RestartWanted, RestartW
 from baton.core.messages import (
     AheadEnded,
     BlocksGranted,
+    BlocksSealed,
+    BlocksWanted,
     CloseRequest,
     CoordinatorCommand,
     CoordinatorEvent,
@@ -109,9 +111,16 @@ class Cluster:
                     self._dismissed.discard(event.host)
                     self._cold.discard(event.host)
                 self._carry_out(self.transfers.handle(event, now_s), now_s)
-            case RequestCancelled() | RoleSet() | RestartWanted() | ScaleWanted() | TokensServed():
-                self._ask_coordinator(event, now_s)
-            case Tick() | WaitedTooLong() | QueuedTooLong():
+            case (
+                Tick()
+                | TokensServed()
+                | RequestCancelled()
+                | RoleSet()
+                | RestartWanted()
+                | ScaleWanted()
+                | WaitedTooLong()
+                | QueuedTooLong()
+            ):
                 self._ask_coordinator(event, now_s)
             case WorkerJoined() | WorkerLost():
                 self._carry_out(self.transfers.handle(event, now_s), now_s)
@@ -133,7 +142,8 @@ class Cluster:
                 self.transfers.hosts.leaving.add(host)
                 self._carry_out(self.coordinator.leave_host(host), now_s)
                 self._carry_out(self.transfers.handover.begin(host, now_s), now_s)
-        self._dismiss_hosts()
+        if self.transfers.hosts.leaving:
+            self._dismiss_hosts()
         return self._out
 
     def _dismiss_hosts(self) -> None:
@@ -154,13 +164,15 @@ class Cluster:
             if view is not None:
                 self._carry_out(self.transfers.handle_batcher_event(view.host, event, now_s), now_s)
             match event:
+                case BlocksSealed() | BlocksWanted():
+                    pass
                 case PrefillFinished(request_id=request_id):
                     self._ask_coordinator(event, now_s)
                     self._carry_out(self.transfers.settle(request_id), now_s)
-                case RequestFinished() | RequestFailed() | RequestDropped(preempted=False):
-                    self._ask_coordinator(event, now_s)
-                case _:
+                case RequestDropped(preempted=True):
                     pass
+                case RequestFinished() | RequestFailed() | RequestDropped():
+                    self._ask_coordinator(event, now_s)
         if report.view is not None:
             self._ask_coordinator(WorkerReported(report.view), now_s)
 
@@ -181,43 +193,50 @@ class Cluster:
         """Carry out commands in order, depth first: all consequences of one command before the next command."""
         stack: list[Iterator[_Command]] = [iter(commands)]
         while stack:
-            command = next(stack[-1], None)
-            if command is None:
+            for command in stack[-1]:
+                following = self._carry_out_one(command, now_s)
+                if following:
+                    stack.append(iter(following))
+                    break
+            else:
                 stack.pop()
-                continue
-            following = self._carry_out_one(command, now_s)
-            if following:
-                stack.append(iter(following))
 
     def _carry_out_one(self, command: _Command, now_s: float) -> Iterable[_Command]:
         following: Iterable[_Command] = ()
-        match command:
-            case ToWorker(command=BlocksGranted(request_id=request_id)):
-                self.coordinator.queue.start(request_id, now_s)
+        match command:  # in order of frequency: see `Transfers.handle`
+            case StartPrefill() | StartDecode():
                 self._out.append(command)
-            case ToWorker() | CloseRequest() | SetRole() | StartWorker() | RetireWorker() | RestartWorker():
+                following = self.transfers.handle(command, now_s)
+            case BeginRequest() | CloseRequest():
                 self._out.append(command)
-            case BeginRequest() | DropBlocks():
+            case ToPool(host=host, event=event):
+                following = self.transfers.tell_pool(host, event)
+            case ToWorker(command=given):
+                if isinstance(given, BlocksGranted):
+                    self.coordinator.queue.start(given.request_id, now_s)
                 self._out.append(command)
             case RequestQueued(request=request, has_blocks=has_blocks):
                 self.coordinator.queue.enter(request, now_s, has_blocks=has_blocks)
                 return following
+            case BlocksStored() | BlocksRemoved() | RequestDropped() | AheadEnded():
+                following = self._coordinate(command, now_s)
+            case (
+                ReleaseBlocks()
+                | LandingGranted()
+                | LandingRefused()
+                | SendAhead()
+                | StopRequest()
+                | PutEnded()
+                | ReadBackWanted()
+            ):
+                following = self.transfers.handle(command, now_s)
             case CopyBlocks():
                 self._out.append(command)
                 self.transfers.links.copy_begins(command, now_s)
             case StoreBlocks() | LoadBlocks():
                 following = self._use_tier(command, now_s)
-            case BlocksStored() | BlocksRemoved() | RequestDropped() | AheadEnded():
-                following = self._coordinate(command, now_s)
-            case ToPool(host=host, event=event):
-                following = self.transfers.tell_pool(host, event)
-            case StartPrefill() | StartDecode():
+            case DropBlocks() | SetRole() | StartWorker() | RetireWorker() | RestartWorker():
                 self._out.append(command)
-                following = self.transfers.handle(command, now_s)
-            case ReleaseBlocks() | SendAhead() | StopRequest():
-                following = self.transfers.handle(command, now_s)
-            case LandingGranted() | LandingRefused() | ReadBackWanted() | PutEnded():
-                following = self.transfers.handle(command, now_s)
             case PathChosen():
                 pass  # PathChosen is only for the log, where it explains the commands after it
             case HostLost():

@@ -53,6 +53,7 @@ from baton.decide.control.room import WaitingRoom
 from baton.decide.control.start_queue import StartQueue
 from baton.decide.control.turn_queue import TurnQueue, degraded
 from baton.decide.kv.window import Window
+from baton.decide.policy.fleet import NoMoves
 
 
 @dataclass(slots=True)
@@ -100,14 +101,22 @@ class Coordinator:
         """Apply one event and return the commands, in order. Late events of ended requests and attempts are ignored."""
         self._now_s = now_s
         commands = self._apply(event, now_s)
-        return [*commands, *self._start_waiting()] if self.turns or self.slot_queue else commands
+        return [*commands, *self._start_waiting()] if self.turns.waiting or self.slot_queue.waiting else commands
 
     def _apply(self, event: CoordinatorEvent, now_s: float) -> list[CoordinatorCommand]:
-        match event:
+        match event:  # in order of frequency: see `Transfers.handle`
+            case WorkerReported(view=view):
+                self._fleet.report(view, now_s)
+                return []
             case RequestArrived():
                 return self._arrive(event, now_s)
             case PrefillFinished() | RequestFinished() | DecodeBegun() | RequestFailed() | RequestDropped():
                 return self._progress(event)
+            case BlocksStored() | BlocksRemoved() | TokensServed() | RoleSet() | ScaleWanted():
+                self._note(event)
+                return []
+            case Tick(window=window):
+                return self._reshape(window, now_s)
             case RequestCancelled(request_id=request_id):
                 return self._close(request_id, "cancelled")
             case WorkerJoined(view=view):
@@ -120,9 +129,6 @@ class Coordinator:
             case RestartWanted(workers=workers):
                 self.moves.rolling.want(workers)
                 return self.moves.roll()
-            case ScaleWanted():
-                self.reshaping.pin(event)
-                return []
             case HostLost(host=host):
                 self._prefixes.forget(host)
                 self.moves.forget_host(host)
@@ -134,11 +140,6 @@ class Coordinator:
                 return self._reject_overdue(now_s)
             case AheadEnded():
                 return self.moves.stop(event)
-            case Tick(window=window):
-                return self._reshape(window, now_s)
-            case WorkerReported() | RoleSet() | BlocksStored() | BlocksRemoved() | TokensServed():
-                self._note(event)
-                return []
             case _:
                 assert_never(event)
 
@@ -163,16 +164,16 @@ class Coordinator:
         """Number of requests that have arrived and are not closed."""
         return len(self._flights)
 
-    def _note(self, event: WorkerReported | RoleSet | BlocksStored | BlocksRemoved | TokensServed) -> None:
+    def _note(self, event: BlocksStored | BlocksRemoved | TokensServed | RoleSet | ScaleWanted) -> None:
         match event:
-            case WorkerReported(view=view):
-                self._fleet.report(view, self._now_s)
-            case RoleSet(worker=worker, role=role):
-                self._fleet.set_role(worker, role)
+            case BlocksStored() | BlocksRemoved():
+                self._prefixes.note(event)
             case TokensServed(requests=served):
                 self.turns.count(served, self._flights)
-            case _:
-                self._prefixes.note(event)
+            case RoleSet(worker=worker, role=role):
+                self._fleet.set_role(worker, role)
+            case ScaleWanted():
+                self.reshaping.pin(event)
 
     def _arrive(self, event: RequestArrived, now_s: float) -> list[CoordinatorCommand]:
         request = event.request
@@ -185,8 +186,7 @@ class Coordinator:
                 flight.request, key = easier, self._admit(easier, cluster)
         if not isinstance(key, tuple):
             return [key]
-        flight.key = key
-        self._flights[request.id] = flight
+        flight.key, self._flights[request.id] = key, flight
         self.retries.admitted()
         return self._enqueue(flight, cluster)
 
@@ -350,7 +350,7 @@ class Coordinator:
         commands = self.moves.roll()
         commands += self.reshaping.tick(window, self._cluster(), self.policies, self._fleet, now_s)
         commands += self.moves.leave_draining(self.policies, self._cluster())
-        if flights := self.moves.movable():
+        if not isinstance(self.policies.moves, NoMoves) and (flights := self.moves.movable()):
             wanted = self.reshaping.moves(self._cluster(), flights, self.policies, now_s)
             commands += [command for name, target in wanted.items() for command in self.moves.begin(name, target)]
         return commands
@@ -389,10 +389,11 @@ class Coordinator:
 
     def _cluster(self, hosts: Sequence[HostId] = ()) -> ClusterView:
         """Return the view of the cluster for decisions that do not concern a single request. `hosts`: as `views`."""
+        waiting = len(self._room) + len(self.slot_queue.waiting) + len(self.turns.waiting)
         return ClusterView(
             workers=self._fleet.views(hosts),
             prefix_hit_tokens={},
-            waiting_requests=len(self._room) + len(self.slot_queue) + len(self.turns) + self.moves.draining_requests(),
+            waiting_requests=waiting + self.moves.draining_requests(),
             starting=self.reshaping.starting,
             bound=self._bound.loads,
             step_began_s=self._fleet.step_began_s,

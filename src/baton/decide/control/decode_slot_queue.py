@@ -29,14 +29,11 @@ class DecodeSlotQueue:
     """The client of each request that was sent to a worker and is not closed."""
     _by_client: Counter[int] = field(default_factory=Counter[int])
     """Number of these requests by client. Clients without any are left out."""
-    _waiting: dict[RequestId, Flight] = field(default_factory=dict[RequestId, Flight])
+    waiting: dict[RequestId, Flight] = field(default_factory=dict[RequestId, Flight])
     _full_at: float = 0.0
     """Number of decode slots at the last `give` that found no slot for a waiting request."""
     _has_ended: bool = False
     """True if a request has ended since then."""
-
-    def __len__(self) -> int:
-        return len(self._waiting)
 
     def has_to_wait(self, request: Request, fleet: Fleet) -> bool:
         """Return whether a request must wait. A request that has begun, even before a server restart, need not."""
@@ -55,28 +52,28 @@ class DecodeSlotQueue:
 
     def overtaken(self, request: Request, fleet: Fleet) -> int:
         """Return the number of waiting requests that a new request overtakes."""
-        return len(self._waiting) if self._waiting and not self.has_to_wait(request, fleet) else 0
+        return len(self.waiting) if self.waiting and not self.has_to_wait(request, fleet) else 0
 
     def put(self, flight: Flight) -> None:
         """Add a request that has to wait."""
-        self._waiting[flight.request.id] = flight
+        self.waiting[flight.request.id] = flight
 
     def give(self, fleet: Fleet) -> Flight | None:
         """Remove and return the next request that has a slot. None: no request has one."""
         slots = count_decode_slots(fleet)
         if slots == self._full_at and not self._has_ended:
             return None
-        able = [flight for flight in self._waiting.values() if not self.has_to_wait(flight.request, fleet)]
+        able = [flight for flight in self.waiting.values() if not self.has_to_wait(flight.request, fleet)]
         if able:
             chosen = min(able, key=in_order)
-            return self._waiting.pop(chosen.request.id)
+            return self.waiting.pop(chosen.request.id)
         self._full_at, self._has_ended = slots, False
         return None
 
     def drain(self) -> list[Flight]:
         """Remove and return all waiting requests."""
-        flights = list(self._waiting.values())
-        self._waiting.clear()
+        flights = list(self.waiting.values())
+        self.waiting.clear()
         return flights
 
     def begin(self, request: Request) -> None:
@@ -88,7 +85,7 @@ class DecodeSlotQueue:
     def close(self, request_id: RequestId) -> None:
         """Remove a request that has ended."""
         self._has_ended = True
-        self._waiting.pop(request_id, None)
+        self.waiting.pop(request_id, None)
         client = self._begun.pop(request_id, None)
         if client is not None:
             self._by_client[client] -= 1

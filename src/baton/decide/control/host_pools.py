@@ -205,7 +205,9 @@ class HostPools:
 
 def take_home(homes: set[HostId], host: HostId) -> list[HostId]:
     """Leave only this host among the homes of a request. Return the others, which must release its blocks."""
-    others = sorted(homes - {host}) if homes != {host} else []
+    if homes == {host}:
+        return []
+    others = sorted(homes - {host})
     homes.difference_update(others)
     return others
 

@@ -105,7 +105,7 @@ class Reshaping:
             self.failure = target.reason
             return []
         target = self.targets = {**target, **self.pinned}
-        if self.rules.starts == "none":
+        if self.rules.starts == "none" or not target:
             return []
         retired = self._shrink(target, cluster, fleet)
         return [*(self._grow(target, fleet) if now_s >= self._again_s else []), *retired]
@@ -207,6 +207,8 @@ def first_worker(host: HostId, role: Role) -> WorkerId:
 
 
 def _flips(roles: Mapping[WorkerId, Role | RoleChange], cluster: ClusterView) -> list[SetRole]:
+    if not roles:
+        return []
     known = {worker.id: worker.role for worker in cluster.workers}
     changes = [
         SetRole(worker, change.role, change.reason) if isinstance(change, RoleChange) else SetRole(worker, change)
@@ -217,8 +219,10 @@ def _flips(roles: Mapping[WorkerId, Role | RoleChange], cluster: ClusterView) ->
 
 def _flipped(cluster: ClusterView, flips: Sequence[SetRole]) -> ClusterView:
     """Return the cluster with the new roles of these workers."""
+    if not flips:
+        return cluster
     roles = {flip.worker: flip.role for flip in flips}
     workers = tuple(
         replace(worker, role=roles[worker.id]) if worker.id in roles else worker for worker in cluster.workers
     )
-    return replace(cluster, workers=workers) if flips else cluster
+    return replace(cluster, workers=workers)

@@ -54,6 +54,8 @@ class StartQueue:
     @property
     def deadline_s(self) -> float | None:
         """Time when the oldest request will have waited for too long. None: no request waits."""
+        if not (self._since_s or self._granted_s):
+            return None
         deferred, queued = self._deferred_s, self._since_s.items()
         waits = [*(queued if deferred else islice(queued, 1)), *self._granted_s.items()]  # the oldest one is first
         return min((since_s + self._wait_s(request_id) for request_id, since_s in waits), default=None)
@@ -115,8 +117,8 @@ class StartQueue:
             return None
         wait_s = request.deferred_s or self._wait_s(request.id)
         ahead = len(self._since_s) - overtaken
-        if turns is not None and turns:
-            ahead -= max(0, len(turns) - turns.ahead(request).requests)
+        if turns is not None and turns.waiting:
+            ahead -= max(0, len(turns.waiting) - turns.ahead(request).requests)
         predicted_s = self._predicted_s(ahead, now_s)
         is_overloaded = now_s - oldest_s >= OVERLOAD_RATIO * wait_s
         if not is_overloaded or predicted_s is None or predicted_s <= ADMIT_RATIO * wait_s:

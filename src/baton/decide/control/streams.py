@@ -15,7 +15,7 @@ from baton.core.messages import AheadEnded, PrefillFinished, SendAhead
 from baton.core.types import BlockId, HostId, Request, RequestId, WorkerId
 from baton.decide.control.cluster_messages import ToPool
 from baton.decide.control.host_pools import HostPools
-from baton.decide.control.transfer import ChunkTransfer, Steps, Transfer, TransferTable
+from baton.decide.control.transfer import ChunkTransfer, Commands, Steps, Transfer, TransferTable
 from baton.decide.kv.hashing import hashes_per_block
 
 ROUNDS_MAX = 8
@@ -53,14 +53,15 @@ class ChunkTransfers:
     _copies: dict[int, ChunkTransfer] = field(default_factory=dict[int, ChunkTransfer])
     """Transfers by the numbers of their copies under way."""
 
-    def computed(self, host: HostId, event: PrefillFinished) -> Steps[None]:
+    def computed(self, host: HostId, event: PrefillFinished) -> Commands:
         """Copy the last layers after the end of the step. Must be called before the pool gets the event."""
         chunk = self._chunks.get(event.request_id)
         if chunk is None or chunk.source != host:
-            return
-        if self.hosts.pools[host].is_computing(event.request_id, event.attempt, event.worker):
-            chunk.is_computed = True
-            yield from self.send_layers(chunk, self.hosts.layouts[host].layers)
+            return ()
+        if not self.hosts.pools[host].is_computing(event.request_id, event.attempt, event.worker):
+            return ()
+        chunk.is_computed = True
+        return self.send_layers(chunk, self.hosts.layouts[host].layers)
 
     def land(self, chunk: ChunkTransfer, granted: LandingGranted) -> Steps[None]:
         """Lease the blocks of a chunk at the source. Copy the sealed ones, and the finished layers of the others."""
@@ -182,11 +183,10 @@ class Streams:
 
     # ---- transfers of a stream
 
-    def sealed(self, request_id: RequestId) -> Steps[None]:
+    def sealed(self, request_id: RequestId) -> Commands:
         """Copy the blocks sealed since the last copy, unless a transfer is under way."""
         stream = self._streams.get(request_id)
-        if stream is not None and stream.transfer is None:
-            yield from self._send_more(stream)
+        return () if stream is None or stream.transfer is not None else self._send_more(stream)
 
     def transfer_ended(self, transfer: Transfer, *, landed: bool) -> Steps[None]:
         """Continue a stream after one of its transfers has ended. End it after a chunk, which is the last transfer."""

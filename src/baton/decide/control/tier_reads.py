@@ -29,7 +29,7 @@ class TierReads:
         Empty for a request for prompt log probabilities: every prompt token has to be computed for them.
         """
         hosts = [host for host, pool in self.hosts.pools.items() if pool.tiers is not None]
-        if request.sampling.prompt_logprobs:
+        if not hosts or request.sampling.prompt_logprobs:
             return {}
         hits = {host: self.hosts.tier_hits(host, self.hosts.prefix_hashes(host, request)) for host in hosts}
         return {host: found for host, found in hits.items() if found}

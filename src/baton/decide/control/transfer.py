@@ -6,7 +6,7 @@ begins when the target's pool is asked for blocks to land in, and ends when noth
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
@@ -147,6 +147,8 @@ Outcome = TypeVar("Outcome")
 Steps = Generator[TransferCommand | PoolCommand, None, Outcome]
 """A generator of commands. The cluster resumes it after a command was carried out with all consequences, so the code
 after a `yield` sees them. It runs each generator to its end before the next event."""
+Commands = Iterable[TransferCommand | PoolCommand]
+"""`Steps`, or the commands of an event that needs no further code after them."""
 
 
 @dataclass(slots=True)

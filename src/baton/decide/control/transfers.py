@@ -43,7 +43,7 @@ from baton.decide.control.prefix_handover import PrefixHandover
 from baton.decide.control.second_copies import SecondCopies
 from baton.decide.control.streams import ChunkTransfers, Streams
 from baton.decide.control.tier_reads import TierReads
-from baton.decide.control.transfer import ChunkTransfer, Start, Steps, Transfer, TransferEvent, TransferTable
+from baton.decide.control.transfer import ChunkTransfer, Commands, Start, Steps, Transfer, TransferEvent, TransferTable
 
 
 class Transfers:
@@ -73,51 +73,37 @@ class Transfers:
         """Requests that wait for a remote pool, or are streamed into one."""
         return (*self._by_pool.requests, *self._held)
 
-    def handle(self, event: TransferEvent, now_s: float) -> Steps[None]:
-        """Apply one event and yield the resulting commands. Late and repeated events have no effect."""
+    def handle(self, event: TransferEvent, now_s: float) -> Commands:
+        """Apply one event and return the resulting commands. Late and repeated events have no effect."""
         self._now_s = now_s
-        match event:
+        match event:  # in order of frequency, because a failed `isinstance` of a Struct costs as much as a short call
             case StartPrefill() | StartDecode():
-                yield from self._start(event)
-            case StopRequest():
-                yield from self._stop(event)
+                return self._start(event)
             case ReleaseBlocks(request_id=request_id):
-                yield from self._release(request_id)
-            case SendAhead():
-                yield from self._send_ahead(event)
-            case LayersDone():
-                yield from self._streams.layers_done(event)
-            case WorkerJoined(view=view):
-                self.hosts.workers[view.id] = view
-                self.links.joined(view)
-            case WorkerLost(worker=worker):
-                view = self.hosts.workers.pop(worker, None)
-                if view is not None:
-                    yield from self.tell_pool(view.host, event)
-                yield from self._lose_chunks(worker)
-            case HostLost():
-                yield from self._lose_host(event)
-            case _:
-                yield from self._blocks_moved(event)
-
-    def _blocks_moved(
-        self, event: LandingGranted | LandingRefused | CopyEnded | FromTier | PutEnded | ReadBackWanted
-    ) -> Steps[None]:
-        """Continue transfers whose blocks were granted, copied, written or read."""
-        match event:
+                return self._release(request_id)
             case LandingGranted():
-                yield from self._granted(event)
+                return self._granted(event)
+            case CopyEnded():
+                return self._copy_ended(event)
+            case SendAhead():
+                return self._send_ahead(event)
+            case LayersDone():
+                return self._streams.layers_done(event)
+            case FromTier():
+                return self._tier_moved(event)
+            case StopRequest():
+                return self._stop(event)
             case LandingRefused(host=host, request_id=request_id):
                 refused = self.table.refuse(request_id, host)  # sent or read ahead: it ends without free blocks
-                yield from self._continue_ahead(refused, landed=False)
-            case CopyEnded():
-                yield from self._copy_ended(event)
-            case FromTier():
-                yield from self._tier_moved(event)
+                return self._continue_ahead(refused, landed=False)
             case PutEnded():
-                yield from self._hand_off_rest(self._by_pool.put_ended(event))
+                return self._hand_off_rest(self._by_pool.put_ended(event))
             case ReadBackWanted():
-                yield ToPool(event.host, self.tier_reads.swap_in(event, self.table.next_number()))
+                return (ToPool(event.host, self.tier_reads.swap_in(event, self.table.next_number())),)
+            case WorkerJoined() | WorkerLost():
+                return self._change_workers(event)
+            case HostLost():
+                return self._lose_host(event)
             case _:
                 assert_never(event)
 
@@ -133,9 +119,9 @@ class Transfers:
             yield from self._by_pool.sealed(event.request_id)
             yield from self._copies.sealed(event.request_id)
 
-    def settle(self, request_id: RequestId) -> Steps[None]:
+    def settle(self, request_id: RequestId) -> Commands:
         """End a chunk's transfer if no copy is under way. Call it after the coordinator handled the prompt's end."""
-        yield from self._chunk_ended(self._chunks.settle(request_id))
+        return self._chunk_ended(self._chunks.settle(request_id))
 
     def tell_pool(self, host: HostId, event: PoolEvent) -> Sequence[PoolCommand]:
         """Pass an event to a host's pool. Return its commands."""
@@ -146,54 +132,59 @@ class Transfers:
 
     # ---- requests start on workers, each after the transfer of its KV
 
-    def _start(self, start: Start) -> Steps[None]:
+    def _start(self, start: Start) -> Commands:
         """Start a request after the transfer of its KV, if it needs one. A transfer under way may serve the start."""
         request_id = start.request.id
         self.hosts.homes.setdefault(request_id, set())
         self._forget_pool(request_id)  # an abandoned attempt may still wait there
-        yield from self._chunk_ended(self._streams.stop(request_id))
-        if self.table.is_empty:
-            yield from self._place(start)
-            return
-        target = self.hosts.workers[start.worker].host
-        transfer = self.table.awaited(request_id)
+        chunk = self._streams.stop(request_id)
+        if chunk is None and self.table.is_empty:
+            return self._place(start)
+        return self._start_after(start, chunk)
+
+    def _start_after(self, start: Start, chunk: ChunkTransfer | None) -> Steps[None]:
+        """Start a request after a transfer that is under way. `chunk`: one that has just ended."""
+        request_id = start.request.id
+        yield from self._chunk_ended(chunk)
+        worker, transfer = self.hosts.workers.get(start.worker), self.table.awaited(request_id)
+        target = worker.host if worker is not None else None
         if transfer is not None and transfer.target != target:
             yield from self._give_up(transfer)
             transfer = None
-        transfer = transfer or self.table.revive(request_id, target)
-        if transfer is None:
+        transfer = transfer or (self.table.revive(request_id, target) if target is not None else None)
+        if transfer is None or target is None:
             yield from self._place(start)
             return
         transfer.start = start
         self.hosts.homes[request_id].add(target)
         yield ToPool(target, start)
-        yield from self._chunk_ended(self._chunks.settle(request_id))
+        yield from self.settle(request_id)
 
-    def _place(self, start: Start) -> Steps[None]:
+    def _place(self, start: Start) -> Commands:
         """Begin a transfer for a start if it needs one; otherwise start the request at once."""
         request_id, worker = start.request.id, self.hosts.workers.get(start.worker)
         if worker is None:
-            return  # the worker died while the request waited: the coordinator starts the request elsewhere
+            return ()  # the worker died while the request waited: the coordinator starts the request elsewhere
         target, homes = worker.host, self.hosts.homes[request_id]
         if (request_id, target) in self.table.reads_ahead:
             self._held[request_id] = start, target
-            return
+            return ()
         source = start.fetch if isinstance(start, StartPrefill) else self.hosts.best_source(start, target)
         homes.add(target)
         tokens = self.tier_reads.tokens_for_start(start, target=target, source=source)
         if tokens:
-            yield from self._landings.begin(start, target, target, tokens)
-            return
-        if source is not None and source != target:
-            tokens = self.hosts.tokens_at(source, start)
-        if source is None or tokens == 0:
-            yield from self._begin(start)
-            return
+            return self._landings.begin(start, target, target, tokens)
+        if source is not None and source != target and (tokens := self.hosts.tokens_at(source, start)):
+            return self._bring(start, source, target, tokens)
+        return self._begin(start)
+
+    def _bring(self, start: Start, source: HostId, target: HostId, tokens: int) -> Steps[None]:
+        """Hand a decode off through a pool if the policy chooses it; otherwise copy the KV from its source."""
         if isinstance(start, StartDecode) and (
             yield from self._by_pool.hand_off(start, source=source, target=target, now_s=self._now_s)
         ):
             return
-        homes.add(source)
+        self.hosts.homes[start.request.id].add(source)
         yield from self._landings.begin(start, source, target, tokens)
 
     def _begin(self, start: Start) -> Steps[None]:
@@ -274,6 +265,16 @@ class Transfers:
 
     # ---- hosts and workers are lost
 
+    def _change_workers(self, event: WorkerJoined | WorkerLost) -> Steps[None]:
+        if isinstance(event, WorkerJoined):
+            self.hosts.workers[event.view.id] = event.view
+            self.links.joined(event.view)
+            return
+        view = self.hosts.workers.pop(event.worker, None)
+        if view is not None:
+            yield from self.tell_pool(view.host, event)
+        yield from self._lose_chunks(event.worker)
+
     def _lose_chunks(self, lost: WorkerId | HostId) -> Steps[None]:
         for request_id in self._chunks.requests_on(lost):
             yield from self._chunk_ended(self._chunks.call_off(request_id))
@@ -334,15 +335,15 @@ class Transfers:
             tokens = min(tokens, transfer.cached_tokens + blocks * pool.block_tokens)
         yield from self._over(transfer, tokens, landed=landed and not transfer.is_too_late)
 
-    def _chunk_ended(self, chunk: ChunkTransfer | None) -> Steps[None]:
+    def _chunk_ended(self, chunk: ChunkTransfer | None) -> Commands:
         """End the transfer of a chunk. Does nothing for None: there is no chunk, or a copy of it is under way."""
         if chunk is None:
-            return
+            return ()
         tokens = 0 if chunk.has_failed else chunk.tokens  # a recomputed prompt must still compute its last token
         if tokens and not isinstance(chunk.start, StartDecode) and chunk.target in self.hosts.pools:
             block_tokens = self.hosts.pools[chunk.target].block_tokens
             tokens = (chunk.request.prompt_tokens - 1) // block_tokens * block_tokens
-        yield from self._over(chunk, tokens, landed=not chunk.has_failed)
+        return self._over(chunk, tokens, landed=not chunk.has_failed)
 
     def _over(self, transfer: Transfer, tokens: int, *, landed: bool) -> Steps[None]:
         """End a transfer of which `tokens` are at the target, and continue the requests that waited for it."""
@@ -394,7 +395,4 @@ class Transfers:
         tokens = self.hosts.tokens_at(source, start)
         if not tokens:
             source, tokens = target, self.tier_reads.tokens_for_start(start, target=target, source=None)
-        if tokens:
-            yield from self._landings.begin(start, source, target, tokens)
-        else:
-            yield from self._begin(start)
+        yield from self._landings.begin(start, source, target, tokens) if tokens else self._begin(start)

@@ -79,7 +79,7 @@ class TurnQueue:
     """Queues by class and tenant. Empty ones are removed."""
     _on_workers: Counter[str] = field(default_factory=Counter[str])
     """Number of live requests that have had their turn, by class, except those that workers were told to drop."""
-    _waiting: dict[RequestId, Flight] = field(default_factory=dict[RequestId, Flight])
+    waiting: dict[RequestId, Flight] = field(default_factory=dict[RequestId, Flight])
     _turns: int = 0
     """Number of turns so far."""
 
@@ -94,10 +94,10 @@ class TurnQueue:
         return self.fairness is not None
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self.waiting)
 
     def __contains__(self, request_id: object) -> bool:
-        return request_id in self._waiting
+        return request_id in self.waiting
 
     def put(self, flight: Flight) -> None:
         """Add a request that waits for its turn."""
@@ -105,7 +105,7 @@ class TurnQueue:
         queue = self._tenants.setdefault(_queue_of(request), _TenantQueue())
         insort(queue.flights, flight, key=_in_order)
         queue.prompt_tokens += request.prompt_tokens
-        self._waiting[request.id] = flight
+        self.waiting[request.id] = flight
         self._tell(lambda policy: policy.joined(request))
 
     def give(self, fleet: Fleet, flights: Iterable[Flight], now_s: float) -> Turn | None:
@@ -113,7 +113,7 @@ class TurnQueue:
 
         A class that uses less than its reserve need not wait for room: the youngest request of another is stopped.
         """
-        if not self._waiting:
+        if not self.waiting:
             return None
         slots = count_decode_slots(fleet)
         flight = self._next(slots, now_s)
@@ -202,7 +202,7 @@ class TurnQueue:
 
     def _remove(self, request_id: RequestId) -> None:
         """Remove a request that has its turn or has ended. Does nothing if it does not wait."""
-        flight = self._waiting.pop(request_id, None)
+        flight = self.waiting.pop(request_id, None)
         if flight is None:
             return
         request = flight.request
@@ -215,7 +215,7 @@ class TurnQueue:
 
     def drain(self) -> list[Flight]:
         """Remove and return all waiting requests, the oldest first."""
-        flights = list(self._waiting.values())
+        flights = list(self.waiting.values())
         for flight in flights:
             self._remove(flight.request.id)
         return flights
@@ -275,7 +275,7 @@ class TurnQueue:
         While no other tenant waits, its share is the whole queue.
         """
         own = self._tenants.get(_queue_of(request))
-        is_larger = own is not None and len(own.flights) * len(self._tenants) > len(self._waiting)
+        is_larger = own is not None and len(own.flights) * len(self._tenants) > len(self.waiting)
         if not is_larger or refused.reject not in _LOAD_REASONS:
             return refused
         why = f"{refused.reason}; this tenant has more than its share of the queue, and others wait too"
@@ -283,8 +283,10 @@ class TurnQueue:
 
     def with_queue(self, cluster: ClusterView, request: Request) -> ClusterView:
         """Return the view as if the queue ahead of this request waited at the workers that compute prompts."""
+        if not self.waiting:
+            return cluster
         workers = [worker.id for worker in cluster.workers if worker.role in _ROLES]
-        if not self._waiting or not workers:
+        if not workers:
             return cluster
         ahead, count = self.ahead(request), len(workers)
         more_tokens, more_requests = ahead.tokens // count, -(-ahead.requests // count)

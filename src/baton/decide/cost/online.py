@@ -20,6 +20,8 @@ from baton.core.types import StepPrices, StepShape, WorkerView, prompt_step
 
 PARTS = 5
 _EMPTY = StepShape()
+_GIVEN = StepPrices(1.0, (1.0,) * PARTS)
+"""The prices of the given cost model."""
 _SPEED_GAIN = 0.15
 """Share of a step's relative error by which `speed` changes. The first steps have a higher share."""
 _ERROR_LOG_MAX = 1.0
@@ -113,21 +115,17 @@ class StepLearner:
     given: CostModel
     cost: CostModel = field(init=False)
     """Predicts the next steps: the given model until a step was observed, then the learned one."""
+    prices: StepPrices | None = None
+    """The learned prices. None: no step was observed."""
     _is_report_due: bool = False
     """True if the prices differ much from those of the last report."""
     _reported: StepPrices | None = None
     """The prices of the last report."""
-    _prices: StepPrices = field(default_factory=lambda: StepPrices(1.0, (1.0,) * PARTS))
     _weights: list[list[float]] = field(default_factory=lambda: [[0.0] * PARTS for _ in range(PARTS)])
     """Normal matrix of the least squares: sums over past steps of the products of the shares of two parts."""
 
     def __post_init__(self) -> None:
         self.cost = self.given
-
-    @property
-    def prices(self) -> StepPrices | None:
-        """The learned prices. None: no step was observed."""
-        return self._prices if self._prices.steps else None
 
     def take_report_due(self, *, is_due: bool) -> bool:
         """Return whether a report is due: `is_due`, or the prices have changed. Record that it contains the prices."""
@@ -140,7 +138,7 @@ class StepLearner:
         """Learn from a step of this shape that took `step_s`."""
         if not step_s > 0:
             return
-        before, parts_s = self._prices, step_parts(self.given, shape)
+        before, parts_s = self.prices or _GIVEN, step_parts(self.given, shape)
         steps, error_log = before.steps + 1, log(step_s / _priced_s(before, parts_s))
         square = before.error_ratio**2
         if steps > 1:
@@ -152,10 +150,10 @@ class StepLearner:
         predicted_s = _priced_s(fast, parts_s)
         shares = [speed * factor * part_s / predicted_s for factor, part_s in zip(before.factors, parts_s, strict=True)]
         factors = self._fitted(before.factors, shares, step_s / predicted_s - 1.0)
-        self._prices = StepPrices(speed, factors, sqrt(square), steps)
-        self.cost = LearnedCost(self.given, self._prices)
+        learned = self.prices = StepPrices(speed, factors, sqrt(square), steps)
+        self.cost = LearnedCost(self.given, learned)
         reported_s = _priced_s(self._reported, parts_s) if self._reported is not None else 0.0
-        if reported_s == 0.0 or abs(log(_priced_s(self._prices, parts_s) / reported_s)) > _REPORT_LOG:
+        if reported_s == 0.0 or abs(log(_priced_s(learned, parts_s) / reported_s)) > _REPORT_LOG:
             self._is_report_due = True
 
     def _fitted(self, factors: Sequence[float], shares: Sequence[float], error: float) -> tuple[float, ...]:

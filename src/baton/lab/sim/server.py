@@ -132,8 +132,9 @@ class SimServer:
     def tell(self, event: ClusterEvent) -> None:
         """Pass an event to the cluster, log its decision, and perform its commands."""
         served = self._served.take()
-        for each in (event,) if served is None else (served, event):
-            self._decide(each)
+        if served is not None:
+            self._decide(served)
+        self._decide(event)
         self._watch_queue()
 
     def _decide(self, event: ClusterEvent) -> None:

@@ -51,7 +51,7 @@ def test_a_request_waits_until_another_one_ends() -> None:
     assert queue.give(SPLIT) is late
     queue.begin(late.request)
     assert queue.give(SPLIT) is None
-    assert len(queue) == 1
+    assert len(queue.waiting) == 1
     assert queue.drain() == [later]
 
 
