@@ -12,7 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
-from tests.engines.fake_vllm import next_token
+from tests.engines.fake_engine import next_token
 
 
 @dataclass(slots=True)

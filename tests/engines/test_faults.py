@@ -6,18 +6,18 @@ import asyncio
 
 import pytest
 
-from tests.engines.fake_vllm import FakeVllm, answer_to, servers
+from tests.engines.fake_engine import FakeEngine, answer_to, servers
 from tests.engines.fleets import baton_over, finished, tokens_of
 
 PROMPT = [100 + token % 90 for token in range(40)]
 
 
-def test_requests_of_a_killed_server_continue_on_another_one() -> None:
+def test_requests_of_a_killed_server_continue_on_another_one(engine: type[FakeEngine]) -> None:
     """The other one gets the prompt and the answer so far."""
 
     async def run() -> None:
-        fakes = [FakeVllm(free_tokens=5), FakeVllm(free_tokens=5)]
-        async with servers(*fakes), baton_over(*(fake.url for fake in fakes)) as baton:
+        fakes = [engine(free_tokens=5), engine(free_tokens=5)]
+        async with servers(*fakes), baton_over(*(fake.config() for fake in fakes)) as baton:
             lives = [baton.submit([*PROMPT, number + 40], 40) for number in range(6)]
             for live in lives:
                 await tokens_of(live, 5)
@@ -29,16 +29,16 @@ def test_requests_of_a_killed_server_continue_on_another_one() -> None:
             assert [end.outcome for end in ends] == ["finished"] * 6
             answers = [live.tokens[len(PROMPT) + 1 :] for live in lives]
             assert answers == [answer_to([*PROMPT, number + 40], 40) for number in range(6)]
-            assert {len(body["token_ids"]) for body in fakes[1].bodies[sent:]} == {len(PROMPT) + 1 + 5}
+            assert {len(asked.tokens) for asked in fakes[1].asked[sent:]} == {len(PROMPT) + 1 + 5}
             baton.check()
 
     asyncio.run(run())
 
 
-def test_a_restarted_server_joins_again_with_an_empty_cache() -> None:
+def test_a_restarted_server_joins_again_with_an_empty_cache(engine: type[FakeEngine]) -> None:
     async def run() -> None:
-        fake = FakeVllm(free_tokens=5)
-        async with servers(fake), baton_over(fake.url) as baton:
+        fake = engine(free_tokens=5)
+        async with servers(fake), baton_over(fake.config()) as baton:
             live = baton.submit(PROMPT, 30)
             await tokens_of(live, 5)
             await fake.stop()
@@ -52,12 +52,12 @@ def test_a_restarted_server_joins_again_with_an_empty_cache() -> None:
     asyncio.run(run())
 
 
-def test_a_restart_between_two_checks_is_noticed() -> None:
+def test_a_restart_between_two_checks_is_noticed(engine: type[FakeEngine]) -> None:
     """Its pool must not count prefixes as cached that the new process does not have."""
 
     async def run() -> None:
-        fake = FakeVllm()
-        async with servers(fake), baton_over(fake.url) as baton:
+        fake = engine()
+        async with servers(fake), baton_over(fake.config()) as baton:
             await baton.ask(PROMPT, 4)
             fake.started_s += 0.5
             await baton.said("restarted")
@@ -67,12 +67,12 @@ def test_a_restart_between_two_checks_is_noticed() -> None:
     asyncio.run(run())
 
 
-def test_a_server_that_hangs_is_lost_after_silent_s_and_its_requests_continue() -> None:
+def test_a_server_that_hangs_is_lost_after_silent_s_and_its_requests_continue(engine: type[FakeEngine]) -> None:
     """As with a half-open connection: nothing arrives, and nothing breaks."""
 
     async def run() -> None:
-        fakes = [FakeVllm(free_tokens=5), FakeVllm(free_tokens=5)]
-        async with servers(*fakes), baton_over(*(fake.url for fake in fakes), silent_s=0.4) as baton:
+        fakes = [engine(free_tokens=5), engine(free_tokens=5)]
+        async with servers(*fakes), baton_over(*(fake.config() for fake in fakes), silent_s=0.4) as baton:
             lives = [baton.submit([*PROMPT, number + 40], 20) for number in range(4)]
             for live in lives:
                 await tokens_of(live, 5)
@@ -85,10 +85,10 @@ def test_a_server_that_hangs_is_lost_after_silent_s_and_its_requests_continue() 
 
 
 @pytest.mark.parametrize("fault", ["a 500", "a broken stream"])
-def test_a_request_that_fails_on_a_healthy_server_is_sent_again(fault: str) -> None:
+def test_a_request_that_fails_on_a_healthy_server_is_sent_again(engine: type[FakeEngine], fault: str) -> None:
     async def run() -> None:
-        fake = FakeVllm(fail_posts=1) if fault == "a 500" else FakeVllm(break_after=3)
-        async with servers(fake), baton_over(fake.url) as baton:
+        fake = engine(fail_posts=1) if fault == "a 500" else engine(break_after=3)
+        async with servers(fake), baton_over(fake.config()) as baton:
             live = baton.submit(PROMPT, 12)
             await tokens_of(live, 3)
             fake.break_after = None
@@ -100,10 +100,10 @@ def test_a_request_that_fails_on_a_healthy_server_is_sent_again(fault: str) -> N
     asyncio.run(run())
 
 
-def test_a_request_that_keeps_failing_fails_alone() -> None:
+def test_a_request_that_keeps_failing_fails_alone(engine: type[FakeEngine]) -> None:
     async def run() -> None:
-        fake = FakeVllm(fail_posts=3)
-        async with servers(fake), baton_over(fake.url) as baton:
+        fake = engine(fail_posts=3)
+        async with servers(fake), baton_over(fake.config()) as baton:
             finish = await finished(baton.submit(PROMPT, 12))
             assert finish.outcome == "failed"
             assert "failed 3 times" in finish.message
@@ -113,24 +113,24 @@ def test_a_request_that_keeps_failing_fails_alone() -> None:
     asyncio.run(run())
 
 
-def test_a_request_that_the_server_refuses_fails_with_its_reason() -> None:
+def test_a_request_that_the_server_refuses_fails_with_its_reason(engine: type[FakeEngine]) -> None:
     async def run() -> None:
-        fake = FakeVllm()
-        async with servers(fake), baton_over(fake.url) as baton:
+        fake = engine()
+        async with servers(fake), baton_over(fake.config()) as baton:
             fake.context_tokens = 30
             finish = await finished(baton.submit(PROMPT, 12))
             assert finish.outcome == "failed"
-            assert "answered 400: at most 30 tokens" in finish.message
+            assert "400: at most 30 tokens" in finish.message
             assert len(fake.bodies) == 1
             baton.check()
 
     asyncio.run(run())
 
 
-def test_a_server_that_ends_too_early_does_not_shorten_an_answer() -> None:
+def test_a_server_that_ends_too_early_does_not_shorten_an_answer(engine: type[FakeEngine]) -> None:
     async def run() -> None:
-        fake = FakeVllm(context_tokens=2048)
-        async with servers(fake), baton_over(fake.url) as baton:
+        fake = engine(context_tokens=2048)
+        async with servers(fake), baton_over(fake.config()) as baton:
             fake.ends_after = 4
             finish = await finished(baton.submit(PROMPT, 12))
             assert finish.outcome == "failed"
@@ -139,22 +139,22 @@ def test_a_server_that_ends_too_early_does_not_shorten_an_answer() -> None:
     asyncio.run(run())
 
 
-def test_a_key_is_sent_and_its_lack_is_told() -> None:
+def test_a_key_is_sent_and_its_lack_is_told(engine: type[FakeEngine]) -> None:
     async def run() -> None:
-        fake = FakeVllm(api_key="secret")
+        fake = engine(api_key="secret")
         async with servers(fake):
-            async with baton_over(fake.url, key="secret") as baton:
+            async with baton_over(fake.config(), key="secret") as baton:
                 assert await baton.ask(PROMPT, 5) == answer_to(PROMPT, 5)
-            async with baton_over(fake.url, joins=0) as baton:
+            async with baton_over(fake.config(), joins=0) as baton:
                 await baton.said("answered 401: Unauthorized")
 
     asyncio.run(run())
 
 
-def test_a_server_with_another_tokenizer_may_not_join() -> None:
+def test_a_server_with_another_tokenizer_may_not_join(engine: type[FakeEngine]) -> None:
     async def run() -> None:
-        fake = FakeVllm(tokenizer=[1, 2, 3])
-        async with servers(fake), baton_over(fake.url, joins=0) as baton:
+        fake = engine(tokenizer=[1, 2, 3])
+        async with servers(fake), baton_over(fake.config(), joins=0) as baton:
             await baton.said("its tokenizer is not that of hash")
 
     asyncio.run(run())

@@ -16,7 +16,8 @@ from baton.core.types import HostId
 from baton.decide.control.cluster_messages import ClusterEvent
 from baton.decide.kv.hashing import block_hashes
 from tests.engines.event_publisher import EventPublisher
-from tests.engines.fake_vllm import FakeVllm, servers
+from tests.engines.fake_engine import servers
+from tests.engines.fake_vllm import FakeVllm
 from tests.engines.fleets import Baton, baton_over
 
 PROMPT = [100 + token % 90 for token in range(1024)]

@@ -11,8 +11,9 @@ from baton.core.engine_config import EnginesConfig, engine_of
 from baton.core.types import Sampling
 from baton.integrations.engines.port import Generation
 from baton.integrations.llamacpp import LlamaCppServer
+from tests.engines.fake_engine import answer_to, servers
 from tests.engines.fake_llamacpp import FakeLlamaCpp
-from tests.engines.fake_vllm import FakeVllm, answer_to, servers
+from tests.engines.fake_vllm import FakeVllm
 from tests.engines.fleets import baton_over, finished, tokens_of
 
 PROMPT = [100 + token % 90 for token in range(70)]

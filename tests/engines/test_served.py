@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.engines.fake_vllm import FakeVllm, answer_to
+from tests.engines.fake_engine import answer_to
+from tests.engines.fake_vllm import FakeVllm
 from tests.serving import RunningServer, serving
 
 TEXT = "a prompt of the test"

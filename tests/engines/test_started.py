@@ -22,7 +22,7 @@ from baton.core.engine_config import EnginesConfig, engine_of
 from baton.core.errors import ConfigError
 from baton.integrations.engines.process import EngineProcess
 from baton.integrations.vllm.launch import engine_processes, free_ports, with_servers
-from tests.engines.fake_vllm import answer_to
+from tests.engines.fake_engine import answer_to
 from tests.engines.fleets import Baton, baton_over, finished, tokens_of
 from tests.serving import serving
 

@@ -233,9 +233,12 @@ def _http(args: argparse.Namespace) -> dict[str, Any]:
 def _engines(args: argparse.Namespace) -> dict[str, Any]:
     """Return the engine settings from flags, the key file and the environment. A setting that is not given is None."""
     key = key_lines(args.engine_key_file)[0] if args.engine_key_file is not None else take_variable(ENGINE_KEY)
-    servers = tuple(engine_of(text) for text in args.engine_url) if args.engine_url else None
+    urls = args.engine_url or ()
+    if args.engine == "sglang" and not urls:
+        raise ConfigError("--engine sglang needs --engine-url [ROLE=]URL for each server: Baton starts none of SGLang")
+    servers = tuple(engine_of(text, "sglang" if args.engine == "sglang" else "vllm") for text in urls) or None
     started = {
-        "start": args.engine,
+        "start": "baton" if urls and args.engine else args.engine,
         "command": args.engine_command,
         "flags": args.engine_flags,
         "store": args.engine_store,

@@ -54,9 +54,13 @@ def add_fleet(parser: argparse.ArgumentParser) -> None:
         "--engine-url",
         action="append",
         metavar="[ROLE=]URL",
-        help="a vLLM server as a worker; llamacpp=URL: llama.cpp (repeatable)",
+        help="a worker of --engine (default: vllm); llamacpp=URL: llama.cpp (repeatable)",
     )
-    parser.add_argument("--engine", choices=("baton", "vllm"), help="vllm: start a vLLM server for each worker")
+    parser.add_argument(
+        "--engine",
+        choices=("baton", "vllm", "sglang"),
+        help="engine of --engine-url; vllm without it: Baton starts the servers",
+    )
     parser.add_argument("--engine-command", metavar="CMD", help="program that starts a vLLM server (default: vllm)")
     parser.add_argument("--engine-flags", metavar="FLAGS", help="further flags of each started server, as one text")
     parser.add_argument("--engine-store", metavar="URL", help="store for the KV of started servers, as of a tier")

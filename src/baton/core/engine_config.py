@@ -12,7 +12,8 @@ from baton.core.types import Role
 from baton.core.validation import Range
 
 _SERVERS_MAX = 256
-Engine = Literal["vllm", "llamacpp"]
+Engine = Literal["vllm", "sglang", "llamacpp"]
+_NAMES: dict[Engine, str] = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,7 +29,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class EnginesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Servers of [vLLM](integrations/vllm.md) or [llama.cpp](integrations/llamacpp.md) as workers."""
+    """Servers as workers: [vLLM](integrations/vllm.md), [SGLang](integrations/sglang.md),
+    [llama.cpp](integrations/llamacpp.md)."""
 
     servers: tuple[EngineConfig, ...] = ()
     start: Literal["baton", "vllm"] = "baton"
@@ -46,6 +48,16 @@ class EnginesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     check_s: Annotated[float, Range(least=0.01, most=60)] = 1.0
     """Interval of health checks."""
 
+    @property
+    def names(self) -> str:
+        """The names of the servers' engines, for messages."""
+        return " and ".join(dict.fromkeys(_NAMES[server.engine] for server in self.servers))
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether a prefill and a decode server run each request together, as SGLang's do."""
+        return any(server.engine == "sglang" and server.role != "mixed" for server in self.servers)
+
     def problems(self) -> list[str]:
         """Return every problem of the section, for `Config.problems`."""
         found = [
@@ -59,8 +71,8 @@ class EnginesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             for address in (server.kv_events, server.kv_events_replay)
             if address and not address.startswith(("tcp://", "ipc://"))
         ]
-        if any(server.kv_events and server.engine != "vllm" for server in self.servers):
-            found.append("engines.servers has kv_events for a server that is not vLLM: leave them out")
+        if any(server.kv_events and server.engine == "llamacpp" for server in self.servers):
+            found.append("engines.servers has kv_events for a llama.cpp server, which has none: leave them out")
         counts = Counter(server.url.rstrip("/") for server in self.servers)
         found += [f"engines.servers has {url} {count} times" for url, count in counts.items() if count > 1]
         if len(self.servers) > _SERVERS_MAX:
@@ -70,7 +82,14 @@ class EnginesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             found.append(
                 "engines.servers has llama.cpp servers, which cannot hand off KV: give every server the role mixed"
             )
+        elif apart and len({server.engine for server in self.servers}) > 1:
+            found.append("engines.servers has prefill and decode servers of several engines, but KV needs one engine")
         roles = [server.role for server in self.servers]
+        if self.is_paired and "mixed" in roles:
+            found.append(
+                "engines.servers has SGLang servers of the role mixed beside others: a server that was started with"
+                " --disaggregation-mode needs a partner, so give every server the role prefill or decode"
+            )
         if "prefill" in roles and not {"decode", "mixed"} & {*roles}:
             found.append("engines.servers has prefill servers, but none that can decode: add --engine-url decode=URL")
         if "decode" in roles and not {"prefill", "mixed"} & {*roles}:
@@ -89,8 +108,8 @@ def _is_url(url: str) -> bool:
     return parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0 and is_plain
 
 
-def engine_of(text: str) -> EngineConfig:
-    """Return the server that `--engine-url [ROLE=]URL` or `llamacpp=URL` names.
+def engine_of(text: str, engine: Engine = "vllm") -> EngineConfig:
+    """Return the server that `--engine-url [ROLE=]URL` or `llamacpp=URL` names. `engine`: of a URL that names none.
 
     The URL is checked with the whole configuration.
     """
@@ -98,7 +117,7 @@ def engine_of(text: str) -> EngineConfig:
     if mark and role == "llamacpp":
         return EngineConfig(url=url, engine="llamacpp")
     if mark and role == "prefill":
-        return EngineConfig(url=url, role="prefill")
+        return EngineConfig(url=url, role="prefill", engine=engine)
     if mark and role == "decode":
-        return EngineConfig(url=url, role="decode")
-    return EngineConfig(url=url if mark and role == "mixed" else text)
+        return EngineConfig(url=url, role="decode", engine=engine)
+    return EngineConfig(url=url if mark and role == "mixed" else text, engine=engine)

@@ -48,6 +48,7 @@ BUILT_IN: dict[str, str] = {
     "no-moves": f"{_DECIDE}.fleet:NoMoves",
     "recent-mean": f"{_DECIDE}.lengths:RecentMean",
     "when-done": f"{_DECIDE}.streaming:WhenDone",
+    "place-at-start": f"{_DECIDE}.streaming:PlaceAtStart",
     "while-computing": f"{_DECIDE}.streaming:WhileComputing",
     "direct-handoff": f"{_DECIDE}.handoff:DirectHandoff",
     "pool-handoff": f"{_DECIDE}.handoff:PoolHandoff",

@@ -238,7 +238,7 @@ class ModelFleet:
             history=parts.history,
             block_tokens=parts.driver.layout.block_tokens,
             is_first=self._is_first,
-            engine="vLLM" if parts.config.engines.servers else "",
+            engine=parts.config.engines.names,
             public_prefixes=PublicPrefixes(prefixes, tokenizer, template) if prefixes else None,
             tokenizing=self._server.tokenizing,
         )

@@ -52,6 +52,11 @@ class Bound:
             return []
         return [SendAhead(request, flight.attempt, source, choice, policies.run_tokens(request))]
 
+    def worker_of(self, request_id: RequestId) -> WorkerId | None:
+        """Return the worker that a request is bound to. None: its prompt is not computed now, or by that worker."""
+        bound = self._of.get(request_id)
+        return bound[0] if bound is not None else None
+
     def release(self, request_id: RequestId) -> None:
         """Remove the binding of a request that decodes now, has ended or starts again. Ignored if there is none."""
         if request_id in self._of:

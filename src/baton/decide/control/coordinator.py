@@ -68,7 +68,7 @@ class Coordinator:
     queue: StartQueue = field(default_factory=StartQueue)
     reshaping: Reshaping = field(default_factory=Reshaping)
     _fleet: Fleet = field(default_factory=Fleet)
-    _bound: Bound = field(default_factory=Bound)
+    bound: Bound = field(default_factory=Bound)
     _prefixes: Prefixes = field(default_factory=Prefixes)
     _flights: dict[RequestId, Flight] = field(default_factory=dict[RequestId, Flight])
     _room: WaitingRoom = field(default_factory=WaitingRoom)
@@ -245,7 +245,7 @@ class Coordinator:
         tokens, context_tokens = flight.queued_tokens, request.prompt_tokens
         self._fleet.load(route.worker, request.id, self._now_s, queued_tokens=tokens, context_tokens=context_tokens)
         until = self.policies.until(request, route.until or ("first_token" if view.role == "prefill" else "end"))
-        ahead = self._bound.send_ahead(flight, view.host, cluster, self._fleet, self.policies) if until != "end" else []
+        ahead = self.bound.send_ahead(flight, view.host, cluster, self._fleet, self.policies) if until != "end" else []
         groups = self.policies.layer_groups(request, view) if ahead and until == "first_token" else 1
         flight.until, flight.routed_at_s, flight.predicted = until, self._now_s, route.predicted
         start = StartPrefill(request, flight.attempt, route.worker, until, fetch, reads, groups, route.predicted)
@@ -326,7 +326,7 @@ class Coordinator:
         commands: list[CoordinatorCommand] = []
         for flight in orphans:
             flight.worker = flight.moving_to = None
-            self._bound.release(flight.request.id)
+            self.bound.release(flight.request.id)
             self.queue.leave(flight.request.id)
             is_alone = len(orphans) == 1
             refusal = None if is_planned else self.retries.refuse(flight, death, self._now_s, is_alone=is_alone)
@@ -368,7 +368,7 @@ class Coordinator:
         return self._enqueue(flight, self._view(flight))
 
     def _unload(self, flight: Flight) -> None:
-        self._bound.release(flight.request.id)
+        self.bound.release(flight.request.id)
         if flight.worker is not None:
             request, queued = flight.request, flight.queued_tokens
             self._fleet.unload(flight.worker, request.id, queued_tokens=queued, context_tokens=request.prompt_tokens)
@@ -395,6 +395,6 @@ class Coordinator:
             prefix_hit_tokens={},
             waiting_requests=waiting + self.moves.draining_requests(),
             starting=self.reshaping.starting,
-            bound=self._bound.loads,
+            bound=self.bound.loads,
             step_began_s=self._fleet.step_began_s,
         )

@@ -109,14 +109,15 @@ def policy_of(config: Config, *, tenants: int) -> PolicyConfig:
     if tenants > 1 and not is_chosen:
         resolved = replace(resolved, fairness=VTC)
     if config.engines.servers:
-        resolved = for_engines(choice, resolved)
+        resolved = for_engines(choice, resolved, is_paired=config.engines.is_paired)
     return share_by_class(resolved, config.classes) if config.classes else resolved
 
 
-def for_engines(choice: PolicyChoice, resolved: PolicyConfig) -> PolicyConfig:
+def for_engines(choice: PolicyChoice, resolved: PolicyConfig, *, is_paired: bool = False) -> PolicyConfig:
     """Return the policies for servers of another engine. Raise ConfigError for a choice that they do not support.
 
     Such a server gives KV to another one only once, after the whole prompt, and keeps the role it was started with.
+    `is_paired`: the decode server must be chosen when the prompt starts.
     """
     given = choice.first_token
     if given is not None and given.use == "first-token-by-prefill":
@@ -134,7 +135,7 @@ def for_engines(choice: PolicyChoice, resolved: PolicyConfig) -> PolicyConfig:
         **stays,
         first_token=given or Plugin(use="first-token-by-decode"),
         roles=choice.roles or Plugin(use="static-roles"),
-        streaming=Plugin(use="when-done"),
+        streaming=Plugin(use="place-at-start" if is_paired else "when-done"),
     )
 
 

@@ -39,6 +39,20 @@ class WhenDone:
         return 1
 
 
+@dataclass(frozen=True, slots=True)
+class PlaceAtStart:
+    """Choose the decode host when the prompt starts, and copy nothing before it is computed.
+
+    For engines whose prefill server sends the KV by itself to a decode server that has the request as well.
+    """
+
+    def run_tokens(self, request: Request, cost: CostModel) -> int:
+        return request.prompt_tokens  # longer than every run: the prompt's last token is never sent ahead
+
+    def layer_groups(self, request: Request, chunk_tokens: int, cost: CostModel) -> int:
+        return 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhileComputing:
     """Stream the KV of long prompts, so that only the last chunk remains to be copied at the end."""

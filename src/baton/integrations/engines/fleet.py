@@ -20,7 +20,7 @@ from baton.core.config import BatchLimits
 from baton.core.engine_config import Engine, EngineConfig
 from baton.core.messages import StepReport
 from baton.core.plugin import load_plugin
-from baton.core.types import HostId, WorkerId, WorkerView
+from baton.core.types import HostId, RequestId, WorkerId, WorkerView
 from baton.decide.control.batcher import Batcher
 from baton.decide.control.cluster_messages import HostAdded
 from baton.decide.cost.load import load_cost
@@ -40,13 +40,18 @@ from baton.integrations.engines.port import (
 from baton.integrations.engines.process import EngineProcess
 from baton.integrations.engines.worker import EngineWorker, WholeRequests
 from baton.integrations.llamacpp import LlamaCppServer
+from baton.integrations.sglang import SglangServer
 from baton.integrations.vllm.client import VllmServer
 from baton.move.clock import now_s
 from baton.serve.host.build import batch_limits
 from baton.serve.host.tasks import spawn
 from baton.serve.live.assembly import Parts
 
-CLIENTS: Mapping[Engine, Callable[..., EngineServer]] = {"vllm": VllmServer, "llamacpp": LlamaCppServer}
+CLIENTS: Mapping[Engine, Callable[..., EngineServer]] = {
+    "vllm": VllmServer,
+    "sglang": SglangServer,
+    "llamacpp": LlamaCppServer,
+}
 _PROBE = 'Hello, wörld! 12345 == "tokens"\n\tdef f(x): return x ** 2'
 """Text for the comparison of tokenizers: different tokenizers return different tokens for it."""
 
@@ -90,6 +95,8 @@ class EngineFleet:
         self._keeping: list[asyncio.Task[None]] = []
         """Run the processes that Baton has started, and read their output until they have ended."""
         self._tokenizer: Tokenizer | None = None
+        self._has_joined = asyncio.Event()
+        """Set when a server joins, for decode workers that wait for a prefill server."""
         self._changed: Callable[[], None] = lambda: None
 
     @property
@@ -145,7 +152,32 @@ class EngineFleet:
         self._parts.driver.apply_report(report)
 
     def suspect(self, worker: WorkerId, error: EngineBrokenError) -> None:
-        self._members[worker].suspected.set()
+        for each in self._members.values():
+            if each.worker == worker or each.server.is_paired:  # the partner may have failed
+                each.suspected.set()
+
+    async def partner(self, worker: WorkerId, request_id: RequestId) -> EngineServer | None:
+        joined = [each for each in self._members.values() if each.link is not None]
+        if self._members[worker].config.role == "prefill":
+            bound = self._parts.driver.cluster.coordinator.bound.worker_of(request_id)
+            return next((each.server for each in joined if each.worker == bound), None)
+        wait_s = self._parts.config.survival.wait_s
+        try:
+            async with asyncio.timeout(wait_s):
+                while (server := self._least_used_prefill()) is None:
+                    self._has_joined.clear()
+                    await self._has_joined.wait()
+        except TimeoutError:
+            raise EngineRefusedError(
+                f"the prompt must be computed again, but no prefill server joined in {wait_s:g} s (survival.wait_s)"
+            ) from None
+        return server
+
+    def _least_used_prefill(self) -> EngineServer | None:
+        """Return the joined prefill server with the fewest requests. None: none has joined."""
+        links = {each.server: each.link for each in self._members.values() if each.config.role == "prefill"}
+        joined = {server: link.requests for server, link in links.items() if link is not None}
+        return min(joined, key=lambda server: joined[server], default=None)
 
     # ---- one server
 
@@ -164,6 +196,7 @@ class EngineFleet:
             if facts is not None and not problem:
                 self._join(member, facts)
                 self._lose(member, await self._lost(member, facts.load.started_unix_s))
+                await member.server.disconnect()
             elif problem != member.said and not (member.process is not None and facts is None):
                 self._tell(f"{member.config.url} takes no requests: {problem}")
                 member.said = problem
@@ -174,6 +207,9 @@ class EngineFleet:
         gateway, driver = self._parts.gateway, self._parts.driver
         if facts.problem:
             return facts.problem
+        if facts.role not in (None, member.config.role):
+            role = member.config.role
+            return f"it was started for the role {facts.role}, but has the role {role} here: write {facts.role}=URL"
         if driver.copying.has_copy_of(member.host):
             return "a handoff of its last process has not ended yet"
         room_tokens = min(facts.context_tokens or facts.load.kv_tokens, facts.load.kv_tokens)
@@ -215,6 +251,7 @@ class EngineFleet:
         member.suspected.clear()
         member.said = ""
         driver.join(link)
+        self._has_joined.set()
         if member.config.kv_events:
             member.following = spawn(self._follow(member, blocks), self._tell)
         self._tell(
@@ -289,6 +326,7 @@ class EngineFleet:
             if load.started_unix_s != started_unix_s:
                 return "it was restarted, so its KV cache is empty"
             answered_s = now_s()
+            self._handoffs.drop_ended(self._parts.driver.live)
             if member.link is not None:
                 member.link.note_load(load)
 

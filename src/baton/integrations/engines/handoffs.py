@@ -1,19 +1,21 @@
-"""KV handoffs between vLLM servers: pass `kv_transfer_params` from the prefill server to the decode server.
+"""KV handoffs between engine servers: pass the parameters of the prefill server, or the open leg, to the decode worker.
 
-Baton's transfers order a host's mover to offer and to pull blocks. vLLM needs no mover: the decode server itself pulls
-the KV once it gets the parameters that the prefill server returned. An offer therefore succeeds if the prefill server
-keeps the prompt's KV, and the pull ends at once. Otherwise the offer is refused, and the decode server computes the
-prompt.
+Baton's transfers order a host's mover to offer and to pull blocks. Engine servers need no mover: vLLM's decode server
+itself pulls the KV once it gets the parameters that the prefill server returned, and SGLang's has got it when the
+prompt is computed. An offer therefore succeeds if the prompt is kept here, and the pull ends at once. Otherwise the
+offer is refused, and the prompt is computed again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
 from baton.core.types import HostId, RequestId
+from baton.integrations.engines.legs import OpenLeg
+from baton.integrations.engines.port import EngineServer
 from baton.move.transport.port import Ticket
 from baton.serve.live.copying import Copying
 from baton.serve.messages.moving import (
@@ -44,34 +46,50 @@ class ComputedPrompt:
     tokens: int
     params: dict[str, Any] | None
     """The server's `kv_transfer_params`. None: its connector finds the KV by tokens, or there is no connector."""
+    leg: OpenLeg | None = None
+    """The answer of the decode server that got the KV. None: no server answers yet."""
 
 
 class Handoffs:
     """The prompts whose KV waits for a decode server, on all prefill servers."""
 
     def __init__(self) -> None:
-        self._prompts: OrderedDict[RequestId, ComputedPrompt] = OrderedDict()
+        self._prompts: dict[RequestId, ComputedPrompt] = {}
 
     def keep(self, request_id: RequestId, prompt: ComputedPrompt) -> None:
         """Note that a server keeps the KV of a request's prompt."""
+        self._drop(request_id)
         self._prompts[request_id] = prompt
-        self._prompts.move_to_end(request_id)
         if len(self._prompts) > _KEPT_MAX:
-            self._prompts.popitem(last=False)
+            self._drop(next(iter(self._prompts)))
 
     def has(self, request_id: RequestId, host: HostId) -> bool:
         """Return whether this host keeps the KV of a request."""
         kept = self._prompts.get(request_id)
         return kept is not None and kept.host == host
 
-    def take(self, request_id: RequestId, tokens: int) -> dict[str, Any] | None:
-        """Remove the kept prompt of a request. Return its parameters if its length is `tokens` tokens, else None."""
-        kept = self._prompts.pop(request_id, None)
-        return kept.params if kept is not None and kept.tokens == tokens else None
+    def take(self, request_id: RequestId, tokens: int, server: EngineServer) -> ComputedPrompt | None:
+        """Remove the kept prompt of a request. Return it if it has `tokens` tokens, and this server can use it."""
+        kept = self._prompts.get(request_id)
+        if kept is None or kept.tokens != tokens or (kept.leg is not None and kept.leg.server is not server):
+            self._drop(request_id)
+            return None
+        return self._prompts.pop(request_id)
 
     def lose_host(self, host: HostId) -> None:
-        for request_id in [each for each, kept in self._prompts.items() if kept.host == host]:
-            del self._prompts[request_id]
+        """Drop the prompts of a lost host, except for those whose KV is on a decode server already."""
+        for request_id in [each for each, kept in self._prompts.items() if kept.host == host and kept.leg is None]:
+            self._drop(request_id)
+
+    def drop_ended(self, live: Container[RequestId]) -> None:
+        """Drop the prompts of requests that have ended, and end the answers that no worker has read."""
+        for request_id in [each for each in self._prompts if each not in live]:
+            self._drop(request_id)
+
+    def _drop(self, request_id: RequestId) -> None:
+        kept = self._prompts.pop(request_id, None)
+        if kept is not None and kept.leg is not None:
+            kept.leg.cancel()
 
 
 class EngineMover:

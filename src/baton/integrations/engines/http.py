@@ -61,12 +61,13 @@ class EngineHttp:
         self.url = url.rstrip("/")
         self.short = aiohttp.ClientTimeout(total=answer_s, sock_connect=_CONNECT_S)
         """Limits of requests other than generations."""
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
-            headers={"authorization": f"Bearer {key}"} if key else {},
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENT_STREAM_S),
-            read_bufsize=_LINE_BYTES_MAX // 2,  # aiohttp refuses lines of twice this size
-        )
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._session = _session(self._headers)
+
+    async def disconnect(self) -> None:
+        """Break all requests under way. Later ones get new connections."""
+        session, self._session = self._session, _session(self._headers)
+        await session.close()
 
     async def close(self) -> None:
         await self._session.close()
@@ -121,6 +122,8 @@ class EngineHttp:
         """
         headers = {"traceparent": traceparent} if traceparent else {}
         method, allowed = "GET" if body is None else "POST", limits or self._session.timeout
+        if self._session.closed:
+            raise EngineGoneError(f"{path}: Baton has closed its connections to this server")
         try:
             async with self._session.request(
                 method, self.url + path, json=body, headers=headers, timeout=allowed, allow_redirects=False
@@ -130,6 +133,15 @@ class EngineHttp:
             raise EngineGoneError(f"{path}: {error}") from error
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:  # ValueError: a line is too long
             raise EngineBrokenError(f"{path}: {type(error).__name__}: {error}") from error
+
+
+def _session(headers: dict[str, str]) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        headers=headers,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENT_STREAM_S),
+        read_bufsize=_LINE_BYTES_MAX // 2,  # aiohttp refuses lines of twice this size
+    )
 
 
 def decoded(data: bytes, kind: type[Body]) -> Body:

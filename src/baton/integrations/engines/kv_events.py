@@ -108,8 +108,9 @@ def _event(raw: bytes) -> EngineCacheEvent:
 
 def _salt_keys(event: _Stored) -> Sequence[Sequence[str]]:
     """Return the keys of the first block in vLLM's form. Only the block that begins a prompt has the salt there."""
-    is_salted = isinstance(event, _StoredMap) and event.cache_salt and event.parent_block_hash is None
-    return ((event.cache_salt,),) if is_salted else ()
+    if isinstance(event, _StoredMap) and event.cache_salt and event.parent_block_hash is None:
+        return ((event.cache_salt,),)
+    return ()
 
 
 class KvEvents:
@@ -124,7 +125,8 @@ class KvEvents:
             import zmq
             import zmq.asyncio
         except ImportError:
-            raise ConfigError("engines.servers has kv_events, which need pyzmq: pip install 'baton[vllm]'") from None
+            extras = "'baton[vllm]' or 'baton[sglang]'"
+            raise ConfigError(f"engines.servers has kv_events, which need pyzmq: pip install {extras}") from None
         self._zmq = zmq
         for given in filter(None, (address, replay_address)):
             try:

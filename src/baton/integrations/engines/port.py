@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
-from baton.core.types import Sampling
+from baton.core.types import Role, Sampling
+
+if TYPE_CHECKING:
+    from baton.integrations.engines.legs import OpenLeg
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +33,8 @@ class Generation:
     """Compute the prompt only, and keep its KV for another server."""
     kv_transfer_params: dict[str, Any] | None = None
     """Parameters from the server that keeps the prompt's KV. None: no server keeps it."""
+    partner: EngineServer | None = None
+    """Server that runs the other leg of this request at the same time. None: there is none, or both legs are sent."""
     traceparent: str = ""
     """Header with which the server goes on with the client's trace. Empty: there is none."""
 
@@ -50,6 +55,8 @@ class PromptAnswer:
     """The first output token."""
     kv_transfer_params: dict[str, Any] | None
     """Parameters with which another server loads the KV. None: it finds the KV by tokens, or cannot load it."""
+    leg: OpenLeg | None = None
+    """The answer of the partner, which has begun. None: it has not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +69,7 @@ class EngineLoad:
     kv_tokens: int = 0
     """Size of the server's KV cache in tokens. 0: not known."""
     started_unix_s: float = 0.0
-    """Start time of the server's process. 0: not known."""
+    """Start time of the server's process, or another number that each start changes. 0: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +82,8 @@ class EngineFacts:
     """Maximum tokens of a request. 0: not known."""
     requests_max: int = 0
     """Maximum requests that the server computes at once. 0: not known."""
+    role: Role | None = None
+    """The only role that the server can have. None: any."""
     interface: str
     """Description of the interface that takes the requests, for messages."""
     problem: str = ""
@@ -102,6 +111,15 @@ class EngineServer(Protocol):
 
     @property
     def url(self) -> str: ...
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether the server runs requests only together with a partner of the other role. Known after `facts`."""
+        ...
+
+    async def disconnect(self) -> None:
+        """Break all requests under way, because the server is lost. Later ones get new connections."""
+        ...
 
     async def close(self) -> None: ...
 

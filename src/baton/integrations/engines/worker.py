@@ -13,7 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -36,6 +36,7 @@ from baton.core.types import RequestId, WorkerId, WorkerView
 from baton.decide.control.batcher import Batcher
 from baton.decide.policy.batching import Candidate
 from baton.integrations.engines.handoffs import ComputedPrompt, Handoffs
+from baton.integrations.engines.legs import OpenLeg
 from baton.integrations.engines.port import (
     EngineBrokenError,
     EngineLoad,
@@ -75,6 +76,14 @@ class EngineListener(Protocol):
         """Check the worker's server, because a request to it has failed."""
         ...
 
+    async def partner(self, worker: WorkerId, request_id: RequestId) -> EngineServer | None:
+        """Return the server for the other leg of a request on this worker.
+
+        For a prefill worker, it is the chosen decode server, and None if that has not joined. A decode worker waits for
+        a prefill server. Raises EngineRefusedError if it has waited for `survival.wait_s`.
+        """
+        ...
+
 
 @dataclass(slots=True)
 class _Run:
@@ -82,6 +91,8 @@ class _Run:
 
     start: StartRequest
     generation: Generation
+    leg: OpenLeg | None = None
+    """The answer, which has begun before this worker was told to decode. None: the request is sent now."""
     task: asyncio.Task[None] | None = None
     arrived: deque[int] = field(default_factory=deque[int])
     """Tokens that are not committed yet."""
@@ -116,6 +127,11 @@ class EngineWorker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._serials = itertools.count()
         self._load = _NO_LOAD
+
+    @property
+    def requests(self) -> int:
+        """Number of requests that were sent to the server and have not ended."""
+        return len(self._runs)
 
     def send(self, message: WorkerCommand) -> None:
         """Queue a command. It is applied in the next turn of the event loop, after the driver's current event."""
@@ -221,6 +237,8 @@ class EngineWorker:
         start = self._starts[part.request_id]
         request, begun = start.request, len(part.tokens) - part.prompt_tokens
         hands_off = start.until != "end"
+        kept = None if hands_off else self._handoffs.take(request.id, len(part.tokens), self._server)
+        leg = kept.leg if kept is not None else None
         generation = Generation(
             id=f"{request.id}-{start.attempt}-{next(self._serials)}",
             tokens=tuple(part.tokens),
@@ -229,14 +247,17 @@ class EngineWorker:
             sampling=part.sampling,
             cache_salt=request.cache_salt if request.shares_blocks else request.id,
             hands_off=hands_off,
-            kv_transfer_params=None if hands_off else self._handoffs.take(request.id, len(part.tokens)),
+            kv_transfer_params=kept.params if kept is not None else None,
             traceparent=request.traceparent,
         )
-        run = self._runs[request.id] = _Run(start, generation)
+        run = self._runs[request.id] = _Run(start, leg.generation if leg is not None else generation, leg)
         run.task = self._spawn(self._run(run))
 
     async def _run(self, run: _Run) -> None:
         try:
+            if self._server.is_paired and run.leg is None:
+                partner = await self._listener.partner(self.view.id, run.start.request.id)
+                run.generation = replace(run.generation, partner=partner)
             if run.generation.hands_off:
                 await self._prefill(run)
             else:
@@ -252,14 +273,18 @@ class EngineWorker:
         answer = await self._server.prefill(run.generation)
         if run.start.until == "first_token":
             run.arrived.extend(answer.tokens)
-        prompt = ComputedPrompt(self.view.host, len(run.generation.tokens), answer.kv_transfer_params)
+        tokens = len(run.generation.tokens)
+        prompt = ComputedPrompt(self.view.host, tokens, answer.kv_transfer_params, answer.leg)
         if self._is_current(run):
             self._handoffs.keep(run.start.request.id, prompt)
+        elif answer.leg is not None:
+            answer.leg.cancel()
         run.is_prefilled = True
 
     async def _stream(self, run: _Run) -> None:
         reason = None
-        async with aclosing(self._server.stream(run.generation)) as choices:
+        answer = run.leg.choices() if run.leg is not None else self._server.stream(run.generation)
+        async with aclosing(answer) as choices:
             async for choice in choices:
                 reason = choice.finish_reason or reason
                 if not choice.token_ids:

@@ -42,6 +42,13 @@ class VllmServer:
     def url(self) -> str:
         return self._http.url
 
+    @property
+    def is_paired(self) -> bool:
+        return False
+
+    async def disconnect(self) -> None:
+        await self._http.disconnect()
+
     async def close(self) -> None:
         await self._http.close()
 

@@ -334,5 +334,8 @@ UNSUPPORTED = {
     "bootstrap_host": "Baton decides where KV goes",
     "bootstrap_port": "Baton decides where KV goes",
     "bootstrap_room": "Baton decides where KV goes",
+    "bootstrap_pair_key": "Baton decides where KV goes",
+    "disagg_prefill_dp_rank": "Baton decides where KV goes",
+    "routed_dp_rank": "Baton decides where KV goes",
 }
 """Fields of other servers' APIs that Baton rejects, because ignoring them would change the response, with a hint."""
