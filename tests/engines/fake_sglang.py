@@ -8,9 +8,13 @@ server must get exactly the prompt that the prefill server computed for its room
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -223,3 +227,14 @@ class FakeSglang(FakeEngine):
             return web.Response(body=data(self._aborted(asked, 500, "Decode transfer failed for request")))
         self.loaded_tokens += len(asked.tokens)
         return await self.stream(request, asked)
+
+
+async def _serve(port: int, key: str) -> None:
+    """Run one server until this process ends."""
+    await FakeSglang(started_s=float(os.getpid()), api_key=key).start(port)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    settings = json.loads(Path(sys.argv[sys.argv.index("--config") + 1]).read_text())
+    asyncio.run(_serve(int(sys.argv[sys.argv.index("--port") + 1]), settings["api-key"]))

@@ -11,8 +11,10 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 import httpx
+import msgspec
 import pytest
 
 from baton.cli.main import main
@@ -20,8 +22,8 @@ from baton.compute.models.resolve import resolve_model
 from baton.core.config import BatchLimits, Config, ParallelConfig, Topology
 from baton.core.engine_config import EnginesConfig, engine_of
 from baton.core.errors import ConfigError
+from baton.integrations.engines.launch import engine_processes, free_ports, with_servers
 from baton.integrations.engines.process import EngineProcess
-from baton.integrations.vllm.launch import engine_processes, free_ports, with_servers
 from tests.engines.fake_engine import answer_to
 from tests.engines.fleets import Baton, baton_over, finished, tokens_of
 from tests.serving import serving
@@ -121,14 +123,16 @@ def test_no_process_of_a_server_is_left(way: str) -> None:
 # ---- commands
 
 
-def planned(tmp_path: Path, store: str = "", **fields: object) -> tuple[Config, list[Sequence[str]]]:
+def planned(
+    tmp_path: Path, start: Literal["vllm", "sglang"] = "vllm", store: str = "", **fields: object
+) -> tuple[Config, list[Sequence[str]]]:
     """Return the configuration with servers, and their commands. The program is one that exists."""
     engines = EnginesConfig(
-        start="vllm", command=f"{sys.executable} -m vllm", flags="--dtype half --seed=3", store=store
+        start=start, command=f"{sys.executable} -m {start}", flags="--dtype half --seed=3", store=store
     )
     config = with_servers(Config(model=SHAPE, load_format="dummy", engines=engines, **fields), tmp_path)
     assert not config.problems() + config.lacks()
-    return config, [each.argv for each in engine_processes(config, resolve_model(SHAPE, "dummy"))]
+    return config, [each.argv for each in engine_processes(config, resolve_model(SHAPE, "dummy"), tmp_path)]
 
 
 def test_each_role_gets_a_server_on_loopback_with_a_key(tmp_path: Path) -> None:
@@ -141,12 +145,45 @@ def test_each_role_gets_a_server_on_loopback_with_a_key(tmp_path: Path) -> None:
     for server, command in zip(servers, commands, strict=True):
         assert command[:4] == (sys.executable, "-m", "vllm", "serve")
         flags = " ".join(command[5:])
-        assert f"--host 127.0.0.1 --port {server.url.rpartition(':')[2]} --max-num-seqs 8 --max-model-len 4096" in flags
+        assert f"--host 127.0.0.1 --port {server.url.rpartition(':')[2]} " in flags
+        assert "--max-num-seqs 8 --max-model-len 4096" in flags
         assert '"kv_connector": "NixlConnector"' in flags
         assert f'"endpoint": "ipc://{tmp_path}/' in flags
         assert flags.endswith(" --dtype half --seed=3"), "the given --dtype replaces Baton's"
         assert flags.count("--dtype") == 1
         assert config.engines.key not in flags
+
+
+def test_sglang_servers_get_their_mode_and_a_key_that_is_no_flag(tmp_path: Path) -> None:
+    config, commands = planned(tmp_path, "sglang", context_tokens=4096, batch=BatchLimits(requests_max=8))
+    ports = set[str]()
+    for server, command in zip(config.engines.servers, commands, strict=True):
+        flags = " ".join(command[5:])
+        assert command[:4] == (sys.executable, "-m", "sglang", "serve")
+        assert f"--disaggregation-mode {server.role} --disaggregation-bootstrap-port" in flags
+        assert "--page-size 16 --max-running-requests 8 --context-length 4096" in flags
+        assert "--enable-metrics" in flags
+        assert f'{{"publisher": "zmq", "endpoint": "ipc://{tmp_path}/' in flags
+        ports.add(command[command.index("--disaggregation-bootstrap-port") + 1])
+        assert config.engines.key not in flags
+        assert json.loads(Path(command[command.index("--config") + 1]).read_text()) == {"api-key": config.engines.key}
+    assert len(ports) == 2
+    stored = EnginesConfig(start="sglang", store="pool://a:1").problems()
+    assert "engines.store is for vLLM servers" in stored[0]
+
+
+def test_a_started_sglang_server_joins_and_answers(tmp_path: Path) -> None:
+    async def run() -> None:
+        engines = EnginesConfig(start="sglang", command=f"{sys.executable} -m tests.engines.fake_sglang")
+        made = Config(model=SHAPE, load_format="dummy", engines=engines, topology=Topology(mixed=1))
+        config = with_servers(made, tmp_path)
+        (server,) = config.engines.servers
+        processes = engine_processes(config, resolve_model(SHAPE, "dummy"), tmp_path)
+        plain = msgspec.structs.replace(server, kv_events="", kv_events_replay="")
+        async with baton_over(plain, key=config.engines.key, processes=processes) as baton:
+            assert await baton.ask(PROMPT, 8) == answer_to(PROMPT, 8)
+
+    asyncio.run(run())
 
 
 def test_mixed_servers_need_no_connector(tmp_path: Path) -> None:
@@ -167,9 +204,9 @@ def test_a_store_gives_every_server_the_connector_of_baton(tmp_path: Path) -> No
 def test_a_model_or_program_that_vllm_lacks_is_refused(tmp_path: Path) -> None:
     config = with_servers(Config(model="hash", engines=EnginesConfig(start="vllm", command="no-such-vllm")), tmp_path)
     with pytest.raises(ConfigError, match="needs a folder with safetensors or a hub name, but hash is hash"):
-        engine_processes(config, resolve_model("hash"))
+        engine_processes(config, resolve_model("hash"), tmp_path)
     with pytest.raises(ConfigError, match="'no-such-vllm', which starts vLLM: install vLLM, or name it"):
-        engine_processes(config, resolve_model(SHAPE, "dummy"))
+        engine_processes(config, resolve_model(SHAPE, "dummy"), tmp_path)
 
 
 def test_started_servers_are_all_workers() -> None:

@@ -92,13 +92,13 @@ def run(args: argparse.Namespace) -> int:
     if not config.engines.servers and config.engines.start == "baton":
         return event_loop()(serve(config, assemble_models(config), tell=tell))
     from baton.integrations.engines.fleet import EngineFleet  # an optional part
-    from baton.integrations.vllm.launch import engine_processes, with_servers
+    from baton.integrations.engines.launch import engine_processes, with_servers
 
     with TemporaryDirectory(prefix="baton-engines-") as folder:
         is_starting = not config.engines.servers
         config = with_servers(config, Path(folder)) if is_starting else config
         models = assemble_models(config)
-        processes = engine_processes(config, models[0].card) if is_starting else ()
+        processes = engine_processes(config, models[0].card, Path(folder)) if is_starting else ()
         return event_loop()(serve(config, models, tell=tell, engines=EngineFleet(models[0], tell, processes)))
 
 
@@ -234,8 +234,6 @@ def _engines(args: argparse.Namespace) -> dict[str, Any]:
     """Return the engine settings from flags, the key file and the environment. A setting that is not given is None."""
     key = key_lines(args.engine_key_file)[0] if args.engine_key_file is not None else take_variable(ENGINE_KEY)
     urls = args.engine_url or ()
-    if args.engine == "sglang" and not urls:
-        raise ConfigError("--engine sglang needs --engine-url [ROLE=]URL for each server: Baton starts none of SGLang")
     servers = tuple(engine_of(text, "sglang" if args.engine == "sglang" else "vllm") for text in urls) or None
     started = {
         "start": "baton" if urls and args.engine else args.engine,

@@ -59,9 +59,9 @@ def add_fleet(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engine",
         choices=("baton", "vllm", "sglang"),
-        help="engine of --engine-url; vllm without it: Baton starts the servers",
+        help="engine of --engine-url; without it, Baton starts the servers",
     )
-    parser.add_argument("--engine-command", metavar="CMD", help="program that starts a vLLM server (default: vllm)")
+    parser.add_argument("--engine-command", metavar="CMD", help="program that starts a server (default: --engine)")
     parser.add_argument("--engine-flags", metavar="FLAGS", help="further flags of each started server, as one text")
     parser.add_argument("--engine-store", metavar="URL", help="store for the KV of started servers, as of a tier")
     parser.add_argument("--engine-key-file", type=Path, metavar="FILE", help=f"their key (default: {ENGINE_KEY})")

@@ -33,10 +33,10 @@ class EnginesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     [llama.cpp](integrations/llamacpp.md)."""
 
     servers: tuple[EngineConfig, ...] = ()
-    start: Literal["baton", "vllm"] = "baton"
-    """Engine of the workers in `topology`. `vllm`: Baton starts a vLLM server for each."""
-    command: str = "vllm"
-    """Program that starts a vLLM server, with leading arguments."""
+    start: Literal["baton", "vllm", "sglang"] = "baton"
+    """Engine of the workers in `topology`. `vllm` or `sglang`: Baton starts a server for each."""
+    command: str = ""
+    """Program that starts a server, with leading arguments. Empty: the engine's name."""
     flags: str = ""
     """Further flags of each started server."""
     store: str = ""
@@ -73,6 +73,8 @@ class EnginesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         ]
         if any(server.kv_events and server.engine == "llamacpp" for server in self.servers):
             found.append("engines.servers has kv_events for a llama.cpp server, which has none: leave them out")
+        if self.store and "sglang" in (self.start, *(server.engine for server in self.servers)):
+            found.append("engines.store is for vLLM servers: leave it out, SGLang servers hand KV off by themselves")
         counts = Counter(server.url.rstrip("/") for server in self.servers)
         found += [f"engines.servers has {url} {count} times" for url, count in counts.items() if count > 1]
         if len(self.servers) > _SERVERS_MAX:
