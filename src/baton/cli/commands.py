@@ -16,6 +16,7 @@ COMMANDS = {
     "ray": "start and end a server on a Ray cluster",
     "keda": "let KEDA scale the hosts of a server",
     "picker": "pick servers for the requests of an Envoy proxy",
+    "cells": "route requests to several servers",
     "bench": "measure a server with a load",
     "sim": "simulate a cluster on a trace",
     "plan": "find the hardware, the roles and the parallelism that meet an SLO",

@@ -23,9 +23,8 @@ from baton.lab.plan.verify import HEADROOM
 Subparsers = argparse._SubParsersAction  # pyright: ignore[reportPrivateUsage]
 """What `add_subparsers` returns; argparse has no public name for it."""
 
-DESCRIPTION = """Search hardware, prefill and decode workers, parallelism and precision for the fleet with the best
-value of --objective within the SLO, and explain the choice. The best candidates are simulated before one is
-recommended. See docs/planner.md.
+DESCRIPTION = """Search hardware, workers, parallelism and precision for the fleet with the best --objective within the
+SLO, and explain the choice. The best candidates are simulated. See docs/planner.md.
 
 Exit code: 0; 1 if the fleet carries less than the asked rate or misses the SLO in simulation; 2 for bad arguments, a
 model that does not fit, or an SLO that no hardware meets."""

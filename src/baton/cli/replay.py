@@ -27,13 +27,12 @@ from baton.lab.report.timeline import read_timeline
 from baton.lab.sim.log_cluster import cluster_of_log
 from baton.lab.sim.replay_trace import replay_trace
 from baton.lab.sim.spec import ClusterSpec, read_spec
+from baton.serve.cells.log import is_cell_log, replay_cells
 from baton.serve.live.log_file import cut_bytes
 
-DESCRIPTION = """Feed a decision log into a fresh cluster and compare what it decides (INV-7): where requests go, which
-blocks pools grant, evict and preempt, which KV is transferred and how, and what tiers write and read.
+DESCRIPTION = """Decide the events of a log again, and compare the decisions (INV-7).
 
-With --simulate, the log's arrivals are played through the simulator, as they were decided and under other policies
-(--policy) or on another cluster (--cluster). TTFT, TPOT and goodput stand beside those of the log. How far the first
+With --simulate, simulate the arrivals of a log: with its policies, and with --policy or on --cluster. How far the first
 simulation is from the log tells how reliable the second is."""
 
 
@@ -63,6 +62,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
 def run(args: argparse.Namespace) -> int:
     """Produce the requested outputs and return the exit code. Each output reads the log again, to save memory."""
     _check(args)
+    if is_cell_log(args.log):
+        return _replay_cells(args)
     if args.html is not None or args.perfetto is not None:
         _write_pictures(args)
     if args.trace_out is not None:
@@ -112,6 +113,27 @@ def _replay(header: Header, decisions: Iterator[Decision]) -> int:
         "replayed": difference.replayed,
     }
     print(f"{agreed} events agree; event {difference.index} does not:\n{json_text(shown)}")  # noqa: T201
+    return 1
+
+
+def _replay_cells(args: argparse.Namespace) -> int:
+    """Replay a log of `baton cells`, which has no arrivals of tokens and no cluster to simulate."""
+    others = {
+        "--simulate": args.simulate,
+        "--html": args.html,
+        "--trace-out": args.trace_out,
+        "--perfetto": args.perfetto,
+    }
+    if given := [flag for flag, value in others.items() if value]:
+        raise ConfigError(
+            f"{args.log} is a log of `baton cells`, which {given[0]} cannot use: give the log of a server"
+        )
+    agreed, difference, commands = replay_cells(args.log)
+    if difference is None:
+        print(f"{agreed} events, the same decisions")  # noqa: T201
+        return 0
+    shown = {"event": difference.event, "recorded": difference.commands, "replayed": commands}
+    print(f"{agreed} events agree; event {agreed} does not:\n{json_text(shown)}")  # noqa: T201
     return 1
 
 

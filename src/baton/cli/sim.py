@@ -49,10 +49,9 @@ Subparsers = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: i
 FAILURES_SHOWN = 5
 """Maximum number of failure reasons that are printed."""
 
-DESCRIPTION = """Run a trace on a simulated cluster. The coordinator, the batchers and the KV pools are the real ones;
-time, step durations and messages are simulated. No policy sees the output length of a request in advance.
+DESCRIPTION = """Run a trace on a simulated cluster, with the code that decides live. No policy sees output lengths.
 
-With several --policy or --cluster, every policy runs on every cluster, and one table and page compare them.
+Several --policy or --cluster are compared in one table and page.
 
 Exit code: 0; 1 if a request failed, none completed, or the SLO attainment is too low; 2 for bad arguments."""
 

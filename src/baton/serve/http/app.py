@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from http import HTTPStatus
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -63,12 +64,7 @@ def build_app(services: Services, further: Sequence[Route] = ()) -> ASGIApp:
             *Operations(services).routes(),
             *Site().routes(),
         ],
-        exception_handlers={
-            RequestError: partial(_on_request_error, services.recorder),
-            HTTPException: _on_wrong_route,
-            ClientDisconnected: _on_disconnect,
-            Exception: _on_bug,
-        },
+        exception_handlers=error_responses(services.recorder),
     )
     app.router.redirect_slashes = False  # an unknown path is a 404 with a body, not a redirect
     settings = services.settings
@@ -85,6 +81,16 @@ def build_app(services: Services, further: Sequence[Route] = ()) -> ASGIApp:
         allow_headers=("*",),
         expose_headers=exposed,
     )
+
+
+def error_responses(recorder: Recorder) -> dict[Any, Any]:
+    """Return Starlette's handlers of exceptions: they respond with OpenAI's error body."""
+    return {
+        RequestError: partial(_on_request_error, recorder),
+        HTTPException: _on_wrong_route,
+        ClientDisconnected: _on_disconnect,
+        Exception: _on_bug,
+    }
 
 
 def _respond(error: RequestError, headers: dict[str, str] | None = None) -> Response:

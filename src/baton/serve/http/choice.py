@@ -89,7 +89,8 @@ class ChoiceText:
     output_tokens: int = 0
     is_cut_short: bool = False
     """A stop string, or the last tool call that the client allows, has ended the choice; the worker must be told."""
-    _unsent_tokens: int = 0
+    unsent_tokens: int = 0
+    """Tokens that were added since the last call of `take_unsent_tokens`."""
     _had_tokens: bool = False
     _token_ids: list[int] = field(default_factory=list)
     """Output tokens that no delta has had yet, if the client wants them."""
@@ -181,11 +182,11 @@ class ChoiceText:
 
     def take_unsent_tokens(self) -> int:
         """Return how many tokens were added since the last call. Call it when their text has reached the client."""
-        tokens, self._unsent_tokens = self._unsent_tokens, 0
+        tokens, self.unsent_tokens = self.unsent_tokens, 0
         return tokens
 
     def _take_token(self, token: OutputToken) -> str:
-        self._unsent_tokens += 1
+        self.unsent_tokens += 1
         if self.output_tokens >= self.rules.tokens_max:
             self._end_here("length")
             return ""

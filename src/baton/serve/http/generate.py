@@ -13,24 +13,20 @@ from baton.core.types import Sampling
 from baton.move.clock import now_s, unix_s
 from baton.serve.http.body_threads import ReceivedBody
 from baton.serve.http.choice import ChoiceText, TextRules
-from baton.serve.http.edge import (
-    ClientDisconnected,
-    RequestContext,
-    context_of,
-    read_body,
-)
+from baton.serve.http.edge import BodyLimit, ClientDisconnected, RequestContext, context_of, read_body
 from baton.serve.http.prompts import Prompt, RequestMaker, prompts_count
-from baton.serve.http.resume import Continuation, StreamSaver, owner_of
+from baton.serve.http.resume import Continuation, StreamSaver, is_resumable, owner_of
 from baton.serve.http.service_class import choose_class
 from baton.serve.http.services import Services
 from baton.serve.http.slo import asked_slo
+from baton.serve.http.stream_marks import ASKING_HEADER, STREAM_TYPE, StreamMarks, carried_stream
 from baton.serve.http.text_request import TextRequest
 from baton.serve.http.text_response import TextResponse, UsageChunks
 from baton.serve.http.unknown_fields import send_warning
 from baton.serve.http.wire.constraint import Constraint
 from baton.serve.http.wire.encoders import ResponseHead
 from baton.serve.http.wire.parsing import parse_object
-from baton.serve.http.wire.sampling import SEED_BITS, for_choice, sampling_of
+from baton.serve.http.wire.sampling import SEED_BITS, check_tokens, for_choice, sampling_of
 from baton.serve.http.wire.schemas import CompletionRequest
 from baton.serve.live.hooks import Filters
 
@@ -44,12 +40,18 @@ class Generate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request. Raises RequestError if it fails before a byte of the response was sent."""
+        context, limit = context_of(scope), self._services.body_limit
+        is_carried = self._kind.CAN_RESUME and context.headers.get(b"content-type") == STREAM_TYPE.encode()
         try:
-            received = await read_body(scope, receive, self._services.body_limit)
+            received = await read_body(scope, receive, _carried_limit(limit) if is_carried else limit)
         except ClientDisconnected:
             return
-        context = context_of(scope)
-        continued = await self._services.streams.continuation(context.headers, context.identity, self._kind.PATH)
+        streams = self._services.streams
+        if is_carried:
+            stream = carried_stream(received.raw, self._kind.PATH, owner_of(context.identity))
+            continued = Continuation("", stream, streams)
+        else:
+            continued = await streams.continuation(context.headers, context.identity, self._kind.PATH)
         if continued is None:
             await self._respond(scope, receive, send, received, None)
             return
@@ -118,14 +120,19 @@ class Generate:
         slo = asked_slo(context.slo, request.fields.slo, server_slo)
         maker = RequestMaker(context, request.fields, next(services.serials), slo, choice.service)
         filters = [services.hooks.begin(body, kind.PATH) for _ in range(choices_count)]
+        if continued is not None:
+            check_tokens(continued.stream.output, model.gateway.card.vocab_tokens, "output")
+            if choices_count > 1:
+                raise RequestError(f"a stream with {choices_count} choices cannot be continued; send the request again")
         prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)
         head = self._head(request, context, continued, prompt_tokens=prompt_tokens)
         is_plain = kind.CAN_RESUME and not services.hooks.output
-        can_be_saved = choices_count == 1 and services.streams.is_used and is_plain
+        can_continue = choices_count == 1 and is_plain
+        choices = self._start(request, prompts, maker, filters, constraint, continued)
+        has_marks = can_continue and ASKING_HEADER in context.headers and is_resumable(choices[0])
         return TextResponse(
             model.gateway,
-            self._start(request, prompts, maker, filters, constraint, continued),
-            prompt_tokens=prompt_tokens,
+            choices,
             encoder=request.encoder(head),
             usage_chunks=_usage_chunks(request),
             saver=StreamSaver(
@@ -135,8 +142,9 @@ class Generate:
                 body=received.raw,
                 response_id=head.id,
             )
-            if can_be_saved
+            if can_continue and services.streams.is_used
             else None,
+            marks=StreamMarks(head.id) if has_marks else None,
         )
 
     def _choices_count(self, request: TextRequest) -> int:
@@ -231,6 +239,11 @@ class Generate:
             skip_special=request.fields.skip_special_tokens is not False,
             keep_stop_string=bool(request.fields.include_stop_str_in_output),
         )
+
+
+def _carried_limit(limit: BodyLimit) -> BodyLimit:
+    """Return the limit of a body with a stream: the client's body, and as many bytes of tokens."""
+    return BodyLimit(2 * limit.bytes_max, kind=STREAM_TYPE)
 
 
 def _usage_chunks(request: TextRequest) -> UsageChunks:

@@ -161,6 +161,11 @@ class SavedStreams:
         return self._folder / f"{hashlib.sha256(resume_id.encode()).hexdigest()}{_SUFFIX}"
 
 
+def is_resumable(choice: ChoiceText) -> bool:
+    """Return False for a choice with an echo, or with log probabilities: those that wait for text are not saved."""
+    return not choice.rules.with_logprobs and choice.prompt.echo is None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSaver:
     """Saves the stream of one request if the server ends before the stream does."""
@@ -174,8 +179,8 @@ class StreamSaver:
     async def save(self, choice: ChoiceText) -> ClusterError | None:
         """Save the stream, and return the error that tells the client how to resume it. None: it cannot be saved."""
         live, request = choice.live, choice.live.request
-        if choice.rules.with_logprobs or choice.prompt.echo is not None:
-            return None  # log probabilities that wait for their text are not part of a saved stream
+        if not is_resumable(choice):
+            return None
         end = request.prompt_tokens + request.resumed_tokens + live.stamps.sent_tokens
         stream = SavedStream(
             path=self.path,
@@ -202,9 +207,10 @@ class StreamSaver:
 
 @dataclass(slots=True)
 class Continuation:
-    """A saved stream that a request resumes."""
+    """A stream that a request continues."""
 
     resume_id: str
+    """Empty: the request carries the stream, which was not saved."""
     stream: SavedStream
     streams: SavedStreams
 
@@ -215,7 +221,7 @@ class Continuation:
     def _end(self, has_begun: bool) -> None:  # noqa: FBT001  `asyncio.to_thread` target
         if has_begun:
             self.streams.recorder.count(catalog.RESUMED, "resumed")
-        else:
+        elif self.resume_id:
             self.streams.restore(self.resume_id, self.stream)
 
     def check(self, prompt_hash: bytes, tokens_max: int) -> None:

@@ -13,6 +13,7 @@ from baton.core.errors import RequestError
 from baton.serve.http.choice import ChoiceDelta, ChoiceText
 from baton.serve.http.edge import run_all, send_bytes, wait_for_disconnect
 from baton.serve.http.resume import StreamSaver
+from baton.serve.http.stream_marks import StreamMarks
 from baton.serve.http.wire.encoders import ResponseEncoder, WholeChoice
 from baton.serve.http.wire.errors import error_body
 from baton.serve.http.wire.responses import PromptTokensDetails, Usage
@@ -38,25 +39,25 @@ class TextResponse:
         gateway: LiveGateway,
         choices: Sequence[ChoiceText],
         *,
-        prompt_tokens: int,
         encoder: ResponseEncoder,
         usage_chunks: UsageChunks,
         saver: StreamSaver | None,
+        marks: StreamMarks | None = None,
     ) -> None:
-        """`prompt_tokens`: sum over the prompts, not the choices. `saver`: None if the stream cannot be resumed."""
+        """`saver`, `marks`: None if the stream cannot be resumed, or if the client asks for no marks."""
         self._gateway = gateway
         self._choices = choices
-        self._prompt_tokens = prompt_tokens
         self._encoder = encoder
         self._usage_chunks = usage_chunks
         self._saver = saver
+        self._marks = marks
         self._disconnected = False
 
     async def run(self, receive: Receive, send: Send, *, stream: bool) -> None:
         """Send the response. Raises RequestError if it fails before a byte of the response was sent."""
         watcher = asyncio.create_task(self._watch(receive))
         try:
-            await (self._stream(_EventStream(send)) if stream else self._send_whole(send))
+            await (self._stream(_EventStream(send, self._stream_headers())) if stream else self._send_whole(send))
         except RequestError:
             if not self._disconnected:
                 raise
@@ -145,13 +146,19 @@ class TextResponse:
             if self._disconnected:
                 return  # encoding the many unread tokens of a client that is gone would delay other streams
             if delta or (first and choice.finish_reason is not None):
-                await events.send(await self._delta(choice, delta, first=first))
+                event = await self._delta(choice, delta, first=first)
+                if self._marks is not None and choice.finish_reason is None:
+                    event += self._marks.mark(choice)
+                await events.send(event)
                 self._mark_sent(choice)
                 first = False
         self._mark_sent(choice)
         chat_finish = choice.chat_finish or choice.finish_reason
         timings = choice.live.timings()
         await events.send(self._encoder.last(choice.index, chat_finish, timings, stop_string=choice.stop_string))
+
+    def _stream_headers(self) -> list[tuple[bytes, bytes]]:
+        return STREAM_HEADERS if self._marks is None else [*STREAM_HEADERS, self._marks.header(self._choices[0])]
 
     async def _delta(self, choice: ChoiceText, delta: ChoiceDelta, *, first: bool) -> bytes:
         if self._usage_chunks == "all":
@@ -162,11 +169,12 @@ class TextResponse:
         """Count the tokens. `cached_tokens` counts the first choice of each prompt: the others reuse its blocks."""
         output_tokens = sum(choice.output_tokens for choice in self._choices)
         firsts = {choice.prompt_index: choice for choice in reversed(self._choices)}
+        prompt_tokens = sum(len(choice.prompt.tokens) for choice in firsts.values())
         cached_tokens = sum(choice.live.timings().cached_tokens for choice in firsts.values())
         return Usage(
-            prompt_tokens=self._prompt_tokens,
+            prompt_tokens=prompt_tokens,
             completion_tokens=output_tokens,
-            total_tokens=self._prompt_tokens + output_tokens,
+            total_tokens=prompt_tokens + output_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens),
         )
 
@@ -183,14 +191,15 @@ async def _encode(encode: Callable[[], bytes], entries: int) -> bytes:
 class _EventStream:
     """A response of server-sent events. The first event sends the status and the headers."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, headers: Sequence[tuple[bytes, bytes]]) -> None:
         self._send = send
+        self._headers = headers
         self.is_open = False
 
     async def send(self, event: bytes) -> None:
         if not self.is_open:
             self.is_open = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": [*STREAM_HEADERS]})
+            await self._send({"type": "http.response.start", "status": 200, "headers": [*self._headers]})
         await self._send({"type": "http.response.body", "body": event, "more_body": True})
 
     async def close(self) -> None:

@@ -1,0 +1,79 @@
+"""`baton cells`: route requests to several servers."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from msgspec.structs import replace
+
+from baton.cli.key_flags import ADMIN_KEY, take_variable
+from baton.cli.listening import add_listening
+from baton.cli.serve import event_loop, read_config, tell
+from baton.core.config import Config
+from baton.core.errors import ConfigError
+from baton.core.http_config import is_loopback
+from baton.core.validation import out_of_range
+from baton.decide.control.cell_router import Cell, CellRules
+from baton.serve.cells.app import serve_cells
+
+PORT = 8080
+DESCRIPTION = "Route requests to several servers, the cells of a fleet: docs/integrations/cells.md."
+_RULES = CellRules()
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
+    parser = subparsers.add_parser("cells", help=purpose, description=DESCRIPTION)
+    parser.set_defaults(run=run)
+    add = parser.add_argument
+    add("cells", nargs="+", metavar="URL[=WEIGHT]", help="a cell's server, and its relative size (default 1)")
+    add_listening(parser, PORT)
+    add("--load-ratio", type=float, default=_RULES.load_ratio, metavar="R",
+        help="most requests of a cell relative to its fair share (default: %(default)s)")  # fmt: skip
+    add("--config", type=Path, metavar="FILE", help="sections http, limits and survival of docs/config.md")
+    add("--log", metavar="FILE", help="write every decision to FILE, for `baton replay`")
+    add("--tls-cert", metavar="FILE", help="certificate chain (PEM)")
+    add("--tls-key", metavar="FILE", help="private key of --tls-cert (PEM)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal arrives. Return the exit code."""
+    config = read_config(args.config) if args.config is not None else Config()
+    given = {"tls_cert": args.tls_cert, "tls_key": args.tls_key, "admin_key": take_variable(ADMIN_KEY)}
+    given = {name: value for name, value in given.items() if value}
+    http = replace(config.http, host=args.host, port=args.port, **given)
+    config = replace(config, http=http, log=args.log or config.log)
+    rules = replace(_RULES, load_ratio=args.load_ratio)
+    cells, problems = _cells(args.cells)
+    problems += out_of_range(rules) + config.problems()
+    if not (is_loopback(args.host) or args.insecure or config.http.admin_key):
+        problems.append(
+            f"--host is {args.host}, so other machines may drain cells: set {ADMIN_KEY}, or give --insecure"
+        )
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return event_loop()(serve_cells(config, cells, rules, tell=tell))
+
+
+def _cells(given: list[str]) -> tuple[list[Cell], list[str]]:
+    """Return the cells, and what is wrong with them."""
+    cells: dict[str, Cell] = {}
+    problems: list[str] = []
+    for text in given:
+        url, _, weight = text.partition("=")
+        url = url.rstrip("/")
+        try:
+            parts = urlsplit(url)
+            is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.path == "" and parts.port != 0
+            size = float(weight or 1)
+        except ValueError:
+            is_url, size = False, 0.0
+        if not is_url or not 0.01 <= size <= 100:
+            problems.append(
+                f"{text}: write http://HOST:PORT, or http://HOST:PORT=WEIGHT with a weight from 0.01 to 100"
+            )
+        elif url in cells:
+            problems.append(f"the cell {url} is given twice: leave one out")
+        cells[url] = Cell(url, size)
+    return list(cells.values()), problems

@@ -1,0 +1,1 @@
+"""A router over several servers, the cells of a fleet."""
