@@ -41,8 +41,8 @@ INDENT = 17
 """Width of the column with the times, in characters."""
 DECODING: tuple[Subject, ...] = ("decode", "move")
 
-DESCRIPTION = """Explain one request of a running server or a decision log: its events, and for each decision the workers
-as the policy saw them, with predicted times and ranks. Of a worker: why it changed its roles.
+DESCRIPTION = """Explain one request of a running server or a log: its events, and for each decision the workers as the
+policy saw them, with predicted times and ranks. Of a worker: why it changed its roles.
 
 Of a worker: requests that it runs, and those bound to decode there; prompt tokens queued; tokens of context, and the
 room for them; leading tokens of this prompt on its host; the age of its report; and predictions, in milliseconds.
