@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 from odd_server import Body, OddServer, Stream, serving, serving_in_thread, whole
 
-from baton.cli.bench import add_parser
+from baton.cli.commands import build_parser
 from baton.core.errors import ConfigError
 from baton.lab.bench.flags import read_options
 from baton.lab.bench.options import ClosedLoop, OpenLoop, TraceTimes
@@ -24,9 +23,7 @@ TRACES = Path(__file__).parents[1] / "data" / "traces"
 
 
 def bench(*flags: str) -> int:
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers(), "measure")
-    args = parser.parse_args(["bench", *flags])
+    args = build_parser(("bench",)).parse_args(["bench", *flags])
     return args.run(args)
 
 

@@ -22,9 +22,6 @@ from baton.lab.bench.run import BenchReport, RunListener, run_bench
 from baton.lab.workload.prompts import VOCAB_TOKENS
 from baton.lab.workload.retime import HELP as ARRIVALS_HELP
 
-Subparsers = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
-"""What `add_subparsers` returns; argparse has no public name for it."""
-
 ABOVE = "the results are above"
 
 DESCRIPTION = """Measure any server that speaks OpenAI's API.
@@ -81,14 +78,10 @@ _RESULTS = (
 )
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
+def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the command. The parser accepts any values: `run` checks them and reports all problems at once."""
-    parser = subparsers.add_parser(
-        "bench",
-        help=purpose,
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser.description = DESCRIPTION
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     for title, flags in (("load", _LOAD), ("pacing", _PACING), ("server", _SERVER), ("results", _RESULTS)):
         group = parser.add_argument_group(title)
         for flag, metavar, words in flags:
@@ -99,7 +92,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], 
         default=True,
         help="ask for exactly --output-tokens tokens, if the server supports this field",
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

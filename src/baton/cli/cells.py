@@ -23,9 +23,8 @@ DESCRIPTION = "Route requests to several servers, the cells of a fleet: docs/int
 _RULES = CellRules()
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
-    parser = subparsers.add_parser("cells", help=purpose, description=DESCRIPTION)
-    parser.set_defaults(run=run)
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.description = DESCRIPTION
     add = parser.add_argument
     add("cells", nargs="+", metavar="URL[=WEIGHT]", help="a cell's server, and its relative size (default 1)")
     add_listening(parser, PORT)

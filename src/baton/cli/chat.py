@@ -17,6 +17,7 @@ from rich.console import Console
 from baton.cli.ask_server import URL, ask, check_url, events
 from baton.cli.key_flags import add_client_key, client_key
 from baton.core.errors import BatonError
+from baton.lab.bench.wire import Delta, StreamChunk, error_text
 from baton.serve.http.wire.responses import ModelList
 from baton.serve.live.live_request import Timings
 
@@ -37,31 +38,10 @@ class Message(Struct, frozen=True, kw_only=True):
     content: str
 
 
-class _Delta(Struct, frozen=True):
-    content: str | None = None
-    reasoning_content: str | None = None
-
-
-class _Choice(Struct, frozen=True):
-    delta: _Delta = _Delta()
-    finish_reason: str | None = None
-
-
-class _Usage(Struct, frozen=True):
-    completion_tokens: int = 0
-
-
-class _Fault(Struct, frozen=True):
-    message: str = ""
-
-
-class _Chunk(Struct, frozen=True):
+class _Chunk(StreamChunk):
     """The fields of a streamed chunk that are shown."""
 
-    choices: tuple[_Choice, ...] = ()
-    usage: _Usage | None = None
     timings: Timings | None = None
-    error: _Fault | None = None
 
 
 class _StreamOptions(Struct, frozen=True):
@@ -79,15 +59,10 @@ class _Body(Struct, frozen=True, kw_only=True):
     stream_options: _StreamOptions = _StreamOptions()
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
-    parser = subparsers.add_parser(
-        "chat",
-        help=purpose,
-        description="Talk to a model of a server with the OpenAI API.",
-        epilog=f"Without a terminal, each line is a question. In the conversation:\n{HELP}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(run=run)
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Talk to a model of a server with the OpenAI API."
+    parser.epilog = f"Without a terminal, each line is a question. In the conversation:\n{HELP}"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("url", nargs="?", default=URL, metavar="URL", help="the server (default: %(default)s)")
     add("--model", metavar="NAME", help="one of several models (default: the first)")
@@ -219,19 +194,20 @@ class Conversation:
                     chunk = msgspec.json.decode(data, type=_Chunk)
                 except msgspec.DecodeError as error:
                     raise BatonError(f"{self._url} sent no chunk of an answer: {error}") from error
-                if chunk.error is not None:
-                    raise BatonError(f"the answer ended: {chunk.error.message}")
+                if bytes(chunk.error) not in (b"", b"null"):
+                    raise BatonError(f"the answer ended: {error_text(data)}")
                 yield chunk
 
     def _show(self, reply: _Reply, chunk: _Chunk) -> None:
         for choice in chunk.choices:
-            if choice.delta.reasoning_content:
-                self._print(choice.delta.reasoning_content, style="dim")
-            if choice.delta.content:
-                reply.text += choice.delta.content
-                self._print(choice.delta.content)
+            delta = choice.delta or Delta()
+            if delta.reasoning_content:
+                self._print(delta.reasoning_content, style="dim")
+            if delta.content:
+                reply.text += delta.content
+                self._print(delta.content)
             reply.reason = choice.finish_reason or reply.reason
-        reply.tokens = chunk.usage.completion_tokens if chunk.usage is not None else reply.tokens
+        reply.tokens = (chunk.usage.completion_tokens if chunk.usage is not None else None) or reply.tokens
         reply.timings = chunk.timings or reply.timings
 
     def _print(self, text: str, style: str = "") -> None:

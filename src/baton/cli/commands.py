@@ -27,7 +27,7 @@ COMMANDS = {
     "doctor": "say what is slow or missing on this machine, and what to do",
     "completion": "write a script that completes commands and flags in a shell",
 }
-"""Purpose of each command. The module of the same name has `add_parser` and `run`. Only the module of the given command
+"""Purpose of each command. The module of the same name has `add_flags` and `run`. Only the module of the given command
 is imported, because importing the libraries of all commands is slow."""
 
 
@@ -41,7 +41,10 @@ def build_parser(wanted: Collection[str] = tuple(COMMANDS)) -> argparse.Argument
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, purpose in COMMANDS.items():
         if name in wanted:
-            import_module(f"baton.cli.{name}").add_parser(subparsers, purpose)
+            command = import_module(f"baton.cli.{name}")
+            inner = subparsers.add_parser(name, help=purpose)
+            command.add_flags(inner)
+            inner.set_defaults(run=command.run)
         else:
             subparsers.add_parser(name, help=purpose)
     return parser

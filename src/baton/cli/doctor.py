@@ -80,13 +80,8 @@ class Machine:
     """Extras that are not installed."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
-    parser = subparsers.add_parser(
-        "doctor",
-        help=purpose,
-        description="Say what is slow or missing on this machine, and what to do. Exit code 1: Baton cannot serve.",
-    )
-    parser.set_defaults(run=run)
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Say what is slow or missing on this machine, and what to do. Exit code 1: Baton cannot serve."
     add = parser.add_argument
     add("--host", default="127.0.0.1", metavar="H", help="address to serve on (default: %(default)s)")
     add("--port", type=int, default=8000, metavar="P", help="port to serve on (default: %(default)s)")

@@ -51,15 +51,10 @@ The log is replayed, so the tables show exactly what the policies saw. A running
 that is written (GET /cluster/log)."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
-    parser = subparsers.add_parser(
-        "explain",
-        help=purpose,
-        description=DESCRIPTION,
-        epilog="Exit code: 0 explained, 2 no such log, server or request.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(run=run)
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.description = DESCRIPTION
+    parser.epilog = "Exit code: 0 explained, 2 no such log, server or request."
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add(
         "request_id",

@@ -17,13 +17,8 @@ PORT = 6000
 _POLL_S = 1.0
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
-    parser = subparsers.add_parser(
-        "keda",
-        help=purpose,
-        description="Serve KEDA's external push scaler, for a server with --launcher external. Ctrl-C ends it.",
-    )
-    parser.set_defaults(run=run)
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Serve KEDA's external push scaler, for a server with --launcher external. Ctrl-C ends it."
     parser.add_argument("--url", default=URL, metavar="U", help="the server (default: %(default)s)")
     add_listening(parser, PORT)
     add_client_key(parser, f"{ADMIN_KEY} or {API_KEY}")

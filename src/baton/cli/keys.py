@@ -30,13 +30,8 @@ _LIMITS = (
 )
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
-    parser = subparsers.add_parser(
-        "keys",
-        help=purpose,
-        description="Edit the key file of `baton serve --keys FILE`: docs/security.md.",
-    )
-    parser.set_defaults(run=run)
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Edit the key file of `baton serve --keys FILE`: docs/security.md."
     parser.add_argument("action", choices=("add", "list", "revoke"), help="the action")
     parser.add_argument("ids", nargs="*", metavar="ID", help="keys to revoke")
     parser.add_argument("--keys", type=Path, required=True, metavar="FILE", help="the key file; add creates it")

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from baton.cli.commands import COMMANDS, build_parser
+from baton.cli.commands import build_parser
 from baton.cli.foreign_flags import nearest_setting
 from baton.core.errors import BatonError, ConfigError
 
@@ -59,9 +59,9 @@ def _unknown(command: str, word: str) -> str:
     setting = nearest_setting(word.partition("=")[0]) if command == "serve" else ""
     if setting:
         return f"baton serve does not take {word}; {setting}"
-    commands = argparse.ArgumentParser(prog="baton").add_subparsers()
-    import_module(f"baton.cli.{command}").add_parser(commands, COMMANDS[command])
-    flags = re.findall(r"--[a-z][\w-]*", commands.choices[command].format_help())
+    parser = argparse.ArgumentParser()
+    import_module(f"baton.cli.{command}").add_flags(parser)
+    flags = re.findall(r"--[a-z][\w-]*", parser.format_help())
     close = difflib.get_close_matches(word.partition("=")[0], flags, n=1)
     hint = f"did you mean {close[0]}?" if close else f"see `baton {command} --help`"
     return f"baton {command} does not take {word}; {hint}"

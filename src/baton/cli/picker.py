@@ -30,9 +30,8 @@ PORT = 9002
 DESCRIPTION = "Serve an endpoint picker: docs/integrations/gateway.md."
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
-    parser = subparsers.add_parser("picker", help=purpose, description=DESCRIPTION)
-    parser.set_defaults(run=run)
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.description = DESCRIPTION
     add = parser.add_argument
     add("--engine-url", action="append", metavar="[ROLE=]URL", help="a server of the pool (repeatable)")
     add("--pool", metavar="NAMESPACE/NAME", help="an InferencePool of this cluster")

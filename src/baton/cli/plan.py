@@ -20,9 +20,6 @@ from baton.lab.plan.serving import missing_feature_lines, serve_toml
 from baton.lab.plan.spec import read_plan_input
 from baton.lab.plan.verify import HEADROOM
 
-Subparsers = argparse._SubParsersAction  # pyright: ignore[reportPrivateUsage]
-"""What `add_subparsers` returns; argparse has no public name for it."""
-
 DESCRIPTION = """Search hardware, workers, parallelism and precision for the fleet with the best --objective within the
 SLO, and explain the choice. The best candidates are simulated. See docs/planner.md.
 
@@ -31,13 +28,9 @@ model that does not fit, or an SLO that no hardware meets."""
 OBJECTIVES = ("goodput-per-dollar", "goodput-per-watt", "goodput-per-gpu", "cheapest")
 
 
-def add_parser(subparsers: Subparsers[argparse.ArgumentParser], purpose: str) -> None:
-    parser = subparsers.add_parser(
-        "plan",
-        help=purpose,
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.description = DESCRIPTION
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("file", nargs="?", type=Path, metavar="FILE", help="the plan's parameters as TOML or YAML; flags override them")
     add("--llm", metavar="MODEL", help="a model by name, or its config.json")
@@ -79,7 +72,6 @@ def add_parser(subparsers: Subparsers[argparse.ArgumentParser], purpose: str) ->
         ("--cluster", "the fleet as a cluster for baton sim"),
     ):  # fmt: skip
         add(flag, type=Path, metavar="FILE", help=f"write {what}")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

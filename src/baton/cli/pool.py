@@ -18,13 +18,8 @@ PORT = 8700
 _BYTES_MAX = 1 << 50
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
-    parser = subparsers.add_parser(
-        "pool",
-        help=purpose,
-        description="Store KV blocks for hosts, which use it as the tier pool://HOST:PORT. Ctrl-C ends it.",
-    )
-    parser.set_defaults(run=run)
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Store KV blocks for hosts, which use it as the tier pool://HOST:PORT. Ctrl-C ends it."
     add = parser.add_argument
     add("--bytes", type=float, required=True, metavar="N", help="memory to offer, such as 16e9")
     add("--host", default="127.0.0.1", metavar="ADDR", help="address to listen on (default: %(default)s)")

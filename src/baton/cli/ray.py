@@ -11,13 +11,8 @@ from baton.core.errors import ConfigError
 from baton.integrations.ray.server_actor import start_server, stop_server
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
-    parser = subparsers.add_parser(
-        "ray",
-        help=purpose,
-        description="Start a server and its hosts on a Ray cluster, or end them: docs/integrations/ray.md.",
-    )
-    parser.set_defaults(run=run)
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Start a server and its hosts on a Ray cluster, or end them: docs/integrations/ray.md."
     add = parser.add_argument
     add("action", choices=("up", "down"), help="up: start, and wait until it is ready; down: end it")
     add("--config", type=Path, metavar="FILE", help="its configuration; paths in it are those of its node")

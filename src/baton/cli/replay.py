@@ -36,15 +36,10 @@ With --simulate, simulate the arrivals of a log: with its policies, and with --p
 simulation is from the log tells how reliable the second is."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
-    parser = subparsers.add_parser(
-        "replay",
-        help=purpose,
-        description=DESCRIPTION,
-        epilog="Exit code: 0 the same decisions (with --simulate: played), 1 a difference (shown), 2 no such log.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(run=run)
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.description = DESCRIPTION
+    parser.epilog = "Exit code: 0 the same decisions (with --simulate: played), 1 a difference (shown), 2 no such log."
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("log", type=Path, metavar="LOG", help="a file that `baton serve --log` or `baton sim --log` wrote")
     add("--simulate", action="store_true", help="play the arrivals, and compare the outcomes")

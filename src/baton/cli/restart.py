@@ -19,13 +19,8 @@ from baton.serve.live.status import ClusterStatus
 _POLL_S = 0.5
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
-    parser = subparsers.add_parser(
-        "restart",
-        help=purpose,
-        description="Restart the workers of a server one after the other. No request fails.",
-    )
-    parser.set_defaults(run=run)
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Restart the workers of a server one after the other. No request fails."
     add = parser.add_argument
     add("--worker", action="append", default=[], metavar="ID", help="worker to restart; may be repeated (default: all)")
     add("--url", default=URL, metavar="U", help="the server (default: %(default)s)")

@@ -32,14 +32,9 @@ _NEVER_EMPTY = ("keys", "admin_key", "tls_cert", "tls_key")
 """Flags that must not be empty: an unset shell variable would otherwise silently turn off a key or a certificate."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
+def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the command. A flag that is not given takes its value from --config, or else the default."""
-    parser = subparsers.add_parser(
-        "serve",
-        help=purpose,
-        description="Serve a model over HTTP. Without arguments: SmolLM2-135M, 1 prefill + 1 decode, port 8000.",
-    )
-    parser.set_defaults(run=run)
+    parser.description = "Serve a model over HTTP. Without arguments: SmolLM2-135M, 1 prefill + 1 decode, port 8000."
     parser.add_argument(
         "models",
         nargs="*",

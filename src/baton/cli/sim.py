@@ -43,9 +43,6 @@ from baton.lab.workload.schedule import scale_rate
 from baton.lab.workload.source import read_workload
 from baton.move.cores import usable_cores
 
-Subparsers = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage]
-"""What `add_subparsers` returns; argparse has no public name for it."""
-
 FAILURES_SHOWN = 5
 """Maximum number of failure reasons that are printed."""
 
@@ -56,10 +53,9 @@ Several --policy or --cluster are compared in one table and page.
 Exit code: 0; 1 if a request failed, none completed, or the SLO attainment is too low; 2 for bad arguments."""
 
 
-def add_parser(subparsers: Subparsers, purpose: str) -> None:
-    parser = subparsers.add_parser(
-        "sim", help=purpose, description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.description = DESCRIPTION
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add(
         "--cluster",
@@ -100,7 +96,6 @@ def add_parser(subparsers: Subparsers, purpose: str) -> None:
         metavar="FILE",
         help="write every decision, for baton explain and replay; one file per cell",
     )
-    parser.set_defaults(run=run)
 
 
 @dataclass(frozen=True, slots=True)

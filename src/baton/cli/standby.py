@@ -26,11 +26,9 @@ _START = (
 )
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
-    parser = subparsers.add_parser(
-        "standby", help=purpose, description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.set_defaults(run=run)
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.description = DESCRIPTION
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("--etcd", required=True, metavar="URL", help="etcd, such as http://10.0.0.1:2379")
     add("--name", required=True, metavar="NAME", help="name of the fleet in etcd")

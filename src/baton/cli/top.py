@@ -28,11 +28,8 @@ Message = TypeVar("Message")
 LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "queue": "queue", "handoff": "handoff"}
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser], purpose: str) -> None:
-    parser = subparsers.add_parser(
-        "top", help=purpose, description="Show a server's load, latencies and KV blocks, live. Ctrl-C ends it."
-    )
-    parser.set_defaults(run=run)
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Show a server's load, latencies and KV blocks, live. Ctrl-C ends it."
     add = parser.add_argument
     add("--url", default=URL, metavar="U", help="the server (default: %(default)s)")
     add("--interval-s", type=float, default=1.0, metavar="T", help="seconds between updates (default 1)")
