@@ -13,9 +13,9 @@ import pytest
 
 from baton.core.errors import TransferError
 from baton.move.copies import Copy, Moves
-from baton.move.transport.device_memory import HostDeviceMemory
 from baton.move.transport.port import Extent
 from baton.move.transport.staged import StagedMemory
+from tests.transfers.host_device_memory import HostDeviceMemory
 from tests.transfers.kits import Kit, Side, kit_of, offered
 from tests.transfers.wires import Gate
 

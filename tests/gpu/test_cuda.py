@@ -17,7 +17,6 @@ import torch
 from baton.compute.models.card import ModelCard
 from baton.compute.models.resolve import resolve_model
 from baton.compute.torch.engine import TorchEngine
-from baton.compute.torch.kernels.attention_backend import ReferenceBackend
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.compute.torch.load_torch import load_torch_engine
 from baton.core.step import Step
@@ -26,6 +25,7 @@ from baton.move.arena.cuda import create_cuda_arena
 from baton.move.arena.cuda_driver import CudaDriver
 from tests.dummies import small
 from tests.serving import serving
+from tests.unit.compute.reference_kernels import ReferenceBackend
 from tests.unit.compute.steps import all_logprobs, part_of, run
 
 pytestmark = pytest.mark.gpu

@@ -18,7 +18,6 @@ import pytest
 from baton.move.arena.memfd import Arena, create_arena
 from baton.move.clock import now_s as real_now_s
 from baton.move.copies import Copy, Moves
-from baton.move.transport.device_memory import HostDeviceMemory
 from baton.move.transport.nixl import NixlTransport
 from baton.move.transport.offers import Source
 from baton.move.transport.port import Extent, Ticket, Transport
@@ -27,6 +26,7 @@ from baton.move.transport.shm import ShmTransport
 from baton.move.transport.staged import StagedMemory
 from baton.move.transport.tcp import TcpTransport
 from baton.move.transport.tcp_peer import TcpLimits
+from tests.transfers.host_device_memory import HostDeviceMemory
 from tests.transfers.memory_transport import MemoryExchange, MemoryTransport
 from tests.transfers.wires import Alter, Gate, Proxy
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from baton.compute.torch.kernels import torch_sdpa
-from baton.compute.torch.kernels.attention_backend import ReferenceBackend
 from baton.compute.torch.kernels.linear import DenseLinear, make_linear
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
 from baton.decide.kv.layout import KVLayout
+from tests.unit.compute.reference_kernels import ReferenceBackend
 
 LAYERS = 2
 CASES = {

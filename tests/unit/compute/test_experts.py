@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from baton.compute.models.model_config import Experts
-from baton.compute.torch.kernels.expert_rows import TorchRowProduct
 from baton.compute.torch.kernels.linear import DenseLinear
 from baton.compute.torch.layers import experts as experts_module
 from baton.compute.torch.layers.experts import ExpertMlp, Router, SeparateExperts, StackedExperts
 from baton.compute.torch.layers.mlp import GatedMlp
+from tests.unit.compute.reference_kernels import TorchRowProduct
 
 HIDDEN, COUNT = 16, 12
 KINDS = {

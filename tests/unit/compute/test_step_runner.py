@@ -14,8 +14,6 @@ from baton.compute.models.open_model import open_model
 from baton.compute.models.resolve import resolve_model
 from baton.compute.step_engine import StepEngine
 from baton.compute.torch.engine import TorchEngine
-from baton.compute.torch.kernels.expert_rows import TorchRowProduct
-from baton.compute.torch.kernels.paged_decode import TorchDecodeKernel
 from baton.compute.torch.kernels.paged_kv import PagedKV
 from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
 from baton.compute.torch.layers.decoder import Decoder
@@ -23,6 +21,7 @@ from baton.compute.torch.layers.tensor_loader import TensorLoader
 from baton.compute.torch.step_runner import EagerRunner, GraphCapture, GraphRunner, NoCapture, Replay
 from tests.numerics.test_architectures import CONFIGS, TOKENS
 from tests.unit.compute.models import part_of, poison, run, tiny_model
+from tests.unit.compute.reference_kernels import TorchDecodeKernel, TorchRowProduct
 
 BLOCKS, BLOCK_TOKENS = 80, 4
 CPU = torch.device("cpu")

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.compute.torch.kernels.attention_backend import ReferenceBackend
-from baton.compute.torch.kernels.paged_decode import TorchDecodeKernel, decode_tables
+from baton.compute.torch.kernels.paged_decode import decode_tables
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.decide.kv.layout import KVLayout
 from tests.seeds import Seeds
+from tests.unit.compute.reference_kernels import ReferenceBackend, TorchDecodeKernel
 
 ROOT = Path(__file__).resolve().parents[3]
 TOLERANCE = 3e-5

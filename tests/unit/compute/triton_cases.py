@@ -10,13 +10,12 @@ import sys
 
 import torch
 
-from baton.compute.torch.kernels.attention_backend import ReferenceBackend
-from baton.compute.torch.kernels.expert_rows import TorchRowProduct
-from baton.compute.torch.kernels.paged_decode import TorchDecodeKernel, decode_tables
+from baton.compute.torch.kernels.paged_decode import decode_tables
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.compute.triton.launch import TritonBackend, TritonDecodeKernel, TritonRowProduct
 from baton.decide.kv.layout import KVLayout
 from tests.unit.compute import triton_properties
+from tests.unit.compute.reference_kernels import ReferenceBackend, TorchDecodeKernel, TorchRowProduct
 
 LENGTHS = {"short": [1, 15, 16, 17], "ragged": [1, 40, 513], "one_long": [1030]}
 HEADS = {"no_group": (2, 2, 8), "group_of_3": (6, 2, 8), "wide_group": (40, 1, 24), "odd_width": (4, 2, 20)}

@@ -12,10 +12,10 @@ import pytest
 from baton.core.errors import TransferError
 from baton.move.copies import Moves, copy_one_by_one
 from baton.move.transport.copier import copy_portions
-from baton.move.transport.device_memory import HostDeviceMemory, ThreadedBuffer
 from baton.move.transport.extents import Spread, rows_of
 from baton.move.transport.port import Extent
 from baton.move.transport.staged import StagedMemory
+from tests.transfers.host_device_memory import HostDeviceMemory, ThreadedBuffer
 from tests.transfers.kits import random_extents
 from tests.transfers.wires import Gate
 

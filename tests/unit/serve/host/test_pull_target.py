@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from baton.core.types import BlockId
 from baton.decide.kv.layout import KVDtype, KVLayout
 from baton.move.transport.convert import source_extents
-from baton.move.transport.device_memory import HostDeviceMemory
 from baton.move.transport.port import Memory
 from baton.move.transport.staged import StagedMemory
 from baton.serve.host.pull_target import ARENA, PullTarget, Staging, block_extents, plan_of
 from baton.serve.messages.moving import CopySpec
+from tests.transfers.host_device_memory import HostDeviceMemory
 from tests.transfers.memory_transport import MemoryExchange, MemoryTransport
 
 BLOCKS = 12

@@ -26,12 +26,12 @@ from baton.core.types import BlockHash, BlockId, HostId, RequestId
 from baton.decide.kv.tier import TierRules
 from baton.move.backoff import Backoff
 from baton.move.store.memory import MemoryStore
-from baton.move.transport.device_memory import HostDeviceMemory
 from baton.move.transport.staged import StagedMemory
 from baton.serve.host import tier_recovery, tier_work
 from baton.serve.host.arena_bytes import DeviceBytes, HostBytes
 from baton.serve.host.tier_opening import OpenTier, UnopenedTier
 from baton.serve.host.tier_work import TierWork
+from tests.transfers.host_device_memory import HostDeviceMemory
 
 HOST = HostId("a")
 BLOCK_BYTES = 8

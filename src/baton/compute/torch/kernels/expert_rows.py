@@ -19,11 +19,3 @@ class RowProduct(Protocol):
         p // (products / rows). Returns [products, outputs].
         """
         ...
-
-
-class TorchRowProduct:
-    """Gathers the weights of every product. Slow: the reference of the Triton kernel."""
-
-    def __call__(self, rows: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
-        repeated = rows.repeat_interleave(len(experts) // len(rows), 0)
-        return (weights[experts].float() @ repeated.float()[..., None])[..., 0].to(rows.dtype)

@@ -1,0 +1,93 @@
+"""Slow kernels that follow the formulas: the references of the kernels that serve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.compute.decode_sizes import SPLIT_TOKENS
+from baton.compute.torch.kernels.attention_backend import visible
+from baton.compute.torch.kernels.paged_decode import DecodeTables
+from baton.compute.torch.kernels.paged_kv import PagedKV, Row
+
+
+class ReferenceBackend:
+    """Computes the formula of attention directly, one request and one head at a time, in float32. For tests."""
+
+    def plan(self, rows: Sequence[Row], kv: PagedKV) -> ReferencePlan:
+        return ReferencePlan(rows, kv)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferencePlan:
+    rows: Sequence[Row]
+    kv: PagedKV
+
+    def run(self, layer: int, queries: Tensor, window: int | None) -> Tensor:
+        out = torch.empty_like(queries)
+        group = queries.shape[1] // self.kv.layout.kv_heads
+        for row in self.rows:
+            planes = self.kv.data[row.blocks, layer].unbind(1)  # [blocks, block_tokens, kv_heads, head_dim] each
+            keys, values = planes[0], planes[-1]  # the same plane if the cache holds latent vectors
+            tokens = slice(row.first, row.first + row.count)
+            for head in range(queries.shape[1]):
+                k = keys.flatten(0, 1)[: row.total, head // group].float()  # [total, head_dim]
+                v = values.flatten(0, 1)[: row.total, head // group].float()
+                scores = queries[tokens, head].float() @ k.T / k.shape[1] ** 0.5  # [count, total]
+                hidden = ~visible(row.start, row.total, 0, row.total, window).to(scores.device)
+                weights = scores.masked_fill(hidden, float("-inf"))
+                out[tokens, head] = (weights.softmax(-1) @ v).to(out.dtype)
+        return out.flatten(1)
+
+
+class TorchDecodeKernel:
+    """Implements `DecodeKernel` on any device, with the same splits. Slow: the reference of the Triton kernel."""
+
+    def plan(self, tables: DecodeTables, kv: PagedKV) -> TorchDecodePlan:
+        return TorchDecodePlan(tables, kv)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchDecodePlan:
+    """Implements `AttentionPlan` for a decode step of `TorchDecodeKernel`."""
+
+    tables: DecodeTables
+    kv: PagedKV
+
+    def run(self, layer: int, queries: Tensor, window: int | None) -> Tensor:
+        layout, lengths = self.kv.layout, self.tables.lengths[:, None]
+        planes = self.kv.data[self.tables.blocks.long(), layer]  # [tokens, blocks, planes, block_tokens, kv_heads, dim]
+        stored = planes.transpose(1, 2).flatten(2, 3)  # [tokens, planes, keys, kv_heads, head_dim]
+        position = torch.arange(stored.shape[2], device=stored.device)
+        seen = position < lengths  # [tokens, keys]
+        if window is not None:
+            seen = seen & (position >= lengths - window)
+        stored = stored.masked_fill(~seen[:, None, :, None, None], 0.0).float()
+        grouped = queries.unflatten(1, (layout.kv_heads, -1)).float()  # [tokens, kv_heads, group, head_dim]
+        keys, values = stored[:, 0].movedim(1, 2), stored[:, -1].movedim(1, 2)  # [tokens, kv_heads, keys, head_dim]
+        scores = grouped @ keys.transpose(2, 3) * layout.head_dim**-0.5
+        scores = scores.masked_fill(~seen[:, None, None], float("-inf"))  # [tokens, kv_heads, group, keys]
+        return _merged(scores, values).to(queries.dtype).flatten(1)
+
+
+def _merged(scores: Tensor, values: Tensor) -> Tensor:
+    """Return the weighted sum of values, one split after the other: [tokens, kv_heads, group, head_dim]."""
+    peak = scores.amax(-1, keepdim=True)
+    total = torch.zeros_like(peak)
+    out = values.new_zeros(*scores.shape[:-1], values.shape[-1])
+    for first in range(0, scores.shape[-1], SPLIT_TOKENS):
+        weights = (scores[..., first : first + SPLIT_TOKENS] - peak).exp()
+        total = total + weights.sum(-1, keepdim=True)
+        out = out + weights @ values[:, :, first : first + SPLIT_TOKENS]
+    return out / total
+
+
+class TorchRowProduct:
+    """Gathers the weights of every product. Slow: the reference of the Triton kernel."""
+
+    def __call__(self, rows: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
+        repeated = rows.repeat_interleave(len(experts) // len(rows), 0)
+        return (weights[experts].float() @ repeated.float()[..., None])[..., 0].to(rows.dtype)
