@@ -17,6 +17,7 @@ from baton.decide.cost.spec import KindFacts, facts_of
 
 HandoffPath = Literal["node", "network"]
 """Path of a handoff: inside a node, or over the network."""
+Objective = Literal["cheapest", "goodput-per-dollar", "goodput-per-watt", "goodput-per-gpu"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,16 @@ class WorkerOption:
     def usd_per_hour(self) -> float:
         """Price of one worker."""
         return (self.stock.usd_per_hour or 0.0) * self.facts.gpus + self.tier_usd_per_hour
+
+    def price(self, objective: Objective) -> float:
+        """Return the price of one worker in the objective's unit."""
+        match objective:
+            case "goodput-per-gpu":
+                return float(self.facts.gpus)
+            case "goodput-per-watt":
+                return self.facts.power_w
+            case "cheapest" | "goodput-per-dollar":
+                return self.usd_per_hour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from baton.core.types import Role
 from baton.lab.plan.capacity import Capacity
-from baton.lab.plan.options import WorkerOption
+from baton.lab.plan.options import Objective, WorkerOption
 from baton.lab.plan.solve import pool_rps
 
-Objective = Literal["cheapest", "goodput-per-dollar", "goodput-per-watt", "goodput-per-gpu"]
 PRICE_UNIT: Mapping[Objective, str] = {
     "cheapest": "USD/h", "goodput-per-dollar": "USD/h", "goodput-per-watt": "W", "goodput-per-gpu": "GPUs",
 }  # fmt: skip
@@ -95,13 +93,7 @@ class PlannedFleet:
 
     def price(self, objective: Objective) -> float:
         """Return the fleet's price in the objective's unit."""
-        match objective:
-            case "goodput-per-gpu":
-                return float(self.gpus)
-            case "goodput-per-watt":
-                return self.power_w
-            case "cheapest" | "goodput-per-dollar":
-                return self.usd_per_hour
+        return sum(group.workers * group.option.price(objective) for group in self.groups)
 
 
 def carried_rps(groups: Sequence[WorkerGroup], *, handoff_bytes: float, same_host: bool) -> float:

@@ -83,13 +83,13 @@ def _other_layouts(search: Search, best: PlannedFleet) -> list[str]:
     found: list[str] = []
     used = {(group.role, group.option.name) for group in best.groups}
     for group in best.groups:
-        own = group.capacity.rate_rps / max(1e-12, search.price(group.option))
+        own = group.capacity.rate_rps / max(1e-12, group.option.price(search.objective))
         behind: list[tuple[float, str]] = []
         for option in search.options:
             if option.stock is not group.option.stock or (group.role, option.name) in used:
                 continue
             capacity = search.capacity(group.role, option, group.workers)
-            less = 1 - capacity.rate_rps / max(1e-12, search.price(option)) / own
+            less = 1 - capacity.rate_rps / max(1e-12, option.price(search.objective)) / own
             behind.append((less, f"{group.role} on {option.name}: {_less(less)} ({capacity.limit})"))
         shown = sorted(each for each in behind if each[0] > 0.02)
         found += [words for _, words in shown[:LAYOUTS_NAMED_MAX]]

@@ -16,8 +16,8 @@ from typing import Literal
 from baton.core.types import Role
 from baton.lab.plan.capacity import Capacity, decode_capacity, mixed_capacity, prefill_capacity
 from baton.lab.plan.demand import WorkloadDemand
-from baton.lab.plan.options import WorkerOption
-from baton.lab.plan.planned_fleet import Objective, PlannedFleet, WorkerGroup, carried_rps
+from baton.lab.plan.options import Objective, WorkerOption
+from baton.lab.plan.planned_fleet import PlannedFleet, WorkerGroup, carried_rps
 from baton.lab.plan.solve import Pool, Problem, pool_rps, solve
 
 Shape = Literal["best", "disaggregated", "mixed"]
@@ -126,7 +126,7 @@ class Search:
         each_rps = self._each_rps(role, option, most)  # the largest pool has the shortest queues
         if most * each_rps < rate_rps:
             return math.inf
-        return self._with_reserve(option, math.ceil(rate_rps / each_rps - 1e-9)) * self.price(option)
+        return self._with_reserve(option, math.ceil(rate_rps / each_rps - 1e-9)) * option.price(self.objective)
 
     def _sized(self, role: Role, option: WorkerOption, rate_rps: float) -> WorkerGroup | None:
         """Return the smallest group that carries the rate. None: the stock is too small."""
@@ -168,7 +168,7 @@ class Search:
     def _rps_price(self, role: Role, option: WorkerOption) -> float:
         most = option.stock.gpus // option.facts.gpus
         each_rps = self._each_rps(role, option, most)
-        return self.price(option) / each_rps if each_rps > 0 else math.inf
+        return option.price(self.objective) / each_rps if each_rps > 0 else math.inf
 
     def _many_pools(self, shape: Shape, options: Sequence[WorkerOption]) -> PlannedFleet | None:
         """Return the fleet that the solver chooses, with capacities that fit the sizes of its pools.
@@ -224,7 +224,7 @@ class Search:
     def _pools(self, shape: Shape, options: Sequence[WorkerOption], sizes: dict[tuple[Role, str], int]) -> list[Pool]:
         roles = ROLES_OF[shape]
         pools = [
-            Pool(role=role, option=option, capacity=capacity, price=self.price(option))
+            Pool(role=role, option=option, capacity=capacity, price=option.price(self.objective))
             for role in roles
             for option in options
             for capacity in (self.capacity(role, option, sizes.get((role, option.name), POOL_GUESS)),)
@@ -249,25 +249,12 @@ class Search:
             case "mixed":
                 return mixed_capacity(option, self.demand, workers=workers)
 
-    def price(self, option: WorkerOption) -> float:
-        """Return the price of one worker in the objective's unit."""
-        match self.objective:
-            case "goodput-per-gpu":
-                return float(option.facts.gpus)
-            case "goodput-per-watt":
-                return option.facts.power_w
-            case "cheapest" | "goodput-per-dollar":
-                return option.usd_per_hour
-
 
 def derated(capacity: Capacity, factor: float) -> Capacity:
     """Return the capacity with its rate and requests multiplied by `factor`."""
     if factor == 1.0:
         return capacity
-    return Capacity(
-        rate_rps=capacity.rate_rps * factor, step_tokens_max=capacity.step_tokens_max,
-        requests=capacity.requests * factor, ttft_s=capacity.ttft_s, tpot_s=capacity.tpot_s, limit=capacity.limit,
-    )  # fmt: skip
+    return replace(capacity, rate_rps=capacity.rate_rps * factor, requests=capacity.requests * factor)
 
 
 def _fits(fleet: PlannedFleet) -> bool:

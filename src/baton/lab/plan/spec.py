@@ -21,8 +21,7 @@ from baton.decide.cost.parallel import Precision
 from baton.decide.cost.spec import read_model
 from baton.lab.plan.admission import Admission
 from baton.lab.plan.demand import LengthClass, WorkloadDemand, strata
-from baton.lab.plan.options import GpuStock, HandoffPath, OptionRanges
-from baton.lab.plan.planned_fleet import Objective
+from baton.lab.plan.options import GpuStock, HandoffPath, Objective, OptionRanges
 from baton.lab.plan.search import Shape
 from baton.lab.plan.tiers import TierSpec
 from baton.lab.workload.request import TraceRequest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 import numpy as np
 from msgspec import Struct
@@ -82,22 +83,10 @@ def render_comparison(
 def _distributions(names: Sequence[str], records: Sequence[Sequence[RequestRecord]], slo: SloTargets) -> list[str]:
     """Return the plots of TTFT, TPOT and E2E of completed requests, with a curve for each run."""
     return [
-        _distribution("Time to first token (TTFT)", names, records, _ttft_s, slo.ttft_s),
-        _distribution("Time per output token, per request (TPOT)", names, records, _tpot_s, slo.tpot_s),
-        _distribution("End to end (E2E)", names, records, _e2e_s, None),
+        _distribution("Time to first token (TTFT)", names, records, attrgetter("ttft_s"), slo.ttft_s),
+        _distribution("Time per output token, per request (TPOT)", names, records, attrgetter("tpot_s"), slo.tpot_s),
+        _distribution("End to end (E2E)", names, records, attrgetter("e2e_s"), None),
     ]
-
-
-def _ttft_s(record: RequestRecord) -> float | None:
-    return record.ttft_s
-
-
-def _tpot_s(record: RequestRecord) -> float | None:
-    return record.tpot_s
-
-
-def _e2e_s(record: RequestRecord) -> float | None:
-    return record.e2e_s
 
 
 def _distribution(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 import numpy as np
 
@@ -34,17 +35,11 @@ def fleet_plots(timeline: Timeline, start_s: float, end_s: float) -> list[str]:
     return [
         _queue_plot(lines, borders),
         _lanes_plot(lines, borders),
-        _heat_plot("Running requests per worker", lines, borders, _running, ("--decode", "requests")),
-        _heat_plot("Prompt tokens queued per worker", lines, borders, _queued, ("--prefill", "tokens")),
+        _heat_plot("Running requests per worker", lines, borders, attrgetter("running"), ("--decode", "requests")),
+        _heat_plot(
+            "Prompt tokens queued per worker", lines, borders, attrgetter("queued_tokens"), ("--prefill", "tokens")
+        ),
     ]
-
-
-def _running(line: WorkerLine) -> Sequence[int]:
-    return line.running
-
-
-def _queued(line: WorkerLine) -> Sequence[int]:
-    return line.queued_tokens
 
 
 def _means(line: WorkerLine, values: Sequence[int], borders: Values) -> Values:
