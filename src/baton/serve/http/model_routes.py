@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
-from msgspec import Struct, json
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -14,6 +14,7 @@ from baton.core.errors import RequestError
 from baton.core.served_model import ServedModelConfig
 from baton.serve.http.edge import read_object
 from baton.serve.http.identity import LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH
+from baton.serve.http.pages import json_response
 from baton.serve.http.wire.parsing import convert
 
 MODELS_PATH = "/cluster/models"
@@ -84,29 +85,25 @@ class ModelRoutes:
         ]
 
     async def _list(self, request: Request) -> Response:
-        return _json(ModelStatuses(list(self._loader.statuses())))
+        return json_response(ModelStatuses(list(self._loader.statuses())))
 
     async def _load(self, request: Request) -> Response:
         """Begin to load a model. Its state is `ready` once its workers have the weights."""
         table = convert(await read_object(request), ServedModelConfig)
         if table.tiers:  # a path to write to is the operator's choice, and not that of a key
             raise RequestError("tiers are set in the configuration only, in [[models]]; leave them out", param="tiers")
-        return _json(await self._loader.load(table), status=202)
+        return json_response(await self._loader.load(table), status=202)
 
     async def _unload(self, request: Request) -> Response:
         """Unload a model. The response comes when its processes have ended."""
         await self._loader.unload(request.path_params["model"])
-        return _json(ModelStatuses(list(self._loader.statuses())))
+        return json_response(ModelStatuses(list(self._loader.statuses())))
 
     async def _load_adapter(self, request: Request) -> Response:
         """Load a LoRA adapter as a model beside its base model. The response comes when it serves requests."""
         asked = convert(await read_object(request), AdapterBody)
-        return _json(await self._loader.load_adapter(asked.lora_name, asked.lora_path, asked.base_model))
+        return json_response(await self._loader.load_adapter(asked.lora_name, asked.lora_path, asked.base_model))
 
     async def _unload_adapter(self, request: Request) -> Response:
         await self._loader.unload(convert(await read_object(request), AdapterName).lora_name)
-        return _json(ModelStatuses(list(self._loader.statuses())))
-
-
-def _json(body: Struct, *, status: int = 200) -> Response:
-    return Response(json.encode(body), status_code=status, media_type="application/json")
+        return json_response(ModelStatuses(list(self._loader.statuses())))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -19,7 +19,14 @@ from baton.serve.http.edge import OFFLINE_PRIORITY, RequestContext
 from baton.serve.http.tools.formats import format_of
 from baton.serve.http.tools.prompt import template_messages, tool_dicts
 from baton.serve.http.wire.sampling import check_tokens
-from baton.serve.http.wire.schemas import ChatMessage, ChatRequest, CompletionRequest, TokenizeRequest
+from baton.serve.http.wire.schemas import (
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    GenerateFields,
+    TokenizeRequest,
+)
 
 _UNKNOWN = BlockHash(b"")
 
@@ -233,25 +240,12 @@ def message_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     return written
 
 
-class RequestOptions(Protocol):
-    """The fields that the bodies of all routes with prompts have."""
-
-    @property
-    def user(self) -> str | None: ...
-
-    @property
-    def priority(self) -> int | None: ...
-
-    @property
-    def cache_salt(self) -> str | None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class RequestMaker:
     """Makes the requests to the cluster of one HTTP request."""
 
     context: RequestContext
-    options: RequestOptions
+    options: GenerateFields | EmbeddingRequest
     serial: int
     slo: Slo | None = None
     service: ServiceClass | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from baton.core.errors import RequestError
 from baton.serve.http.wire.parsing import required
@@ -133,13 +133,8 @@ def prompt_fields(body: CountTokensRequest) -> ChatRequest:
 
 def chat_request(body: MessagesRequest) -> ChatRequest:
     """Return the chat request with the same meaning. Raises RequestError (400) for a block without its fields."""
-    chat = prompt_fields(body)
-    return ChatRequest(
-        model=chat.model,
-        messages=chat.messages,
-        tools=chat.tools,
-        tool_choice=chat.tool_choice,
-        parallel_tool_calls=chat.parallel_tool_calls,
+    return structs.replace(
+        prompt_fields(body),
         max_tokens=body.max_tokens,
         stream=body.stream,
         stream_options=StreamOptions(include_usage=True),
