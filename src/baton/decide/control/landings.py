@@ -28,16 +28,12 @@ class Landings:
         `source`: the target itself for a read from its tiers. `hashes`: hashes of the full blocks at the target.
         """
         pool = self.hosts.pools[target]
-        transfer = Transfer(
-            number=self.table.next_number(),
-            request=start.request,
-            start=start,
-            source=source,
-            target=target,
-            tokens=tokens,
-            hashes=self.hosts.hashes_at(source, target, start.request, tokens) if hashes is None else hashes,
+        if hashes is None:
+            hashes = self.hosts.hashes_at(source, target, start.request, tokens)
+        transfer = self.table.begin(
+            start.request, source=source, target=target, tokens=tokens, hashes=hashes, start=start
         )
-        yield self.table.add(transfer).ask_for_blocks(start.attempt, pool.block_tokens, pool.behind(tokens))
+        yield transfer.ask_for_blocks(start.attempt, pool.block_tokens, pool.behind(tokens))
 
     def fill(self, transfer: Transfer, granted: LandingGranted) -> Steps[bool]:
         """Lease and copy the source's blocks, or read the tiers. Return False if the target lacks no block."""

@@ -182,15 +182,9 @@ class PoolTransfers:
         if blocks - handoff.target_blocks < handoff.run_blocks:
             return  # the store is busy or suspended
         handoff.target_blocks = blocks
-        transfer = Transfer(
-            number=self.table.next_number(),
-            request=request,
-            source=target,
-            target=target,
-            tokens=blocks * pool.block_tokens,
-            hashes=hashes[:blocks],
-        )
-        yield self.table.add(transfer).ask_for_blocks(handoff.attempt, pool.block_tokens)
+        tokens = blocks * pool.block_tokens
+        transfer = self.table.begin(request, source=target, target=target, tokens=tokens, hashes=hashes[:blocks])
+        yield transfer.ask_for_blocks(handoff.attempt, pool.block_tokens)
 
     def read_over(self, read: Transfer, *, is_whole: bool) -> Steps[PoolHandoff | None]:
         """Begin the next read after a read ahead has ended, or return the handoff that waited only for its end."""

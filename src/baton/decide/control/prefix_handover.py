@@ -102,14 +102,9 @@ class PrefixHandover:
                 continue
             self._under_way.add(request.id)
             self.hosts.homes[request.id] = {source, target}
-            transfer = Transfer(
-                number=self.table.next_number(),
-                request=request,
-                source=source,
-                target=target,
-                tokens=tokens,
-                hashes=request.block_hashes,
+            transfer = self.table.begin(
+                request, source=source, target=target, tokens=tokens, hashes=request.block_hashes
             )
-            yield self.table.add(transfer).ask_for_blocks(1, pools[target].block_tokens)
+            yield transfer.ask_for_blocks(1, pools[target].block_tokens)
             return
         self._left.pop((source, target), None)

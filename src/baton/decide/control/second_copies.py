@@ -107,15 +107,10 @@ class SecondCopies:
         block_tokens = self.hosts.pools[target].block_tokens
         if not hashes:
             return
-        copy.transfer = Transfer(
-            number=self.table.next_number(),
-            request=copy.request,
-            source=copy.source,
-            target=target,
-            tokens=len(hashes) * block_tokens,
-            hashes=hashes,
+        copy.transfer = self.table.begin(
+            copy.request, source=copy.source, target=target, tokens=len(hashes) * block_tokens, hashes=hashes
         )
-        yield self.table.add(copy.transfer).ask_for_blocks(copy.attempt, block_tokens)
+        yield copy.transfer.ask_for_blocks(copy.attempt, block_tokens)
 
     def _choose_target(self, source: HostId) -> HostId | None:
         """Return the host with workers that has the most free or cached blocks, or None if no other host stays."""

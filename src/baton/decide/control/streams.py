@@ -231,15 +231,10 @@ class Streams:
             return
         stream.rounds += 1
         stream.sent_tokens = tokens
-        transfer = Transfer(
-            number=self.table.next_number(),
-            request=request,
-            source=stream.source,
-            target=stream.target,
-            tokens=tokens,
-            hashes=self.hosts.hashes_at(stream.source, stream.target, request, tokens),
+        hashes = self.hosts.hashes_at(stream.source, stream.target, request, tokens)
+        stream.transfer = transfer = self.table.begin(
+            request, source=stream.source, target=stream.target, tokens=tokens, hashes=hashes
         )
-        stream.transfer = self.table.add(transfer)
         yield transfer.ask_for_blocks(stream.attempt, target.block_tokens, first)
 
     def _sealed_tokens(self, stream: Stream) -> int:

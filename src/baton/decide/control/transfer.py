@@ -162,7 +162,8 @@ class TransferTable:
         default_factory=dict[tuple[RequestId, HostId], Transfer]
     )
     """Reads from tiers that began before any start. A later start on that host waits for their end."""
-    _awaited: dict[RequestId, Transfer] = field(default_factory=dict[RequestId, Transfer])
+    awaited: dict[RequestId, Transfer] = field(default_factory=dict[RequestId, Transfer])
+    """The transfer that a start of each request waits for."""
     _unawaited: dict[int, Transfer] = field(default_factory=dict[int, Transfer])
     """Transfers that no start waits for: sent or read ahead, or given up during a copy or read."""
     _landing: dict[tuple[RequestId, HostId], Transfer] = field(default_factory=dict[tuple[RequestId, HostId], Transfer])
@@ -171,10 +172,10 @@ class TransferTable:
 
     @property
     def is_empty(self) -> bool:
-        return not (self._awaited or self._unawaited)
+        return not (self.awaited or self._unawaited)
 
     def __iter__(self) -> Iterator[Transfer]:
-        yield from self._awaited.values()
+        yield from self.awaited.values()
         yield from self._unawaited.values()
 
     def next_number(self) -> int:
@@ -182,24 +183,38 @@ class TransferTable:
         self._numbers += 1
         return self._numbers
 
+    def begin(
+        self,
+        request: Request,
+        *,
+        source: HostId,
+        target: HostId,
+        tokens: int,
+        hashes: tuple[BlockHash, ...],
+        start: Start | None = None,
+    ) -> Transfer:
+        """Add and return a transfer of the request's leading `tokens`. See `Transfer` for the arguments."""
+        number = self.next_number()
+        return self.add(
+            Transfer(
+                number=number, request=request, source=source, target=target, tokens=tokens, hashes=hashes, start=start
+            )
+        )
+
     def add(self, transfer: Transfer) -> Transfer:
         """Add a transfer that waits for blocks to land in, and return it."""
         if transfer.start is None:
             self._unawaited[transfer.number] = transfer
         else:
-            self._awaited[transfer.request.id] = transfer
+            self.awaited[transfer.request.id] = transfer
         if transfer.is_read_ahead:
             self.reads_ahead[transfer.request.id, transfer.target] = transfer
         self._landing[transfer.request.id, transfer.target] = transfer
         return transfer
 
-    def awaited(self, request_id: RequestId) -> Transfer | None:
-        """Return the transfer that a start of this request waits for, or None."""
-        return self._awaited.get(request_id)
-
     def find(self, number: int, request_id: RequestId) -> Transfer | None:
         """Return the transfer of the request with this number if it is under way, or None."""
-        awaited = self._awaited.get(request_id)
+        awaited = self.awaited.get(request_id)
         return awaited if awaited is not None and awaited.number == number else self._unawaited.get(number)
 
     def land(self, request_id: RequestId, target: HostId) -> Transfer:
@@ -218,13 +233,13 @@ class TransferTable:
         """Reuse a transfer that still writes blocks of the request on this host: a start waits for it again."""
         for transfer in self._unawaited.values():
             if transfer.request.id == request_id and transfer.target == target and not transfer.is_read_ahead:
-                self._awaited[request_id] = self._unawaited.pop(transfer.number)
+                self.awaited[request_id] = self._unawaited.pop(transfer.number)
                 return transfer
         return None
 
     def give_up(self, transfer: Transfer) -> None:
         """Give up a transfer that a start waits for. It ends now, or with its copy or read under way."""
-        del self._awaited[transfer.request.id]
+        del self.awaited[transfer.request.id]
         if transfer.state == "copying":
             self._unawaited[transfer.number] = transfer
         else:
@@ -233,7 +248,7 @@ class TransferTable:
 
     def lose_host(self, host: HostId) -> None:
         """Give up the transfers to a lost host that a start waits for."""
-        for transfer in [transfer for transfer in self._awaited.values() if transfer.target == host]:
+        for transfer in [transfer for transfer in self.awaited.values() if transfer.target == host]:
             self.give_up(transfer)
 
     def end(self, transfer: Transfer, *, landed: bool) -> bool:
@@ -243,5 +258,5 @@ class TransferTable:
             del self.reads_ahead[transfer.request.id, transfer.target]
         if self._unawaited.pop(transfer.number, None) is not None:
             return False
-        del self._awaited[transfer.request.id]
+        del self.awaited[transfer.request.id]
         return True

@@ -146,7 +146,7 @@ class Transfers:
         """Start a request after a transfer that is under way. `chunk`: one that has just ended."""
         request_id = start.request.id
         yield from self._chunk_ended(chunk)
-        worker, transfer = self.hosts.workers.get(start.worker), self.table.awaited(request_id)
+        worker, transfer = self.hosts.workers.get(start.worker), self.table.awaited.get(request_id)
         target = worker.host if worker is not None else None
         if transfer is not None and transfer.target != target:
             yield from self._give_up(transfer)
@@ -226,7 +226,7 @@ class Transfers:
         """Stop a request on its worker. If it waits for a transfer, end the transfer instead."""
         request_id, held = command.request_id, self._held.get(command.request_id)
         waiting = self._by_pool.start_of(request_id) or (held[0] if held is not None else None)
-        transfer = self.table.awaited(request_id)
+        transfer = self.table.awaited.get(request_id)
         if waiting is not None and waiting.attempt == command.attempt:
             self._forget_pool(request_id)
         elif transfer is not None and transfer.start is not None and transfer.start.attempt == command.attempt:
@@ -240,7 +240,7 @@ class Transfers:
         """Release a closed request on every host, and give up its transfers."""
         yield from self._chunk_ended(self._streams.stop(request_id))
         self._forget_pool(request_id)
-        transfer = self.table.awaited(request_id)
+        transfer = self.table.awaited.get(request_id)
         if transfer is not None:
             self.table.give_up(transfer)
         self._copies.close(request_id)
