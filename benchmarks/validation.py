@@ -244,7 +244,7 @@ def calibrate(url: str, requests: int, seed: int) -> dict[str, tuple[float, floa
 def bias(cost: FittedCost, steps: Sequence[LoggedStep]) -> float | None:
     """Predicted over measured seconds of all these steps: what it is off by, the simulator of such a load is too."""
     measured_s = sum(step.step_s for step in steps)
-    return round(sum(cost.step_s(step.shape) for step in steps) / measured_s, 4) if steps else None
+    return round(sum(cost.step_s(step) for step in steps) / measured_s, 4) if steps else None
 
 
 def edge_of(alone: Sequence[Alone]) -> SimEdge:
@@ -301,7 +301,7 @@ def speeds(cost: FittedCost, live: LiveRun, worker: str, log: Sequence[LoggedSte
             worker=WorkerId(worker),
             at_s=number * WINDOW_S,
             for_s=WINDOW_S,
-            factor=sum(step.step_s for step in steps) / sum(cost.step_s(step.shape) for step in steps),
+            factor=sum(step.step_s for step in steps) / sum(cost.step_s(step) for step in steps),
         )
         for number, steps in sorted(windows.items())
     ]

@@ -36,26 +36,10 @@ HELD_OUT_EVERY = 5
 """Every fifth point is held out of the fit, to measure its error."""
 
 
-class StepPoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One measured step: the fields of `StepShape` and its seconds."""
+class StepPoint(StepShape, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One measured step: its shape and its seconds."""
 
-    prefill_tokens: int = 0
-    prefill_chunks: int = 0
-    prefill_pairs: float = 0.0
-    decode_requests: int = 0
-    context_tokens: int = 0
     step_s: float
-
-    @property
-    def shape(self) -> StepShape:
-        """The shape of the step."""
-        return StepShape(
-            prefill_tokens=self.prefill_tokens,
-            prefill_chunks=self.prefill_chunks,
-            prefill_pairs=self.prefill_pairs,
-            decode_requests=self.decode_requests,
-            context_tokens=self.context_tokens,
-        )
 
 
 class StepProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -181,7 +165,7 @@ def fit_cost(log: StepProfile) -> FittedCost:
     held_out = [point for index, point in enumerate(log.points) if index % HELD_OUT_EVERY == 0]
     cost = _fit(log, seen, [point.step_s for point in seen])
     for _ in range(_REWEIGHTINGS):
-        cost = _fit(log, seen, [cost.step_s(point.shape) for point in seen])
+        cost = _fit(log, seen, [cost.step_s(point) for point in seen])
     return msgspec.structs.replace(cost, error=fit_error(cost, held_out))
 
 
@@ -217,7 +201,7 @@ def fit_nonnegative(rows: Sequence[Sequence[float]], wanted: Sequence[float]) ->
 
 def fit_error(cost: FittedCost, points: Sequence[StepPoint]) -> FitError:
     """Return the relative errors of a fit on measured steps."""
-    ratios = sorted(abs(cost.step_s(point.shape) / point.step_s - 1) for point in points)
+    ratios = sorted(abs(cost.step_s(point) / point.step_s - 1) for point in points)
     return FitError(
         points=len(ratios),
         mean_ratio=sum(ratios) / len(ratios),

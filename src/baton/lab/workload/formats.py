@@ -15,9 +15,8 @@ from typing import cast
 import msgspec
 from msgspec import Struct, structs
 
-from baton.core.types import Slo
 from baton.lab.workload.request import Timing, TraceRequest
-from baton.lab.workload.rows import Count, Fields, Length, Time, read_row
+from baton.lab.workload.rows import Count, Fields, Time, read_row
 
 Reader = Callable[[Fields], TraceRequest]
 """Convert the fields of one row into a request. Raises ValueError that says which field is wrong."""
@@ -47,22 +46,6 @@ class _Row(Struct, kw_only=True, rename=lambda name: f"<{name}>"):
     turn: Count = 0
     tenant: str = ""
     priority: int = 0
-
-
-class _BatonRow(Struct):
-    """The fields of a `TraceRequest`, as `baton replay --trace-out` writes them."""
-
-    at_s: Time
-    input_tokens: Length
-    output_tokens: Length
-    prefix_ids: tuple[int, ...] = ()
-    prefix_block_tokens: Count = 0
-    tenant: str = ""
-    session: str = ""
-    turn: Count = 0
-    priority: int = 0
-    slo: Slo | None = None
-    think_s: Time | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +103,7 @@ class TraceFormat:
 
 
 def _read_baton(fields: Fields) -> TraceRequest:
-    return _checked(TraceRequest(**structs.asdict(read_row(fields, _BatonRow))))
+    return _checked(read_row(fields, TraceRequest))
 
 
 def _unix_s(moment: str) -> float:

@@ -150,5 +150,5 @@ def test_noise_does_not_make_a_fit_quicker_than_what_was_measured() -> None:
     """Relative to what was measured, lucky steps would count most: with this noise the sum would be 18 % too low."""
     log = measured(Random(3), 0.5)
     found = fit_cost(log)
-    predicted_s = sum(found.step_s(point.shape) for point in log.points)
+    predicted_s = sum(found.step_s(point) for point in log.points)
     assert predicted_s == pytest.approx(sum(point.step_s for point in log.points), rel=0.03)

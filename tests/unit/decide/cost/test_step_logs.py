@@ -31,7 +31,7 @@ def write_log(folder: Path, worker: str, written: list[StepPoint]) -> Path:
     """As a worker does it."""
     log = StepLogWriter(folder, WorkerId(worker), 1 << 20)
     for number, point in enumerate(written):
-        log.note(point.shape, at_s=float(number), engine_s=point.step_s * 0.9, turn_s=point.step_s)
+        log.note(point, at_s=float(number), engine_s=point.step_s * 0.9, turn_s=point.step_s)
     log.close()
     return folder / f"{worker}.jsonl"
 
