@@ -1,8 +1,10 @@
 """A server with the native HTTP interface of SGLang 0.5.23.
 
 Its streams repeat all tokens so far, as those of the real server do. It does not notice that a stream was closed: the
-request goes on until it is aborted by its id. A pair computes a prompt only once both servers have it, and the decode
-server must get exactly the prompt that the prefill server computed for its room.
+request goes on until it is aborted by its id. An aborted leg does not end the other one.
+
+A pair computes a prompt only once both servers have it, and the decode server must get exactly the prompt that the
+prefill server computed for its room.
 """
 
 from __future__ import annotations
@@ -65,8 +67,8 @@ class FakeSglang(FakeEngine):
     """The model's own tokens that end a turn."""
     bootstrap_port: int = field(default_factory=lambda: next(_bootstrap_ports))
     rooms: dict[int, Room] = field(default_factory=dict)
-    unfinished: dict[str, int | None] = field(default_factory=dict)
-    """Requests that the server still runs, with their rooms."""
+    unfinished: set[str] = field(default_factory=set)
+    """Ids of the requests that the server still runs."""
 
     @property
     def engine(self) -> Engine:
@@ -156,16 +158,13 @@ class FakeSglang(FakeEngine):
         """End a request. One that the server does not run is ignored, as by the real server."""
         name = (await request.json())["rid"]
         if name in self.unfinished:
-            room = self.rooms.get(self.unfinished[name] or -1)
-            if room is not None:
-                room.is_over.set()
             self._end(name)
             self.aborted.append(name)
             self.note_left()
         return web.Response()
 
     def _end(self, name: str) -> None:
-        self.unfinished.pop(name, None)
+        self.unfinished.discard(name)
         self.changed.set()
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
@@ -185,7 +184,7 @@ class FakeSglang(FakeEngine):
         failure = self.note(request, body, asked)
         if failure is not None:
             return failure
-        self.unfinished[asked.id] = body.get("bootstrap_room")
+        self.unfinished.add(asked.id)
         if len(asked.tokens) + asked.tokens_max > self.context_tokens:
             self._end(asked.id)
             text = f"at most {self.context_tokens} tokens"

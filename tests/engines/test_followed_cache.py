@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from baton.cli.main import main
 from baton.core.engine_config import EngineConfig
@@ -16,7 +17,7 @@ from baton.core.types import HostId
 from baton.decide.control.cluster_messages import ClusterEvent
 from baton.decide.kv.hashing import block_hashes
 from tests.engines.event_publisher import EventPublisher
-from tests.engines.fake_engine import servers
+from tests.engines.fake_engine import FakeEngine, servers
 from tests.engines.fake_vllm import FakeVllm
 from tests.engines.fleets import Baton, baton_over
 
@@ -34,8 +35,8 @@ def removed(*, name: int = 1) -> bytes:
     return msgspec.msgpack.encode([1.0, [{"type": "BlockRemoved", "block_hashes": [name]}], 0])
 
 
-def followed(fake: FakeVllm, publisher: EventPublisher) -> EngineConfig:
-    return EngineConfig(url=fake.url, kv_events=publisher.address, kv_events_replay=publisher.replay_address)
+def followed(fake: FakeEngine, publisher: EventPublisher) -> EngineConfig:
+    return replace(fake.config(), kv_events=publisher.address, kv_events_replay=publisher.replay_address)
 
 
 class Changes:
@@ -57,14 +58,14 @@ class Changes:
 
 
 def test_a_prompt_goes_to_the_server_that_has_its_prefix(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    engine: type[FakeEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = str(tmp_path / "log")
 
     async def run() -> None:
-        fakes, publisher = [FakeVllm(), FakeVllm(), FakeVllm()], EventPublisher()
+        fakes, publisher = [engine(), engine(), engine()], EventPublisher()
         async with publisher, servers(*fakes):
-            given = (fakes[0].url, followed(fakes[1], publisher), fakes[2].url)
+            given = (fakes[0].config(), followed(fakes[1], publisher), fakes[2].config())
             async with baton_over(*given, log=log) as baton:
                 changes = Changes(baton, monkeypatch)
                 await publisher.publish(stored())

@@ -75,6 +75,7 @@ def test_the_cluster_shows_the_engine(server: RunningServer, fake: FakeVllm) -> 
         ("/v1/completions", {"prompt": "x", "structured_outputs": {"regex": "a+"}}, "response_format"),
         ("/v1/embeddings", {"input": "x"}, "input"),
         ("/v1/completions", {"prompt": "x", "kv_transfer_params": {"remote_host": "elsewhere"}}, "kv_transfer_params"),
+        ("/v1/completions", {"prompt": "x", "bootstrap_room": 7}, "bootstrap_room"),
     ],
 )
 def test_what_an_engine_cannot_do_is_refused(

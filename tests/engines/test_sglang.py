@@ -10,8 +10,10 @@ from baton.cli.main import build_parser
 from baton.cli.serve import configuration
 from baton.core.config import Config
 from baton.core.engine_config import EnginesConfig, engine_of
-from baton.core.types import Sampling
+from baton.core.types import HostId, RequestId, Sampling
 from baton.decide.policy.policy_sets import policy_of
+from baton.integrations.engines.handoffs import ComputedPrompt, Handoffs
+from baton.integrations.engines.legs import OpenLeg
 from baton.integrations.engines.port import Choice, EngineBrokenError, EngineRefusedError, Generation
 from baton.integrations.sglang import Event, FinishReason, MetaInfo, SglangServer, StreamError, StreamOutput, read_load
 from tests.engines.fake_engine import answer_to, servers
@@ -183,14 +185,92 @@ def test_a_leg_that_dies_before_the_first_token_loses_no_request(lost: str) -> N
             await asyncio.wait(begun, return_when=asyncio.FIRST_COMPLETED)
             for task in begun:
                 task.cancel()
-            (killed,) = [fake for fake in fakes if fake.asked and fake.role == lost]
-            await killed.stop()
+            used = {fake.role: fake for fake in fakes if fake.asked}
+            await used[lost].stop()
+            await used["prefill" if lost == "decode" else "decode"].emptied()  # before it is sent again
             for fake in fakes:
                 fake.gate.set()
             assert (await finished(live)).outcome == "finished"
             assert live.tokens[len(PROMPT) :] == ANSWER[:20]
             for fake in fakes:
                 await fake.emptied()
+            baton.check()
+
+    asyncio.run(run())
+
+
+def test_a_decode_server_that_hangs_before_the_first_token_loses_no_request() -> None:
+    """As with a half-open connection: its leg does not break before the server is lost."""
+
+    async def run() -> None:
+        prefill, *decodes = pair()[0], *(FakeSglang(name=f"d{number}", mode="decode") for number in range(2))
+        prefill.free_tokens = 0
+        fakes = (prefill, *decodes)
+        async with servers(*fakes), baton_over(*(fake.config(fake.role) for fake in fakes), silent_s=0.2) as baton:
+            live = baton.submit(PROMPT, 20)
+            await prefill.began.wait()
+            while not (asked := [fake for fake in decodes if fake.asked]):
+                await decodes[0].polled.wait()
+                decodes[0].polled.clear()
+            asked[0].is_silent = True
+            await baton.said("is lost: it has not answered")
+            prefill.gate.set()
+            assert (await finished(live)).outcome == "finished"
+            assert live.tokens[len(PROMPT) :] == ANSWER[:20]
+            baton.check()
+
+    asyncio.run(run())
+
+
+def test_an_answer_that_no_worker_reads_is_aborted() -> None:
+    """Its request has ended between both legs, or another decode server was chosen."""
+
+    async def run() -> None:
+        fake, other = FakeSglang(free_tokens=1), FakeSglang()
+        async with servers(fake, other):
+            made = [SglangServer(each.url, "", answer_s=10) for each in (fake, other)]
+            handoffs, request_id = Handoffs(), RequestId("r")
+            for ends in ("the request", "the choice"):
+                asked = Generation(id=ends, tokens=PROMPT, output_tokens=0, tokens_max=9, sampling=Sampling())
+                leg = OpenLeg(made[0], asked)
+                await fake.began.wait()
+                fake.began.clear()
+                handoffs.keep(request_id, ComputedPrompt(HostId("h"), len(PROMPT), None, leg))
+                if ends == "the request":
+                    handoffs.drop_ended({request_id})
+                    assert handoffs.has(request_id, HostId("h"))
+                    handoffs.drop_ended(())
+                else:
+                    assert handoffs.take(request_id, len(PROMPT), made[1]) is None
+                assert not handoffs.has(request_id, HostId("h"))
+                await fake.emptied()
+            for server in made:
+                await server.close()
+        assert fake.aborted == ["the request", "the choice"]
+
+    asyncio.run(run())
+
+
+def test_a_request_that_ends_while_its_answer_waits_for_blocks_is_aborted() -> None:
+    """The decode server has its KV, but its worker no room for it."""
+
+    async def run() -> None:
+        prefill, decode = pair(blocks=8, free_tokens=3)
+        async with servers(prefill, decode), baton_over(prefill.config("prefill"), decode.config("decode")) as baton:
+            first = baton.submit(PROMPT, 20)
+            await tokens_of(first, 3)
+            second = baton.submit([*PROMPT[1:], 40], 20)
+            while second.worker != "sglang-1":
+                decode.polled.clear()
+                await decode.polled.wait()
+            baton.parts.gateway.cancel(second)
+            assert (await finished(second)).outcome == "cancelled"
+            while len(decode.unfinished) > 1:
+                decode.changed.clear()
+                await decode.changed.wait()
+            decode.gate.set()
+            assert (await finished(first)).outcome == "finished"
+            assert decode.aborted == [decode.asked[1].id]
             baton.check()
 
     asyncio.run(run())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import asdict, replace
 
+from baton.core.config import Plugin
 from baton.core.copies import LandingEnded, LandingGranted, LandingRefused, LandingWanted
 from baton.core.messages import AheadEnded, HostLost, RequestDropped, SendAhead
 from baton.core.types import HostId, RequestId, WorkerId
 from baton.decide.control.cluster_messages import PoolDecision
+from baton.decide.policy.policy_sets import POLICY_SETS
 from baton.lab.sim.cluster import SimCluster
 from baton.lab.sim.faults import Death, HostKill, WireCut
 from baton.lab.sim.spec import SimKind, SimKV
@@ -51,6 +54,18 @@ def test_a_long_prompt_goes_over_while_it_is_computed() -> None:
 
 def test_policies_of_papers_that_do_not_stream_send_it_when_it_is_done() -> None:
     assert landed_tokens(played(policy="distserve"), B) == [600]
+
+
+def test_a_decode_host_that_is_chosen_at_the_start_gets_the_kv_when_the_prompt_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    paired = replace(POLICY_SETS["distserve"], streaming=Plugin(use="place-at-start"))
+    monkeypatch.setitem(POLICY_SETS, "paired", paired)
+    cluster = played(policy="paired")
+    chosen = [c for entry in cluster.server.journal.log for c in getattr(entry, "commands", ())]
+    assert [c.worker for c in chosen if isinstance(c, SendAhead)] == [WorkerId("decode-0")]
+    assert landed_tokens(cluster, B) == [600]
+    assert cluster.wires.tokens == 600
 
 
 def test_the_second_token_comes_sooner() -> None:

@@ -53,7 +53,7 @@ class Bound:
         return [SendAhead(request, flight.attempt, source, choice, policies.run_tokens(request))]
 
     def worker_of(self, request_id: RequestId) -> WorkerId | None:
-        """Return the worker that a request is bound to. None: its prompt is not computed now, or by that worker."""
+        """Return the worker that a request is bound to. None: there is none."""
         bound = self._of.get(request_id)
         return bound[0] if bound is not None else None
 
