@@ -122,7 +122,7 @@ def test_bad_sources_are_exit_code_2(arguments: tuple[str, ...], words: str) -> 
 def test_a_full_log_says_why_a_request_is_not_in_it(tmp_path: Path) -> None:
     """The server goes on when its log is full; whoever asks for a later request has to know."""
     config, log = tmp_path / "baton.toml", tmp_path / "decisions.log"
-    config.write_text("log_bytes_max = 2000\n")
+    config.write_text("log_bytes_max = 2000\nlog_kept_bytes_max = 2000\n")
     log.write_text("of an earlier run")
     with serving("hash", "--config", str(config), "--log", str(log)) as server:
         for index in range(5):

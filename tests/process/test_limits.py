@@ -12,7 +12,7 @@ from tests.serving import serving
 
 def test_a_log_that_is_full_is_told_once_and_requests_go_on(tmp_path: Path) -> None:
     config = tmp_path / "baton.toml"
-    config.write_text("log_bytes_max = 2000\n")
+    config.write_text("log_bytes_max = 2000\nlog_kept_bytes_max = 2000\n")
     log = tmp_path / "decisions.log"
     with serving("hash", "--config", str(config), "--log", str(log)) as server, server.client() as client:
         for index in range(5):

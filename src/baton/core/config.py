@@ -295,9 +295,9 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     log: str = ""
     """File of the decision log, which `baton replay` reads. Empty: no log."""
     log_bytes_max: Bytes = 1_000_000_000
-    """Maximum size of the decision log. Later decisions are not logged."""
+    """Maximum size of the file of the decision log. A full one becomes FILE.N."""
     log_kept_bytes_max: Bytes = 10_000_000_000
-    """Maximum size of earlier logs together: FILE.1 (the oldest), FILE.2 and so on."""
+    """Maximum size of FILE.1 (the oldest), FILE.2 and so on together. One log ends there."""
     step_log: str = ""
     """Folder for step logs, one file per worker. `fitted` cost models are made from them. Empty: no step logs."""
     topology: Topology = Topology()

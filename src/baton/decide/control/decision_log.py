@@ -80,6 +80,14 @@ class SimHeader(Struct, frozen=True, kw_only=True, tag=True):
     """As in `LogHeader`."""
 
 
+class LogPart(Struct, frozen=True, kw_only=True, tag=True):
+    """The first entry of every further file of a log."""
+
+    earlier: str
+    """Name of the file with the entries before, in the same folder."""
+    earlier_bytes: int
+
+
 class Decision(Struct, frozen=True, tag=True):
     """A log entry: one event from outside, and all resulting commands."""
 
@@ -138,7 +146,7 @@ def coordinator_events(event: ClusterEvent) -> Iterator[CoordinatorEvent]:
             yield event
 
 
-LogEntry = LogHeader | SimHeader | Decision
+LogEntry = LogHeader | SimHeader | LogPart | Decision
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ from baton.decide.kv.window import PromptRules
 from baton.decide.policy.policy_sets import for_engines, own_sources, resolve
 from baton.integrations.gateway.asked import BLOCK_TOKENS
 from baton.integrations.gateway.picker import REQUESTS_MAX, Picker
-from baton.serve.live.log_file import LogWriter
-from baton.serve.live.log_thread import LogThread
+from baton.serve.live.log_thread import open_log
 
 _COST = {
     "model": "linear",
@@ -43,8 +42,7 @@ def build_picker(config: Config) -> Picker:
     policies = build_policies(header.policy, load_cost(header.cost, folder=Path()).cost)
     eviction = eviction_maker(header.policy.eviction, partial(getLogger("baton.picker").error, "%s"))
     cluster = Cluster(build_coordinator(header, policies), PoolRules(eviction=eviction, prompts=header.prompts))
-    log = LogThread(LogWriter(Path(config.log), header, config.log_bytes_max)) if config.log else None
-    return Picker(cluster, log)
+    return Picker(cluster, open_log(config, header))
 
 
 def _header(config: Config) -> LogHeader:

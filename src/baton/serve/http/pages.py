@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from importlib import metadata
 from pathlib import Path
+from typing import BinaryIO
 
 from msgspec import Struct, json
 from starlette.requests import Request
@@ -32,6 +34,7 @@ from baton.serve.http.wire.responses import (
 from baton.serve.http.wire.sampling import check_tokens
 from baton.serve.http.wire.schemas import DetokenizeRequest, TokenizeRequest
 from baton.serve.live.history import KEPT_SAMPLES, History
+from baton.serve.live.log_thread import LogThread
 from baton.serve.live.metrics_registry import CONTENT_TYPE
 
 LOG_TYPE = "application/octet-stream"
@@ -141,14 +144,13 @@ class Pages:
         if log is None:
             message = "this server keeps no decision log; start it with --log FILE"
             raise RequestError(message, status=404, code="no_decision_log")
-        await asyncio.to_thread(log.flush)
         try:
-            size_bytes = log.path.stat().st_size
+            sizes = await asyncio.to_thread(log.sizes)
         except OSError as error:
             message = f"the decision log cannot be read anymore: {error.strerror}; restart the server to log again"
             raise RequestError(message, status=404, code="no_decision_log") from error
-        headers = {"content-length": str(size_bytes), LOG_FULL_HEADER: "yes" if log.full else "no"}
-        return StreamingResponse(file_chunks(log.path, size_bytes), media_type=LOG_TYPE, headers=headers)
+        headers = {"content-length": str(sum(sizes)), LOG_FULL_HEADER: "yes" if log.full else "no"}
+        return StreamingResponse(_log_chunks(log, sizes), media_type=LOG_TYPE, headers=headers)
 
     async def _events(self, request: Request) -> Response:
         """Send the samples of the last 15 minutes, then a new one every second, as server-sent events.
@@ -223,7 +225,20 @@ async def file_chunks(path: Path, size_bytes: int) -> AsyncIterator[bytes]:
 
     Only one chunk is in memory at a time, even if the client reads slowly.
     """
-    file = await asyncio.to_thread(path.open, "rb")
+    async with aclosing(_chunks(await asyncio.to_thread(path.open, "rb"), size_bytes)) as chunks:
+        async for chunk in chunks:
+            yield chunk
+
+
+async def _log_chunks(log: LogThread, sizes: Sequence[int]) -> AsyncIterator[bytes]:
+    """Yield the first bytes of each file of a log, as many as `sizes` has."""
+    for index, size_bytes in enumerate(sizes):
+        async with aclosing(_chunks(await asyncio.to_thread(log.open_file, index), size_bytes)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+
+async def _chunks(file: BinaryIO, size_bytes: int) -> AsyncGenerator[bytes]:
     try:
         left_bytes = size_bytes
         while left_bytes and (chunk := await asyncio.to_thread(file.read, min(left_bytes, CHUNK_BYTES))):

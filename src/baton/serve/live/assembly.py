@@ -43,9 +43,7 @@ from baton.serve.host.worker_link import HostLauncher
 from baton.serve.live.driver import Driver
 from baton.serve.live.gateway import LiveGateway
 from baton.serve.live.history import History
-from baton.serve.live.kept_logs import keep_earlier_log
-from baton.serve.live.log_file import LogWriter
-from baton.serve.live.log_thread import LogThread
+from baton.serve.live.log_thread import open_log
 from baton.serve.live.metrics_registry import Metrics
 from baton.serve.live.tiers import LiveTiers, OwnTiers
 from baton.serve.live.waiting import Waits
@@ -109,7 +107,7 @@ def assemble(config: Config, card: ModelCard, share: HostShare | None = None) ->
         metrics,
         waits=Waits(survival.wait_s, survival.start_s),
         copy_s=config.hosts.copy_s,
-        log_writer=_open_log(header, config),
+        log_writer=open_log(config, header),
     )
     own_tiers: OwnTiers | None = None
     if own is not None:
@@ -166,14 +164,6 @@ def _header(policy: PolicyConfig, config: Config, layout: KVLayout, prompts: Pro
         scaling=config.launcher.rules(),
         sources=own_sources(policy),
     )
-
-
-def _open_log(header: LogHeader, config: Config) -> LogThread | None:
-    """Open the decision log. Return None if none is configured. Raises ConfigError if it cannot be written."""
-    if not config.log:
-        return None
-    keep_earlier_log(Path(config.log), config.log_kept_bytes_max)
-    return LogThread(LogWriter(Path(config.log), header, config.log_bytes_max))
 
 
 def _open_tiers(

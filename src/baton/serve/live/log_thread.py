@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 from pathlib import Path
+from typing import BinaryIO
 
-from baton.decide.control.decision_log import Decision
+from baton.core.config import Config
+from baton.decide.control.decision_log import Decision, LogHeader
+from baton.serve.live.kept_logs import keep_earlier_log
 from baton.serve.live.log_file import LogWriter
 
 UNWRITTEN_BYTES_MAX = 64 * 1024 * 1024
@@ -15,6 +18,18 @@ FLUSH_S = 10.0
 """Maximum seconds that the server's shutdown, or a reader of the log, waits for the disk."""
 
 log = logging.getLogger("baton.server")
+
+
+def open_log(config: Config, header: LogHeader) -> LogThread | None:
+    """Open the decision log, and keep earlier ones. Return None if none is configured.
+
+    Raises ConfigError if it cannot be written.
+    """
+    if not config.log:
+        return None
+    path, kept_bytes_max = Path(config.log), config.log_kept_bytes_max
+    keep_earlier_log(path, kept_bytes_max)
+    return LogThread(LogWriter(path, header, config.log_bytes_max, kept_bytes_max=kept_bytes_max))
 
 
 class LogThread:
@@ -54,6 +69,15 @@ class LogThread:
             self._changed.notify_all()
         return True
 
+    def sizes(self) -> list[int]:
+        """Wait as `flush` does. Return the size of each file of the log in bytes. Raises OSError."""
+        self.flush()
+        return self._writer.sizes()
+
+    def open_file(self, index: int) -> BinaryIO:
+        """Open a file of the log for reading, by its place in `sizes`. Raises OSError."""
+        return self._writer.open_file(index)
+
     def flush(self) -> None:
         """Wait until every entry is written, for at most `FLUSH_S` seconds."""
         with self._changed:
@@ -69,22 +93,21 @@ class LogThread:
             log.error("the decision log %s lacks its end: the disk takes longer than %g s", self.path, FLUSH_S)
 
     def _run(self) -> None:
-        while data := self._take():
-            self._writer.write(data)
+        while entries := self._take():
+            self._writer.write(entries)
             with self._changed:
-                self._unwritten_bytes -= len(data)
+                self._unwritten_bytes -= sum(map(len, entries))
                 if self._writer.full:
                     self._tell()
                 self._changed.notify_all()
         self._writer.close()
 
-    def _take(self) -> bytes:
-        """Wait for entries and return them. Return no bytes once the log is closed."""
+    def _take(self) -> list[bytes]:
+        """Wait for entries and return them. Return none once the log is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_closed)
-            data = b"".join(self._waiting)
-            self._waiting.clear()
-            return data
+            entries, self._waiting = self._waiting, []
+            return entries
 
     def _tell(self) -> None:
         """Log once that the log has ended. The caller holds the lock."""

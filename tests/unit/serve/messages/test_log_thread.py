@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -29,9 +29,9 @@ class SlowWriter(LogWriter):
         super().__init__(path, HEADER, 1 << 20)
         self.is_fast.clear()
 
-    def write(self, data: bytes) -> None:
+    def write(self, entries: Sequence[bytes]) -> None:
         self.is_fast.wait()
-        super().write(data)
+        super().write(entries)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_more_than_the_bound_ends_the_log_without_a_hole(slow: SlowWriter, caplo
 
 def test_decisions_after_the_end_of_the_log_are_counted(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    parts = assemble(Config(model="hash", log=str(log), log_bytes_max=4000), hash_card())
+    parts = assemble(Config(model="hash", log=str(log), log_bytes_max=4000, log_kept_bytes_max=0), hash_card())
     assert parts.driver.log is not None
     assert parts.own is not None
     for number in range(100):
