@@ -15,7 +15,7 @@ from baton.core.errors import RequestError
 from baton.core.types import Grammar
 from baton.serve.http.prompts import TextEncoder, chat_prompt
 from baton.serve.http.tools.formats import DESCRIBED, HERMES, LLAMA3, MISTRAL, ToolFormat, format_of
-from baton.serve.http.tools.use import call_grammar, mark_token, tool_use
+from baton.serve.http.tools.use import arguments_schema, call_grammar, mark_token, tool_use
 from baton.serve.http.wire.parsing import convert
 from baton.serve.http.wire.schemas import ChatRequest, FunctionSpec
 
@@ -176,3 +176,38 @@ def test_a_mark_that_is_a_special_token_is_written_as_one_and_read_as_text() -> 
     use = tool_use(fields, MISTRAL_LIKE)
     assert use is not None
     assert use.shown_tokens(tokenizer) == {2}
+
+
+def schema_of(parameters: dict[str, object]) -> dict[str, object]:
+    return arguments_schema(FunctionSpec(name="f", parameters=parameters))
+
+
+def test_arguments_have_no_properties_that_the_schema_does_not_name() -> None:
+    """LangChain's tools do not say so, and its functions fail for invented arguments."""
+    place = {"type": "object", "properties": {"city": {"type": "string"}}}
+    places = {"type": "array", "items": place}
+    found = schema_of(
+        {"properties": {"to": place, "over": places, "by": {"$ref": "#/$defs/by"}}, "$defs": {"by": place}}
+    )
+    closed = {**place, "additionalProperties": False}
+    assert found == {
+        "type": "object",
+        "properties": {"to": closed, "over": {"type": "array", "items": closed}, "by": {"$ref": "#/$defs/by"}},
+        "$defs": {"by": closed},
+        "additionalProperties": False,
+    }
+    assert schema_of({"properties": {}})["additionalProperties"] is False
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"type": "object"},
+        {"type": "object", "properties": {"a": {"type": "object"}}, "additionalProperties": {"type": "number"}},
+        {"type": "object", "properties": {"a": {}}, "anyOf": [{"properties": {"b": {}}}, {"properties": {"c": {}}}]},
+        {"type": "object", "allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
+    ],
+    ids=["any object", "it says otherwise", "alternatives", "parts"],
+)
+def test_arguments_that_may_have_further_properties_stay_open(parameters: dict[str, object]) -> None:
+    assert schema_of(parameters) == parameters

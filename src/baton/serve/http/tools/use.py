@@ -17,6 +17,8 @@ from baton.serve.http.wire.schemas import ChatRequest, FunctionSpec, JsonSchema,
 
 CALLS_MAX = 16
 """Maximum calls in a response that must consist of calls, because small models repeat calls without end."""
+_COMBINING = {"anyOf", "oneOf", "not", "if", "$ref", "patternProperties", "unevaluatedProperties"}
+"""Keywords beside which `properties` need not list all properties."""
 _NO_ARGUMENTS: JsonSchema = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -95,10 +97,30 @@ def call_grammar(functions: Sequence[FunctionSpec], form: ToolFormat, tokenizer:
 
 
 def arguments_schema(function: FunctionSpec) -> JsonSchema:
-    """Return the schema of a function's arguments, which are always an object."""
-    if function.parameters is None:
+    """Return the schema of a function's arguments, which are always an object.
+
+    Its objects take only the properties that they name, unless they say otherwise: functions fail for invented ones.
+    """
+    parameters = function.parameters
+    if parameters is None:
         return _NO_ARGUMENTS
-    return {"type": "object", **function.parameters}
+    is_combined = '"allOf"' in json.dumps(parameters)  # each part names only some of the properties
+    return {"type": "object", **(parameters if is_combined else _closed(parameters))}
+
+
+def _closed(schema: JsonSchema) -> JsonSchema:
+    """Add `additionalProperties: false` where a schema lists all of its properties."""
+    closed = dict(schema)
+    for key in ("properties", "$defs", "definitions"):
+        if isinstance(schema.get(key), dict):
+            closed[key] = {
+                name: _closed(part) if isinstance(part, dict) else part for name, part in schema[key].items()
+            }
+    if isinstance(schema.get("items"), dict):
+        closed["items"] = _closed(schema["items"])
+    if "properties" in schema and not schema.keys() & _COMBINING:
+        closed.setdefault("additionalProperties", False)
+    return closed
 
 
 def mark_token(mark: str, tokenizer: Tokenizer) -> int | None:
