@@ -52,6 +52,8 @@ ROLE, RESTART, HOSTS = "/cluster/workers/{worker}/role", "/cluster/restart", "/c
 LOG, EVENTS, EXPLAIN = "/cluster/log", "/cluster/events", "/cluster/explain/{request}"
 STORED, INPUT_TOKENS = "/v1/responses/{response}", "/v1/responses/input_tokens"
 INPUT_ITEMS = STORED + "/input_items"
+CHAT = "/v1/chat/completions/{chat}"
+CHAT_MESSAGES = CHAT + "/messages"
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 DRAIN, CANCEL, SCALE = "/cluster/hosts/{host}/drain", "/cluster/cancel", "/cluster/scale"
 FILE, CONTENT, BATCH = FILES_PATH + "/{upload}", FILES_PATH + "/{upload}/content", BATCHES_PATH + "/{batch}"
@@ -82,6 +84,7 @@ POSTS: dict[str, list[dict[str, Any]]] = {
         {"model": "m", "messages": TALK[1:2], "max_tokens": 4, "system": "Be brief.", "stream": True},
         {"model": "m", "messages": TALK[1:2], "max_tokens": 4, "temperature": 0.5, "stop_sequences": ["x"]},
     ],
+    CHAT: [{"metadata": {"topic": "a"}}],
     COUNT: [{"model": "m", "messages": TALK[1:2]}],
     INPUT_TOKENS: [{"input": "The tide", "instructions": "Be brief."}],
     "/v1/embeddings": [{"input": ["a", "b"], "encoding_format": "base64"}, {"input": [5, 6, 7], "dimensions": 16}],
@@ -108,11 +111,12 @@ FILING: dict[str, list[dict[str, Any]]] = {
 """Routes of files, batches and models, attacked on a server of their own. Uploads come last: they fill its folder."""
 GETS = (
     *("/v1/models", "/v1/models/{model}", STORED, "/health", "/ready", "/ping", "/metrics", "/cluster", LOG, EVENTS),
-    *("/tokenizer_info", "/cluster/requests", EXPLAIN, INPUT_ITEMS),
+    *("/tokenizer_info", "/cluster/requests", EXPLAIN, INPUT_ITEMS, CHAT_MESSAGES),
     *("/ui", "/", "/chat", "/docs", "/static/{file}", "/favicon.ico", "/openapi.json", "/version"),
 )
 UNDOCUMENTED = {"/", "/static/{file}", "/favicon.ico", HOSTS, MODELS_PATH, LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH}
-USUAL_STATUS = {"/favicon.ico": 204, STORED: 404, INPUT_ITEMS: 404, LOG: 404, EXPLAIN: 404, CANCEL: 404, DRAIN: 409}
+NOT_FOUND = (STORED, INPUT_ITEMS, CHAT, CHAT_MESSAGES, LOG, EXPLAIN, CANCEL)
+USUAL_STATUS = {"/favicon.ico": 204, DRAIN: 409, **dict.fromkeys(NOT_FOUND, 404)}
 """The answer to a valid request, where that is not 200: there is no log, no such request, and no joined host."""
 STATUSES = {200, 204, 400, 401, 403, 404, 405, 409, 413, 415, 429, 431, 503, 507}
 """503: the server sees a little later that a reader of events is gone."""
@@ -213,7 +217,7 @@ def fuzz_by_all(url: str, path: str, names: dict[str, str], keys: tuple[str, ...
 def names_of(server: RunningServer) -> dict[str, str]:
     state = server.cluster()
     own = {"worker": state["workers"][0]["id"], "host": state["hosts"][0]["id"]}
-    unknown = dict.fromkeys(("request", "response", "upload", "batch"), "unknown")
+    unknown = dict.fromkeys(("request", "response", "chat", "upload", "batch"), "unknown")
     return {**own, **unknown, "model": "hash", "file": "chat.js"}
 
 

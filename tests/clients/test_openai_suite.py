@@ -26,18 +26,14 @@ FILES = (
     "test_files.py",
     "test_batches.py",
 )
-PASSED_MIN = 400
-"""Of 655: each of the tests runs with four or five clients."""
+PASSED_MIN = 470
+"""Of 652: each of the tests runs with four or five clients."""
 MODELS = ("gpt-6-astra", "gpt-3.5-turbo-instruct", "gpt-4o-mini", "text-embedding-3-small", "model")
 """Models that the tests name."""
 
 EXPECTED = {
     "test_models.*_delete": "deletes a fine-tuned model",
-    "chat.completions.test_messages.*_list*": "stored chats",
-    "chat.test_completions.*_retrieve": "stored chats",
-    "chat.test_completions.*_update": "stored chats",
-    "chat.test_completions.*_list*": "stored chats",
-    "chat.test_completions.*_delete": "stored chats",
+    "chat.completions.test_messages.*_list": "its types allow only messages of the assistant",
     "chat.test_completions.test_method_create_with_all_params*": "asks for audio, moderation and a web search",
     "test_completions.test_method_create_with_all_params*": "best_of is 0, and logit_bias names the token `foo`",
     "test_responses.test_*_create_overload_*": "has neither input nor an earlier response",

@@ -164,7 +164,7 @@ def test_calls_are_blocks_of_their_own() -> None:
         encoder.delta(0, ChoiceDelta("", calls=CALLS[2:]), first=False),
         encoder.last(0, "tool_calls", Timings()),
         encoder.usage(USAGE, Timings()),
-        MessagesEncoder.END,
+        encoder.end(USAGE, Timings()),
     ]
     found = events(b"".join(parts).decode())
     assert [(name, data.get("index")) for name, data in found] == [

@@ -27,6 +27,7 @@ from baton.serve.http.pages import Pages
 from baton.serve.http.responses_text import Responses, ResponsesText
 from baton.serve.http.services import Services
 from baton.serve.http.site import Site
+from baton.serve.http.stored_chats import StoredChats
 from baton.serve.http.text_request import ChatText, CompletionText
 from baton.serve.http.wire.errors import error_body, error_headers
 from baton.serve.http.wire.messages_encoder import anthropic_error
@@ -54,9 +55,12 @@ def _endpoints(services: Services) -> dict[str, ASGIApp]:
 
 def build_app(services: Services, further: Sequence[Route] = ()) -> ASGIApp:
     """Return the ASGI application with `further` routes. It must run in the event loop of the gateways."""
+    endpoints = _endpoints(services)
+    chats = StoredChats(services, endpoints.pop(ChatText.PATH))
     app = Starlette(
         routes=[
-            *(Route(path, endpoint, methods=["POST"]) for path, endpoint in _endpoints(services).items()),
+            *(Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()),
+            *chats.routes(),
             *Responses(services).routes(),
             *Messages(services).routes(),
             *further,

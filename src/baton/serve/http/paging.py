@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from starlette.requests import Request
 
@@ -11,15 +11,17 @@ from baton.core.errors import RequestError
 from baton.serve.http.wire.files import PAGE_MAX, Page
 
 
-def page_of(found: Sequence[Any], ids: Sequence[str], request: Request) -> Page:
+def page_of(
+    found: Sequence[Any], ids: Sequence[str], request: Request, *, default: Literal["asc", "desc"] = "desc"
+) -> Page:
     """Return the part of a list, the newest first, that the query asks for, as in `?limit=20&after=ID&order=asc`.
 
-    `ids`: one for each element. Raises RequestError (400).
+    `ids`: one for each element. `default`: the order if the query names none. Raises RequestError (400).
     """
     asked, after = request.query_params.get("limit", "20"), request.query_params.get("after")
     if not (asked.isascii() and asked.isdecimal() and int(asked[:10]) <= PAGE_MAX):
         raise RequestError(f"limit must be an integer from 0 to {PAGE_MAX}, got {asked[:60]!r}", param="limit")
-    order = request.query_params.get("order", "desc")
+    order = request.query_params.get("order", default)
     if order not in ("asc", "desc"):
         raise RequestError(f"order must be asc or desc, got {order[:60]!r}", param="order")
     if order == "asc":

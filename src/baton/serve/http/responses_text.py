@@ -86,8 +86,8 @@ class Responses:
 
     async def _input_items(self, request: Request) -> Response:
         response_id = request.path_params["response"]
-        messages = self._services.responses.asked(owner_of(context_of(request.scope).identity), response_id)
-        items = list(input_items(messages, response_id))[::-1]
+        messages = self._services.responses.messages(owner_of(context_of(request.scope).identity), response_id)
+        items = list(input_items(messages[:-1], response_id))[::-1]
         return json_response(page_of(items, [item["id"] for item in items], request))
 
     async def _stored(self, request: Request) -> Response:

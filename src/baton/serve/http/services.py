@@ -89,6 +89,8 @@ class Services:
     """Streams that the end of an earlier server has interrupted."""
     responses: StoredResponses = field(default_factory=StoredResponses)
     """Conversations that clients of `/v1/responses` continue by an id."""
+    chats: StoredResponses = field(default_factory=partial(StoredResponses, kind="chat", rule="if `store` is true"))
+    """Chats that their clients asked to store."""
     seeds: random.Random = field(init=False)
     """Draws seeds for requests without one."""
     started_unix_s: int = field(default_factory=unix_s)

@@ -1,4 +1,4 @@
-"""Keep recent responses with their conversations, so that a client reads or continues one by its id."""
+"""Keep recent responses and chats with their conversations, so that a client reads or continues one by its id."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
@@ -28,7 +29,17 @@ class _Kept:
 class StoredResponses:
     """Responses and the conversations up to each, by the owner of its key and its id. In memory only. Thread-safe."""
 
-    def __init__(self, *, responses_max: int = RESPONSES_MAX, bytes_max: int = BYTES_MAX) -> None:
+    def __init__(
+        self,
+        *,
+        responses_max: int = RESPONSES_MAX,
+        bytes_max: int = BYTES_MAX,
+        kind: Literal["response", "chat"] = "response",
+        rule: str = "unless `store` is false",
+    ) -> None:
+        """`kind`, `rule`: names of the kept objects and of their condition, for error messages."""
+        self._kind = kind
+        self._rule = rule
         self._responses_max = responses_max
         self._bytes_max = bytes_max
         self._kept: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
@@ -47,8 +58,16 @@ class StoredResponses:
                 return
             self._kept[owner, response_id] = _Kept(tuple(messages), body, size_bytes)
             self._bytes += size_bytes
-            while len(self._kept) > self._responses_max or self._bytes > self._bytes_max:
-                self._drop(next(iter(self._kept)))
+            self._drop_oldest()
+
+    def change(self, owner: str, response_id: str, body: bytes) -> None:
+        """Replace the body of a kept response, in its place. Raises RequestError (404) if it is not kept."""
+        with self._lock:
+            old = self._find(owner, response_id)
+            size_bytes = old.size_bytes + len(body) - len(old.body)
+            self._kept[owner, response_id] = _Kept(old.messages, body, size_bytes)
+            self._bytes += size_bytes - old.size_bytes
+            self._drop_oldest()
 
     def get(self, owner: str, response_id: str) -> tuple[ChatMessage, ...]:
         """Return the conversation up to a response. Raises RequestError (404) if it is not kept."""
@@ -60,30 +79,40 @@ class StoredResponses:
         message = f"{self._missing(response_id)}; send the whole conversation as `input`"
         raise RequestError(message, param="previous_response_id", status=404, code="previous_response_not_found")
 
-    def asked(self, owner: str, response_id: str) -> tuple[ChatMessage, ...]:
-        """Return the conversation before a response, without its answer. Raises RequestError (404)."""
-        with self._lock:
-            self.body(owner, response_id)
-            return self._kept[owner, response_id].messages[:-1]
+    def messages(self, owner: str, response_id: str) -> tuple[ChatMessage, ...]:
+        """Return the messages that are kept with a response. Raises RequestError (404)."""
+        return self._find(owner, response_id).messages
 
     def body(self, owner: str, response_id: str) -> bytes:
         """Return a response, encoded. Raises RequestError (404) if it is not kept."""
-        kept = self._kept.get((owner, response_id))
-        if kept is None:
-            raise RequestError(self._missing(response_id), status=404, code="response_not_found")
-        return kept.body
+        return self._find(owner, response_id).body
+
+    def bodies(self, owner: str) -> list[bytes]:
+        """Return the responses of an owner, encoded, the oldest first."""
+        with self._lock:
+            return [kept.body for (other, _), kept in self._kept.items() if other == owner]
 
     def delete(self, owner: str, response_id: str) -> None:
         """Forget a response. Raises RequestError (404) if it is not kept."""
         with self._lock:
-            self.body(owner, response_id)
+            self._find(owner, response_id)
             self._drop((owner, response_id))
+
+    def _find(self, owner: str, response_id: str) -> _Kept:
+        kept = self._kept.get((owner, response_id))
+        if kept is None:
+            raise RequestError(self._missing(response_id), status=404, code=f"{self._kind}_not_found")
+        return kept
 
     def _missing(self, response_id: str) -> str:
         return (
-            f"there is no response {response_id[:160]!r}: this server keeps the latest {self._responses_max} in "
-            "memory, unless `store` is false"
+            f"there is no {self._kind} {response_id[:160]!r}: this server keeps the latest {self._responses_max} in "
+            f"memory, {self._rule}"
         )
+
+    def _drop_oldest(self) -> None:
+        while len(self._kept) > self._responses_max or self._bytes > self._bytes_max:
+            self._drop(next(iter(self._kept)))
 
     def _drop(self, key: tuple[str, str]) -> None:
         kept = self._kept.pop(key, None)
@@ -101,7 +130,7 @@ class Conversation:
     """Without instructions."""
     is_stored: bool
 
-    def store(self, response_id: str, answer: ChatMessage, body: bytes) -> None:
-        """Store the response and the conversation with its answer, unless the client does not want it."""
+    def store(self, response_id: str, body: bytes, *answer: ChatMessage) -> None:
+        """Store the response and the conversation, with its answer if given, unless the client does not want it."""
         if self.is_stored:
-            self.stored.put(self.owner, response_id, [*self.messages, answer], body)
+            self.stored.put(self.owner, response_id, [*self.messages, *answer], body)

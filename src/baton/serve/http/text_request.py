@@ -13,9 +13,16 @@ from baton.serve.http.model_services import ModelServices
 from baton.serve.http.prompts import Prompt, chat_prompt, completion_prompts
 from baton.serve.http.reasoning import CLOSING, ReasoningSplitter
 from baton.serve.http.services import Services
+from baton.serve.http.stored_responses import Conversation
 from baton.serve.http.tools.use import ToolUse, tool_use
 from baton.serve.http.wire.constraint import Constraint, constraint_of
-from baton.serve.http.wire.encoders import ChatEncoder, CompletionEncoder, ResponseEncoder, ResponseHead
+from baton.serve.http.wire.encoders import (
+    ChatEncoder,
+    CompletionEncoder,
+    ResponseEncoder,
+    ResponseHead,
+    StoredChatEncoder,
+)
 from baton.serve.http.wire.parsing import convert
 from baton.serve.http.wire.schemas import ChatRequest, CompletionRequest
 
@@ -130,6 +137,8 @@ class ChatText:
     fields: ChatRequest
     model: ModelServices
     tools: ToolUse | None
+    conversation: Conversation | None = None
+    """None: the server does not keep the chat."""
 
     @classmethod
     def read(cls, body: dict[str, Any], services: Services, owner: str) -> TextRequest:
@@ -139,7 +148,8 @@ class ChatText:
             message = f"max_tokens is {older} and max_completion_tokens is {newer}; send one of them"
             raise RequestError(message, param="max_tokens")
         model = services.model(fields.model)
-        return cls(fields, model, tool_use(fields, model.template.source))
+        asked = Conversation(stored=services.chats, owner=owner, messages=tuple(fields.messages), is_stored=True)
+        return cls(fields, model, tool_use(fields, model.template.source), asked if fields.store else None)
 
     def prompts(self) -> Sequence[Prompt]:
         return [chat_prompt(self.fields, self.model.texts, self.model.template)]
@@ -163,4 +173,13 @@ class ChatText:
         return ReasoningSplitter(prompt.text or "", is_constrained=is_constrained, is_kept=is_kept)
 
     def encoder(self, head: ResponseHead) -> ResponseEncoder:
-        return ChatEncoder(head, self.model.tokenizer, with_logprobs=bool(self.fields.logprobs))
+        with_logprobs = bool(self.fields.logprobs)
+        if self.conversation is None:
+            return ChatEncoder(head, self.model.tokenizer, with_logprobs=with_logprobs)
+        return StoredChatEncoder(
+            head,
+            self.model.tokenizer,
+            with_logprobs=with_logprobs,
+            conversation=self.conversation,
+            metadata=self.fields.metadata or {},
+        )

@@ -14,7 +14,7 @@ from baton.serve.http.choice import ChoiceDelta, ChoiceText
 from baton.serve.http.edge import run_all, send_bytes, wait_for_disconnect
 from baton.serve.http.resume import StreamSaver
 from baton.serve.http.stream_marks import StreamMarks
-from baton.serve.http.wire.encoders import ResponseEncoder, WholeChoice
+from baton.serve.http.wire.encoders import ResponseEncoder, WholeChoice, whole_choice
 from baton.serve.http.wire.errors import error_body
 from baton.serve.http.wire.responses import PromptTokensDetails, Usage
 from baton.serve.live.gateway import SERVING_STATES, LiveGateway
@@ -99,19 +99,11 @@ class TextResponse:
         while choice.finish_reason is None:
             deltas.append(await self._next(choice))
             self._mark_sent(choice)
-        entries = [entry for delta in deltas for entry in delta.entries]
-        calls = [part for delta in deltas for part in delta.calls]
-        text = "".join([delta.text for delta in deltas])
         wants_ids = choice.rules.with_token_ids
-        return WholeChoice(
-            choice.index,
-            text,
-            entries,
-            choice.finish_reason,
-            calls,
-            choice.chat_finish or choice.finish_reason,
-            choice.stop_string,
-            reasoning="".join([delta.reasoning for delta in deltas]),
+        return replace(
+            whole_choice(choice.index, deltas, choice.chat_finish or choice.finish_reason),
+            finish_reason=choice.finish_reason,
+            stop_string=choice.stop_string,
             token_ids=[token for delta in deltas for token in delta.token_ids or ()] if wants_ids else None,
             prompt_token_ids=choice.prompt.tokens if wants_ids else None,
         )
@@ -127,10 +119,12 @@ class TextResponse:
         else:
             if self._disconnected:
                 return
+            usage, timings = self.usage(), self._timings()
             if self._usage_chunks != "none":
-                await events.send(self._encoder.usage(self.usage(), self._timings()))
-            if self._encoder.END:
-                await events.send(self._encoder.END)
+                await events.send(self._encoder.usage(usage, timings))
+            end = await _encode(lambda: self._encoder.end(usage, timings), self._entries())
+            if end:
+                await events.send(end)
         await events.close()
 
     async def _resumable(self, error: RequestError) -> RequestError:
@@ -177,6 +171,10 @@ class TextResponse:
             total_tokens=prompt_tokens + output_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens),
         )
+
+    def _entries(self) -> int:
+        """Return the number of log probabilities of the whole output, for a stream that is stored."""
+        return sum(choice.output_tokens for choice in self._choices if choice.rules.with_logprobs)
 
     def _timings(self) -> Timings:
         """Return the timings of the slowest choice."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from msgspec import UNSET, UnsetType, json
+from msgspec.structs import replace
 
 from baton.compute.models.tokenizer import Tokenizer
 from baton.core.types import FinishReason
 from baton.serve.http.choice import ChoiceDelta, TokenEntry
+from baton.serve.http.stored_responses import Conversation
 from baton.serve.http.tools.parser import CallPart
 from baton.serve.http.wire.responses import (
     FINGERPRINT,
@@ -72,9 +74,6 @@ class WholeChoice:
 class ResponseEncoder(Protocol):
     """Encodes the responses of one route as bytes for the socket."""
 
-    END: ClassVar[bytes]
-    """The end of a stream that has no error."""
-
     def delta(self, index: int, delta: ChoiceDelta, *, first: bool) -> bytes:
         """Return a chunk with new text of a choice."""
         ...
@@ -85,6 +84,10 @@ class ResponseEncoder(Protocol):
 
     def usage(self, usage: Usage, timings: Timings) -> bytes:
         """Return the chunk with the usage, which follows the last choice."""
+        ...
+
+    def end(self, usage: Usage, timings: Timings) -> bytes:
+        """Return the end of a stream that has no error."""
         ...
 
     def error(self, body: bytes) -> bytes:
@@ -135,8 +138,6 @@ def finite(logprob: float) -> float:
 class CompletionEncoder:
     """Encodes `text_completion` objects and their chunks."""
 
-    END = DONE
-
     def __init__(self, head: ResponseHead, tokenizer: Tokenizer, *, top_logprobs: int | None) -> None:
         self._head = head
         self._tokenizer = tokenizer
@@ -155,6 +156,9 @@ class CompletionEncoder:
 
     def usage(self, usage: Usage, timings: Timings) -> bytes:
         return self._frame.usage(usage, timings)
+
+    def end(self, usage: Usage, timings: Timings) -> bytes:
+        return DONE
 
     def error(self, body: bytes) -> bytes:
         return error_event(body)
@@ -200,8 +204,6 @@ class CompletionEncoder:
 class ChatEncoder:
     """Encodes `chat.completion` objects and their chunks."""
 
-    END = DONE
-
     def __init__(self, head: ResponseHead, tokenizer: Tokenizer, *, with_logprobs: bool) -> None:
         self._head = head
         self._tokenizer = tokenizer
@@ -231,11 +233,17 @@ class ChatEncoder:
     def usage(self, usage: Usage, timings: Timings) -> bytes:
         return self._frame.usage(usage, timings)
 
+    def end(self, usage: Usage, timings: Timings) -> bytes:
+        return DONE
+
     def error(self, body: bytes) -> bytes:
         return error_event(body)
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage, timings: Timings) -> bytes:
-        body = ChatCompletion(
+        return json.encode(self.completion(choices, usage, timings))
+
+    def completion(self, choices: Sequence[WholeChoice], usage: Usage, timings: Timings) -> ChatCompletion:
+        return ChatCompletion(
             id=self._head.id,
             created=self._head.created,
             model=self._head.model,
@@ -244,7 +252,6 @@ class ChatEncoder:
             usage=usage,
             timings=timings,
         )
-        return json.encode(body)
 
     def _choice(self, choice: WholeChoice) -> ChatChoice:
         return ChatChoice(
@@ -269,6 +276,61 @@ class ChatEncoder:
 
     def _top(self, token: int, logprob: float) -> TopLogprob:
         return TopLogprob(self._tokenizer.token_text(token), finite(logprob), list(self._tokenizer.token_bytes(token)))
+
+
+class StoredChatEncoder(ChatEncoder):
+    """Encodes chats as `ChatEncoder` does, and stores them whole, streams as well."""
+
+    def __init__(
+        self,
+        head: ResponseHead,
+        tokenizer: Tokenizer,
+        *,
+        with_logprobs: bool,
+        conversation: Conversation,
+        metadata: dict[str, Any],
+    ) -> None:
+        super().__init__(head, tokenizer, with_logprobs=with_logprobs)
+        self._conversation = conversation
+        self._metadata = metadata
+        self._deltas: dict[int, list[ChoiceDelta]] = {}
+        """Parts of the stream, by choice. A choice that goes on after a restart is left out: its first part is lost."""
+        self._ended: dict[int, ChatFinish] = {}
+
+    def delta(self, index: int, delta: ChoiceDelta, *, first: bool) -> bytes:
+        if first:
+            self._deltas[index] = []
+        if index in self._deltas:
+            self._deltas[index].append(delta)
+        return super().delta(index, delta, first=first)
+
+    def last(self, index: int, finish_reason: ChatFinish, timings: Timings, *, stop_string: str | None = None) -> bytes:
+        self._ended[index] = finish_reason
+        return super().last(index, finish_reason, timings)
+
+    def end(self, usage: Usage, timings: Timings) -> bytes:
+        if self._deltas.keys() == self._ended.keys():
+            ended = sorted(self._ended.items())
+            self.whole([whole_choice(index, self._deltas[index], finish) for index, finish in ended], usage, timings)
+        return DONE
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage, timings: Timings) -> bytes:
+        body = json.encode(replace(self.completion(choices, usage, timings), metadata=self._metadata))
+        self._conversation.store(self._head.id, body)
+        return body
+
+
+def whole_choice(index: int, deltas: Sequence[ChoiceDelta], finish: ChatFinish) -> WholeChoice:
+    """Return the choice of a chat whose parts these are. Ids of tokens are left out."""
+    return WholeChoice(
+        index,
+        "".join([delta.text for delta in deltas]),
+        [entry for delta in deltas for entry in delta.entries],
+        "stop" if finish == "tool_calls" else finish,
+        [part for delta in deltas for part in delta.calls],
+        finish,
+        reasoning="".join([delta.reasoning for delta in deltas]),
+    )
 
 
 def _ids(name: bytes, tokens: Sequence[int] | None) -> bytes:

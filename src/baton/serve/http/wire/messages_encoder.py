@@ -18,8 +18,6 @@ _STOP_REASON = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_
 class MessagesEncoder:
     """Encodes one message. Its blocks are opened and closed as text and tool calls take turns."""
 
-    END = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
-
     def __init__(self, head: ResponseHead) -> None:
         self._head = head
         self._blocks = 0
@@ -49,6 +47,9 @@ class MessagesEncoder:
     def usage(self, usage: Usage, timings: Timings) -> bytes:
         body = {"type": "message_delta", "delta": self._stop, "usage": _usage(usage), "timings": timings}
         return _event("message_delta", body)
+
+    def end(self, usage: Usage, timings: Timings) -> bytes:
+        return b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 
     def error(self, body: bytes) -> bytes:
         return b"event: error\ndata: " + anthropic_error(body) + b"\n\n"

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from baton.compute.models.card import ModelCard
 from baton.serve.http.wire import responses, schemas
 from baton.serve.http.wire.errors import ErrorBody
-from baton.serve.http.wire.files import PAGE_MAX, Batch, BatchRequest, FileDeleted, FileObject, Page
+from baton.serve.http.wire.files import Batch, BatchRequest, FileDeleted, FileObject, Page
 from baton.serve.http.wire.messages import CountTokensRequest, MessagesRequest, TokenCount
+from baton.serve.http.wire.openapi_paths import REF, Json, content, paths, request_id_header
 from baton.serve.http.wire.response_api import ResponsesRequest
 from baton.serve.http.wire.schemas import EMBEDDING_INPUTS_MAX
 from baton.serve.live.running import RunningRequests
 from baton.serve.live.status import ClusterStatus
 
-Json = dict[str, Any]
-_REF = "#/components/schemas/{name}"
 _ERRORS = {
     400: "The request is wrong; `param` names the field.",
     401: "The API key is missing or unknown.",
@@ -34,14 +31,6 @@ _ERRORS = {
     503: "The cluster cannot take the request now; send it again after `Retry-After` seconds.",
     507: "The server has no room for the file; delete some.",
 }
-_READING = (401, 403, 500)
-_FINDING = (401, 403, 404, 500)
-_PAGE: list[Json] = [
-    {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 0, "maximum": PAGE_MAX}},
-    {"name": "order", "in": "query", "schema": {"enum": ["asc", "desc"]}},
-    {"name": "after", "in": "query", "schema": {"type": "string"}},
-]
-_POSTING = (400, 401, 403, 404, 413, 415, 429, 500, 503)
 _STRICT = (
     schemas.DetokenizeRequest,
     schemas.CancelRequest,
@@ -49,6 +38,7 @@ _STRICT = (
     schemas.RestartRequest,
     schemas.ScaleRequest,
     schemas.RoleRequest,
+    schemas.ChatUpdate,
     BatchRequest,
 )
 """Bodies that never may have unknown fields."""
@@ -64,6 +54,7 @@ _SCHEMAS = (
     CountTokensRequest,
     TokenCount,
     responses.DeletedResponse,
+    responses.DeletedChat,
     responses.InputTokens,
     Batch,
     FileDeleted,
@@ -94,7 +85,7 @@ def openapi_document(card: ModelCard, version: str, *, choices_max: int, is_stri
 
     `is_strict`: the server rejects unknown fields.
     """
-    _, components = msgspec.json.schema_components(_SCHEMAS, ref_template=_REF)
+    _, components = msgspec.json.schema_components(_SCHEMAS, ref_template=REF)
     _narrow_tokens(components, card.vocab_tokens)
     embedding = components["EmbeddingRequest"]["properties"]
     embedding["input"] = _prompt_schema(card.vocab_tokens, EMBEDDING_INPUTS_MAX)
@@ -106,7 +97,7 @@ def openapi_document(card: ModelCard, version: str, *, choices_max: int, is_stri
     return {
         "openapi": "3.1.0",
         "info": {"title": "Baton", "version": version, "description": "OpenAI-compatible API of a Baton server."},
-        "paths": _paths(),
+        "paths": paths(),
         "components": {
             "schemas": components,
             "responses": {str(status): _error_response(status) for status in _ERRORS},
@@ -116,168 +107,15 @@ def openapi_document(card: ModelCard, version: str, *, choices_max: int, is_stri
     }
 
 
-def _paths() -> Json:
-    return {
-        **_file_paths(),
-        "/v1/completions": {"post": _generating("Complete a text", "CompletionRequest", "Completion")},
-        "/v1/chat/completions": {"post": _generating("Answer a conversation", "ChatRequest", "ChatCompletion")},
-        "/v1/embeddings": {
-            "post": _post("Turn texts into vectors", "EmbeddingRequest", "EmbeddingList", (*_POSTING, 501))
-        },
-        "/v1/responses": {
-            "post": _generating_any("Answer a conversation, as OpenAI's Responses API", "ResponsesRequest")
-        },
-        "/v1/responses/{response}": {
-            "get": _get_any("Read a response that the server keeps", _FINDING),
-            "delete": _get("Delete a response that the server keeps", "DeletedResponse", _FINDING),
-            "parameters": _path_parameter("response"),
-        },
-        "/v1/responses/{response}/input_items": {
-            "get": _get("List the conversation before a response", "Page", (400, *_FINDING), _PAGE),
-            "parameters": _path_parameter("response"),
-        },
-        "/v1/responses/input_tokens": {
-            "post": _post("Count the tokens of an input", "ResponsesRequest", "InputTokens")
-        },
-        "/v1/messages": {
-            "post": _generating_any("Answer a conversation, as Anthropic's Messages API", "MessagesRequest")
-        },
-        "/v1/messages/count_tokens": {
-            "post": _post("Count the tokens of a conversation", "CountTokensRequest", "TokenCount")
-        },
-        "/v1/models": {"get": _get("List the model that is served", "ModelList")},
-        "/v1/models/{model}": {"get": _get("Describe a model", "Model", _FINDING, _path_parameter("model"))},
-        "/tokenize": {"post": _post("Turn text or a conversation into token ids", "TokenizeRequest", "Tokens")},
-        "/detokenize": {"post": _post("Turn token ids into text", "DetokenizeRequest", "Detokenized")},
-        "/tokenizer_info": {"get": _get("Describe the tokenizer", "TokenizerInfo", _FINDING)},
-        "/health": {"get": _get("Tell whether requests can be served", "Health", (500, 503))},
-        "/ready": {"get": _get("Tell whether requests can be served", "Health", (500, 503))},
-        "/ping": {
-            method: _get("Tell whether requests can be served", "Health", (500, 503)) for method in ("get", "post")
-        },
-        "/metrics": {"get": _get_text("Read the metrics for Prometheus", "text/plain")},
-        "/cluster": {"get": _get("Show workers, hosts and policies", "ClusterStatus")},
-        "/cluster/log": {
-            "get": _get_text("Read the decision log, as far as it is written", "application/octet-stream", _FINDING)
-        },
-        "/cluster/scale": {"post": _post("Set the number of workers of a role", "ScaleRequest", "ScaleResponse")},
-        "/cluster/restart": {"post": _post("Restart workers one after the other", "RestartRequest", "RestartResponse")},
-        "/cluster/workers/{worker}/role": {
-            "post": _post("Change a worker's role", "RoleRequest", "RoleResponse")
-            | {"parameters": _path_parameter("worker")}
-        },
-        "/cluster/hosts/{host}/drain": {
-            "post": _post("Ask a joined host to leave", "DrainRequest", "DrainResponse", (*_POSTING, 409))
-            | {"parameters": _path_parameter("host")}
-        },
-        "/cluster/requests": {"get": _get("List the oldest requests that have not ended", "RunningRequests")},
-        "/cluster/cancel": {"post": _post("Cancel a running request", "CancelRequest", "CancelResponse")},
-        "/cluster/explain/{request}": {
-            "get": _get_any("Explain the decisions about a request", (*_FINDING, 503))
-            | {"parameters": _path_parameter("request")}
-        },
-        "/cluster/events": {"get": _get_events("Follow the figures of the dashboard, one event a second")},
-        "/ui": {"get": _get_text("Open the dashboard", "text/html")},
-        "/chat": {"get": _get_text("Open the chat page", "text/html")},
-        "/docs": {"get": _get_text("Open the page of this document", "text/html")},
-        "/openapi.json": {"get": _get_any("Read this document")},
-        "/version": {"get": _get("Tell the version", "Version")},
-    }
-
-
-def _file_paths() -> Json:
-    return {
-        "/v1/files": {"get": _get("List files", "Page", (400, *_READING), _PAGE), "post": _uploading("Upload a file")},
-        "/v1/files/{upload}": {
-            "get": _get("Describe a file", "FileObject", _FINDING),
-            "delete": _get("Delete a file", "FileDeleted", _FINDING),
-            "parameters": _path_parameter("upload"),
-        },
-        "/v1/files/{upload}/content": {
-            "get": _get_text("Read a file", "application/jsonl", _FINDING) | {"parameters": _path_parameter("upload")}
-        },
-        "/v1/batches": {
-            "get": _get("List batches", "Page", (400, *_READING), _PAGE),
-            "post": _post("Run the requests of a file", "BatchRequest", "Batch"),
-        },
-        "/v1/batches/{batch}": {"get": _get("Describe a batch", "Batch", _FINDING, _path_parameter("batch"))},
-        "/v1/batches/{batch}/cancel": {"post": _get("Cancel a batch", "Batch", _FINDING, _path_parameter("batch"))},
-    }
-
-
-def _generating(summary: str, request: str, response: str) -> Json:
-    operation = _post(summary, request, response, (*_POSTING, 410))
-    operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": _event()}
-    return operation
-
-
-def _generating_any(summary: str, request: str) -> Json:
-    operation = _generating(summary, request, "ErrorBody")
-    operation["responses"]["200"]["content"]["application/json"] = {"schema": {"type": "object"}}
-    return operation
-
-
-def _post(summary: str, request: str, response: str, errors: tuple[int, ...] = _POSTING) -> Json:
-    body = {"required": True, "content": _content(request)}
-    return {"summary": summary, "requestBody": body, "responses": _responses(_content(response), errors)}
-
-
-def _uploading(summary: str) -> Json:
-    fields = {"file": {"type": "string", "contentMediaType": "application/octet-stream"}, "purpose": {"const": "batch"}}
-    form = {"schema": {"type": "object", "properties": fields, "required": list(fields)}}
-    body = {"required": True, "content": {"multipart/form-data": form}}
-    return {"summary": summary, "requestBody": body, "responses": _responses(_content("FileObject"), (*_POSTING, 507))}
-
-
-def _get(summary: str, response: str, errors: tuple[int, ...] = _READING, parameters: list[Json] | None = None) -> Json:
-    operation = {"summary": summary, "responses": _responses(_content(response), errors)}
-    return operation | ({"parameters": parameters} if parameters else {})
-
-
-def _get_text(summary: str, media_type: str, errors: tuple[int, ...] = _READING) -> Json:
-    return {"summary": summary, "responses": _responses({media_type: {"schema": {"type": "string"}}}, errors)}
-
-
-def _get_events(summary: str) -> Json:
-    return {"summary": summary, "responses": _responses({"text/event-stream": {"schema": _event()}}, (*_READING, 503))}
-
-
-def _get_any(summary: str, errors: tuple[int, ...] = _READING) -> Json:
-    return {"summary": summary, "responses": _responses({"application/json": {"schema": {"type": "object"}}}, errors)}
-
-
-def _content(name: str) -> Json:
-    return {"application/json": {"schema": {"$ref": _REF.format(name=name)}}}
-
-
-def _responses(content: Json, errors: tuple[int, ...]) -> Json:
-    described: Json = {"200": {"description": "Done.", "content": content, "headers": _request_id_header()}}
-    for status in sorted({*errors, 405}):
-        described[str(status)] = {"$ref": f"#/components/responses/{status}"}
-    return described
-
-
 def _error_response(status: int) -> Json:
-    headers = _request_id_header()
+    headers = request_id_header()
     if status in (429, 503):
         headers["Retry-After"] = {"description": "Whole seconds.", "schema": {"type": "integer", "minimum": 1}}
-    return {"description": _ERRORS[status], "content": _content("ErrorBody"), "headers": headers}
-
-
-def _request_id_header() -> Json:
-    return {"X-Request-Id": {"description": "The client's own, or a new one.", "schema": {"type": "string"}}}
-
-
-def _path_parameter(name: str) -> list[Json]:
-    return [{"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}]
+    return {"description": _ERRORS[status], "content": content("ErrorBody"), "headers": headers}
 
 
 def _token(vocab_tokens: int) -> Json:
     return {"type": "integer", "minimum": 0, "maximum": vocab_tokens - 1}
-
-
-def _event() -> Json:  # its data is a chunk as JSON, or [DONE]
-    return {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 
 
 def _relate_fields(components: Json, vocab_tokens: int, choices_max: int) -> None:

@@ -28,8 +28,6 @@ from baton.serve.live.live_request import Timings
 class ResponsesEncoder:
     """Encodes one response. Its items are opened and closed as reasoning, text and tool calls take turns."""
 
-    END = b""
-
     def __init__(self, head: ResponseHead, asked: ResponsesRequest, conversation: Conversation) -> None:
         self._head = head
         self._asked = asked
@@ -63,6 +61,9 @@ class ResponsesEncoder:
         response = self._response(status, usage, timings)
         self._store(json.encode(response))
         return self._event(f"response.{status}", {"response": response})
+
+    def end(self, usage: Usage, timings: Timings) -> bytes:
+        return b""
 
     def error(self, body: bytes) -> bytes:
         error = json.decode(body)["error"]
@@ -135,7 +136,7 @@ class ResponsesEncoder:
         return f"{self._head.id}_{len(self._items)}"
 
     def _store(self, body: bytes) -> None:
-        self._conversation.store(self._head.id, answer_of(self._items), body)
+        self._conversation.store(self._head.id, body, answer_of(self._items))
 
     # ---- events
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import metadata
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -85,6 +85,8 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     prompt_token_ids: Sequence[int] | UnsetType = UNSET
     usage: Usage
     timings: Timings
+    metadata: dict[str, Any] | UnsetType = UNSET
+    """The client's notes, if the server keeps the chat."""
 
 
 class CompletionLogprobs(Struct, frozen=True):
@@ -120,6 +122,12 @@ class Completion(Struct, frozen=True, kw_only=True):
 class DeletedResponse(Struct, frozen=True):
     id: str
     object: Literal["response"] = "response"
+    deleted: bool = True
+
+
+class DeletedChat(Struct, frozen=True):
+    id: str
+    object: Literal["chat.completion.deleted"] = "chat.completion.deleted"
     deleted: bool = True
 
 

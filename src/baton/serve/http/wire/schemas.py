@@ -184,9 +184,12 @@ class GenerateFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     guided_choice: ChoiceList | None = None
     guided_grammar: GrammarText | None = None
 
-    # no effect
     metadata: dict[str, Any] | None = None
+    """Notes of the client, which are stored with a chat."""
     store: bool | None = None
+    """Keep the chat, so that clients read it by its id. No effect on completions."""
+
+    # no effect
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -223,6 +226,10 @@ class ChatMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     annotations: list[Any] | None = None
     function_call: None = None
     audio: None = None
+
+
+class ChatUpdate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    metadata: Annotated[dict[str, Any], Meta(max_length=16)] | None
 
 
 class ChatRequest(GenerateFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
