@@ -18,6 +18,8 @@ from tests.serving import RunningServer, serving
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(1800)]
 REQUESTS = 40
+MOONCAKE = [(0, 100, 8, [1]), (50, 700, 6, [1, 2]), (100, 700, 6, [1, 3]), (150, 1200, 5, [1, 2, 4]), (200, 90, 9, [5])]
+"""Requests of a trace: ms, input tokens, output tokens, ids of its blocks of 512 tokens."""
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +80,41 @@ def test_guidellm_plays_synthetic_requests(
     totals = guidellm_totals(done, report)
     assert (totals["successful"], totals["errored"]) == (REQUESTS, 0)
     assert since(server, before)["finished"] >= REQUESTS
+
+
+def test_guidellm_replays_a_mooncake_trace(
+    server: RunningServer, guidellm: Environment, tokenizer: Path, tmp_path: Path
+) -> None:
+    trace, report = tmp_path / "trace.jsonl", tmp_path / "report.json"
+    names = ("timestamp", "input_length", "output_length", "hash_ids")
+    trace.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in MOONCAKE))
+    done = guidellm.run(
+        "guidellm", "run", "--disable-console-interactive",
+        "--backend", f"kind=openai_http,target={server.url}",
+        "--profile", "kind=replay",
+        "--tokenizer", f"kind=hf_auto,model={tokenizer}",
+        "--data", json.dumps({"kind": "mooncake", "source": {"kind": "json_file", "path": str(trace)}}),
+        "--output", f"kind=json,path={report}",
+    )  # fmt: skip
+    totals = guidellm_totals(done, report)
+    assert (totals["successful"], totals["errored"]) == (len(MOONCAKE), 0)
+
+
+def test_aiperf_cancels_a_third_of_its_requests(server: RunningServer, tokenizer: Path, tmp_path: Path) -> None:
+    before = counted(server)
+    done = installed("aiperf-0.13.0", "aiperf==0.13.0").run(
+        "aiperf", "profile", "--model", "hash", "--url", server.url, "--endpoint-type", "chat", "--streaming",
+        "--tokenizer", tokenizer, "--isl", "200", "--osl", "400", "--concurrency", "8", "--request-count", "100",
+        "--request-cancellation-rate", "30", "--request-cancellation-delay", "0.01", "--random-seed", "1",
+        "--extra-inputs", "ignore_eos:true", "--ui-type", "none", "--artifact-dir", tmp_path,
+        variables={"HF_HUB_OFFLINE": ""},  # where it is set, aiperf reads no tokenizer from a folder
+    )  # fmt: skip
+    checked(done)
+    outcomes = since(server, before)
+    assert outcomes.keys() <= {"finished", "cancelled"}
+    assert outcomes.get("cancelled", 0) > 0
+    state = server.wait_until(lambda state: not any(each["running"] for each in state["workers"]), reason="all ended")
+    assert all(host["kv_blocks_used"] == 0 for host in state["hosts"])
 
 
 def test_vllm_bench_serve_reports_no_failure(server: RunningServer, tokenizer: Path, tmp_path: Path) -> None:
