@@ -36,7 +36,8 @@ from baton.core.step import Step, StepResult
 from baton.core.types import BlockId, HostId, Request, RequestId, Sampling
 from baton.decide.kv.hashing import block_hashes
 from baton.decide.policy.policy_sets import policy_set
-from baton.lab.sim.cluster import SimCluster, build_cluster
+from baton.lab.sim.build import build_cluster
+from baton.lab.sim.cluster import SimCluster
 from baton.lab.sim.engines import LengthEngine
 from baton.lab.sim.journal import Journal, Life
 from baton.lab.sim.policies import configured_policies

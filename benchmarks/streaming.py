@@ -32,7 +32,7 @@ from baton.core.types import Request, RequestId, Sampling  # noqa: E402  the pat
 from baton.decide.kv.hashing import block_hashes  # noqa: E402
 from baton.decide.policy.policy_sets import policy_set  # noqa: E402
 from baton.decide.policy.streaming import StreamingPolicy, WhenDone, WhileComputing  # noqa: E402
-from baton.lab.sim.cluster import build_cluster  # noqa: E402
+from baton.lab.sim.build import build_cluster  # noqa: E402
 from baton.lab.sim.engines import LengthEngine  # noqa: E402
 from baton.lab.sim.journal import Journal  # noqa: E402
 from baton.lab.sim.policies import configured_policies  # noqa: E402

@@ -7,7 +7,8 @@ from functools import partial
 
 from baton.core.types import Request, RequestId, ServiceClass
 from baton.decide.kv.hashing import block_hashes
-from baton.lab.sim.cluster import SimCluster, build_cluster
+from baton.lab.sim.build import build_cluster
+from baton.lab.sim.cluster import SimCluster
 from baton.lab.sim.faults import Hang, HostKill, HostLeave, Kill, MessageFault
 from baton.lab.sim.journal import Journal, Life
 from tests.campaign.checkers import Watch, check_end, check_refusal, check_text

@@ -10,7 +10,7 @@ from statistics import median
 from baton.core.config import Topology
 from baton.core.types import Request, RequestId, Slo
 from baton.decide.policy.policy_sets import policy_set
-from baton.lab.sim.cluster import build_cluster
+from baton.lab.sim.build import build_cluster
 from baton.lab.sim.engines import LengthEngine
 from baton.lab.sim.journal import Journal, Life
 from baton.lab.sim.policies import configured_policies

@@ -13,7 +13,8 @@ from baton.core.config import BatchLimits, Topology
 from baton.core.types import BlockHash, HostId, Request, RequestId, Sampling, Slo, WorkerView
 from baton.decide.kv.hashing import block_hashes
 from baton.decide.policy.policy_sets import POLICY_SETS, policy_set
-from baton.lab.sim.cluster import SimCluster, build_cluster
+from baton.lab.sim.build import build_cluster
+from baton.lab.sim.cluster import SimCluster
 from baton.lab.sim.engines import STOP_TOKEN, LengthEngine
 from baton.lab.sim.fault_injector import delay_messages
 from baton.lab.sim.faults import Death

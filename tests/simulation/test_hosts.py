@@ -24,7 +24,8 @@ from baton.decide.control.cluster_messages import ClusterCommand, ClusterEvent, 
 from baton.decide.kv.hashing import block_hashes
 from baton.decide.kv.window import Window
 from baton.decide.policy.policy_sets import policy_set
-from baton.lab.sim.cluster import SimCluster, build_cluster
+from baton.lab.sim.build import build_cluster
+from baton.lab.sim.cluster import SimCluster
 from baton.lab.sim.engines import LengthEngine
 from baton.lab.sim.fault_injector import delay_messages
 from baton.lab.sim.faults import Death, HostKill, HostLeave, Kill, WireCut

@@ -34,7 +34,7 @@ from baton.lab.report.summary import RequestRecord, Results, SloTargets, summari
 from baton.lab.sim.cells import CellJob, cell_jobs, decode_records, merge_records
 from baton.lab.sim.faults import TimedFault, read_faults
 from baton.lab.sim.policies import configured_policies
-from baton.lab.sim.replay_trace import describe_cut_answers
+from baton.lab.sim.replay_trace import play_routed
 from baton.lab.sim.spec import ClusterSpec, read_spec
 from baton.lab.workload.arrivals import Arrivals, PoissonArrivals
 from baton.lab.workload.request import Trace
@@ -127,7 +127,7 @@ def _run_one(args: argparse.Namespace, variant: Variant, trace: Trace) -> int:
         _show(results, f"{args.trace.name} ({trace.format})")
     _show_remarks("failures", _failure_words(records), to_error=args.json == STANDARD_OUTPUT)
     _show_remarks("faults", _unplayed(faults, records), to_error=args.json == STANDARD_OUTPUT)
-    cut = describe_cut_answers(records, spec)
+    cut = _cut_answers(records, spec)
     _show_remarks("answers cut", cut, to_error=args.json == STANDARD_OUTPUT)
     if args.json is not None:
         write_json(args.json, results)
@@ -189,6 +189,11 @@ def _play(args: argparse.Namespace, variant: Variant, trace: Trace, watching: Wa
     """Simulate every cell: in parallel processes, or here if decisions are recorded. The results are the same."""
     slo, policy, spec = _slo(args), policy_of(variant.policy), variant.spec
     processes = min(spec.cells, args.processes or usable_cores())
+    if spec.router is not None and spec.cells > 1:
+        if watching.wanted:
+            raise ConfigError("cells behind a router are played together: leave out --log, --html and --perfetto")
+        job = CellJob(spec=spec, trace=trace, policy=policy, seed=args.seed, slo=slo, faults=variant.faults)
+        return play_routed(job, spec.cells, spec.router)
     jobs = cell_jobs(spec, trace, policy, seed=args.seed, slo=slo, faults=variant.faults)
     if processes > 1 and not watching.wanted:
         return play_cells(jobs, processes=processes)
@@ -323,6 +328,29 @@ def _unplayed(faults: Sequence[TimedFault], records: Sequence[RequestRecord]) ->
     end_s = max((record.end_s for record in records), default=0.0)
     late = [fault for fault in faults if fault.at_s > end_s]
     return [f"{len(late)} of {len(faults)} come after the last request has ended, at {end_s:.1f} s"] if late else []
+
+
+def _cut_answers(records: Sequence[RequestRecord], spec: ClusterSpec) -> list[str]:
+    """Return lines that count the truncated answers by cause and the missing tokens. Empty if no answer was cut."""
+    cut = [record for record in records if record.cut_tokens]
+    if not cut:
+        return []
+    full = [record for record in cut if record.input_tokens + record.output_tokens >= spec.request_tokens_max]
+    asked = len(cut) - len(full)
+    words: list[str] = []
+    if asked:
+        words.append(
+            f"{_share(asked, records)} end at output_tokens_max = {spec.output_tokens_max} of the cluster file"
+        )
+    if full:
+        room = f"the KV of a host ({spec.request_tokens_max} tokens, prompt included)"
+        words.append(f"{_share(len(full), records)} fill {room}: raise kv.blocks")
+    lost, had = sum(record.cut_tokens for record in cut), sum(r.output_tokens + r.cut_tokens for r in records)
+    return [*words, f"{lost} of {had} output tokens of the trace were not generated"]
+
+
+def _share(count: int, records: Sequence[RequestRecord]) -> str:
+    return f"{count} of {len(records)} answers"
 
 
 def _failure_words(records: Sequence[RequestRecord]) -> list[str]:

@@ -28,7 +28,6 @@ from baton.decide.policy.batching import BatcherPolicies, BatchingPolicy
 from baton.decide.policy.fairness import FairnessPolicy
 from baton.lab.sim.engines import SimEngine, content_layout
 from baton.lab.sim.faults import Death
-from baton.lab.sim.journal import Journal, Life
 from baton.lab.sim.loop import Delays, EventLoop, ExtraDelay, MessageLink
 from baton.lab.sim.server import SimServer
 from baton.lab.sim.spec import ClusterSpec, SimKV, SimWorkers
@@ -305,13 +304,18 @@ class SimCluster:
         """Tick the policies of roles, scaling and moves every `tick_s`, until no other event is scheduled."""
         if self.server.coordinator.needs_ticks and not self._is_ticking:
             self._is_ticking = True
-            self.loop.after(self.spec.tick_s, self._tick)
+            self._tick_later()
+
+    def _tick_later(self) -> None:
+        self.loop.ticks += 1
+        self.loop.after(self.spec.tick_s, self._tick)
 
     def _tick(self) -> None:
+        self.loop.ticks -= 1
         self.server.tick()
-        self._is_ticking = not self.loop.is_empty
+        self._is_ticking = not self.loop.has_only_ticks
         if self._is_ticking:
-            self.loop.after(self.spec.tick_s, self._tick)
+            self._tick_later()
 
     def note_queues(self) -> None:
         """Raise `inbound_max` to the longest queue of messages that any worker's inbox or link has had so far."""
@@ -344,52 +348,3 @@ def fresh_cluster(
     coordinator = Coordinator(policies.cluster, spec.kv.block_tokens, window=spec.window, queue=spec.start_queue())
     rules = PoolRules(eviction=policies.eviction, prompts=spec.prompt_rules)
     return Cluster(coordinator, rules, steps)
-
-
-def build_cluster(
-    spec: ClusterSpec,
-    policies: SimPolicies,
-    new_engine: Callable[[HostId], SimEngine],
-    *,
-    seed: int,
-    journal: Journal,
-    closed: Callable[[Life], None],
-) -> SimCluster:
-    """Return a cluster whose hosts and workers have joined at time 0."""
-    loop = EventLoop()
-    server = SimServer(
-        loop=loop,
-        cluster=fresh_cluster(spec, policies, journal.steps),
-        journal=journal,
-        wait_s=spec.wait_s,
-        closed=closed,
-        reshape_fleet=lambda command: cluster.reshape(command),
-        begin_copy=lambda copy: wires.begin(copy),
-        use_tier=lambda command: stores.perform(command),
-    )
-    wires = Wires(
-        loop=loop,
-        seconds=lambda copy: cluster.copy_s(copy),
-        ended=lambda copy, landed: cluster.end_copy(copy, landed),
-    )
-    stores = Stores(
-        loop=loop,
-        engine=lambda host: cluster.engines.get(host),
-        ended=lambda host, event: server.tell(FromTier(host, event)),
-    )
-    cluster = SimCluster(
-        spec=spec,
-        policies=policies,
-        new_engine=new_engine,
-        server=server,
-        loop=loop,
-        seed=seed,
-        wires=wires,
-        stores=stores,
-    )
-    for host in spec.hosts():
-        cluster.open_host(host, spec.kv_of(host))
-    for view in spec.views():
-        cluster.boot(view)
-    cluster.keep_ticking()
-    return cluster

@@ -40,15 +40,17 @@ class EventLoop:
     now_s: float = 0.0
     events: int = 0
     """Events run so far."""
+    ticks: int = 0
+    """Scheduled ticks, which alone do not keep a simulation going."""
     _heap: list[tuple[float, int, int, Action]] = field(default_factory=list[tuple[float, int, int, Action]])
     _number: Callable[[], int] = field(default_factory=lambda: count(1).__next__)
     """Returns the next sequence number, the tie-break between events of the same time and rank."""
     _links: int = 0
 
     @property
-    def is_empty(self) -> bool:
-        """No event is scheduled."""
-        return not self._heap
+    def has_only_ticks(self) -> bool:
+        """No other event is scheduled."""
+        return len(self._heap) == self.ticks
 
     def at(self, when_s: float, action: Action, rank: int = WORLD) -> None:
         """Schedule an action at a time, or now if that time has passed."""

@@ -14,23 +14,28 @@ from functools import partial
 from typing import Literal
 
 import msgspec
+from msgspec import structs
 
 from baton.core.config import PolicyConfig
 from baton.core.errors import BatonError, ConfigError
 from baton.core.messages import Outcome
 from baton.core.types import BlockHash, Request, RequestId, Sampling, Slo
+from baton.decide.control.cell_router import CellRules
 from baton.decide.control.decision_log import Decision
 from baton.decide.kv.hashing import block_hashes
 from baton.decide.policy.classes import ClassTable, RouteFacts
 from baton.decide.policy.policy_sets import policy_set
 from baton.lab.report.summary import RequestRecord
+from baton.lab.sim.build import ClusterParts, build_on
 from baton.lab.sim.cells import CellJob, cell_jobs, encode_records, merge_records
-from baton.lab.sim.cluster import SimCluster, build_cluster
+from baton.lab.sim.cluster import SimCluster
 from baton.lab.sim.engines import STOP_TOKEN, LengthEngine
 from baton.lab.sim.fault_injector import FaultInjector
 from baton.lab.sim.faults import Herd, delayed_arrival_s, select_herds
 from baton.lab.sim.journal import Journal, Life
+from baton.lab.sim.loop import EventLoop
 from baton.lab.sim.policies import configured_policies
+from baton.lab.sim.routed_cells import RoutedCells, routed_key
 from baton.lab.sim.spec import ClusterSpec
 from baton.lab.workload.conversation import Conversations, Turn, link_conversations
 from baton.lab.workload.prompts import PromptMaker
@@ -38,6 +43,8 @@ from baton.lab.workload.request import Trace, TraceRequest
 
 Invariant = Literal["INV-1", "INV-2", "INV-3", "INV-4", "INV-5", "INV-7", "INV-8", "INV-9"]
 TURN_LOST = "the previous turn of its conversation failed, so its prompt lacks an answer"
+_REFUSALS = frozenset({"queue_full", "queue_deadline", "slo", "retries"})
+"""Rejections with which a router tries another cell."""
 _SAMPLING = Sampling(stop_token_ids=(STOP_TOKEN,))
 
 
@@ -83,6 +90,8 @@ class _Replay:
     """Output lengths in the trace. Only the engine reads them."""
     records: list[RequestRecord] = field(default_factory=list[RequestRecord])
     classes: ClassTable = field(default_factory=ClassTable)
+    cells: RoutedCells | None = None
+    """The cells, if a router deals the requests. None: there is one cluster."""
     enough: Callable[[RequestRecord], bool] | None = None
     """Called with every record. It returns True to stop the simulation."""
 
@@ -153,6 +162,8 @@ class _Replay:
             slo=request.slo or choice.slo or self.slo,
             service=choice.service,
         )
+        if self.cells is not None:
+            cluster = self.cells.place(request_id, routed_key(request, index))
         cluster.server.submit(arriving, prompt)
 
     def _hashes(self, prompt: array[int]) -> tuple[BlockHash, ...]:
@@ -182,6 +193,13 @@ class _Replay:
 
     def close(self, cluster: SimCluster, life: Life) -> None:
         ended_at_s, close = life.closes[0]
+        if self.cells is not None:
+            other = self.cells.place_again(life.request.id) if close.reject in _REFUSALS else None
+            if other is not None:
+                del cluster.server.journal.lives[life.request.id]
+                cluster.loop.after(0.0, partial(other.server.submit, life.request, life.tokens))
+                return
+            self.cells.end(life.request.id)
         edge, times_s = self.spec.edge, life.token_times_s
         lacking = self.output_tokens.pop(life.request.id) - life.request.output_tokens_max
         if edge.token_s:
@@ -232,11 +250,14 @@ def replay_trace(
     as it is made. Raises ConfigError for an unknown policy, and for a tap on more than one cell.
     """
     config = policy_set(policy) if isinstance(policy, str) else policy
+    job = CellJob(spec=structs.replace(spec, cells=1), trace=trace, policy=config, seed=seed, slo=slo)
     if spec.cells == 1:
-        return play_cell(CellJob(spec=spec, trace=trace, policy=config, seed=seed, slo=slo), tap)
+        return play_cell(job, tap)
     if tap is not None:
         what = "a log, a page and a trace are of one server"
         raise ConfigError(f"{what}, and the cluster has cells = {spec.cells}: play one cell")
+    if spec.router is not None:
+        return play_routed(job, spec.cells, spec.router)
     return merge_records([play_cell(job) for job in cell_jobs(spec, trace, config, seed=seed, slo=slo)])
 
 
@@ -249,13 +270,27 @@ def play_cell(
 
     `enough` receives every record. Once it returns True, the simulation stops and returns the records so far.
     """
-    spec, trace, seed = job.spec, job.trace, job.seed
-    linked = link_conversations(trace.requests)
-    replaying = _Replay(
+    loop, replaying = EventLoop(), _replay_of(job, enough)
+    cluster = _cluster_of(job, replaying, loop, tap)
+    return _played(job, replaying, [cluster])
+
+
+def play_routed(job: CellJob, cells: int, rules: CellRules) -> list[RequestRecord]:
+    """Play a trace on cells behind a router, in one event loop. Return the records in the order of their ends."""
+    loop, replaying = EventLoop(), _replay_of(job, None)
+    jobs = [structs.replace(job, seed=job.seed + number) for number in range(cells)]
+    clusters = [_cluster_of(each, replaying, loop, None) for each in jobs]
+    replaying.cells = RoutedCells(clusters, rules)
+    return _played(job, replaying, clusters)
+
+
+def _replay_of(job: CellJob, enough: Callable[[RequestRecord], bool] | None) -> _Replay:
+    spec, trace = job.spec, job.trace
+    return _Replay(
         spec=spec,
-        prompts=PromptMaker(seed=seed),
+        prompts=PromptMaker(seed=job.seed),
         slo=job.slo,
-        linked=linked,
+        linked=link_conversations(trace.requests),
         tokens_max=spec.request_tokens_max,
         asked_tokens_max=asked_tokens_max(spec, trace),
         classes=ClassTable(spec.classes, spec.routes, spec.default_class),
@@ -266,23 +301,36 @@ def play_cell(
         or any(request.prefix_ids or request.think_s is not None for request in trace.requests),
         herds=select_herds(job.faults),
     )
-    clusters: list[SimCluster] = []
-    cluster = build_cluster(
-        spec,
-        configured_policies(job.policy, spec),
-        lambda host: LengthEngine(replaying.output_tokens, layers=spec.layers),
-        seed=seed,
+
+
+def _cluster_of(
+    job: CellJob, replaying: _Replay, loop: EventLoop, tap: Callable[[Decision], None] | None
+) -> SimCluster:
+    built: list[SimCluster] = []
+    parts = ClusterParts(
+        spec=job.spec,
+        policies=configured_policies(job.policy, job.spec),
+        new_engine=lambda host: LengthEngine(replaying.output_tokens, layers=job.spec.layers),
+        seed=job.seed,
         journal=Journal(keep_log=False, tap=tap),
-        closed=lambda life: replaying.close(clusters[0], life),
+        closed=lambda life: replaying.close(built[0], life),
     )
-    clusters.append(cluster)
-    replaying.open_next(cluster, iter(sorted(linked.openers, key=lambda opener: opener[1].at_s)))
-    FaultInjector(cluster).schedule(fault for fault in job.faults if not isinstance(fault, Herd))
+    built.append(build_on(loop, parts))
+    return built[0]
+
+
+def _played(job: CellJob, replaying: _Replay, clusters: Sequence[SimCluster]) -> list[RequestRecord]:
+    """Play the trace to its end, or until there is enough."""
+    openers = sorted(replaying.linked.openers, key=lambda opener: opener[1].at_s)
+    replaying.open_next(clusters[0], iter(openers))
+    for cluster in clusters:
+        FaultInjector(cluster).schedule(fault for fault in job.faults if not isinstance(fault, Herd))
     try:
-        cluster.loop.run(until_s=math.inf, events_max=sys.maxsize)
+        clusters[0].loop.run(until_s=math.inf, events_max=sys.maxsize)
     except _EnoughError:
         return replaying.records
-    check_nothing_left(cluster)
+    for cluster in clusters:
+        check_nothing_left(cluster)
     return replaying.records
 
 
@@ -322,29 +370,6 @@ def asked_tokens_max(spec: ClusterSpec, trace: Trace) -> int:
     if spec.output_tokens_max is not None:
         return spec.output_tokens_max
     return max(USUAL_TOKENS_MAX, max((request.output_tokens for request in trace.requests), default=0))
-
-
-def describe_cut_answers(records: Sequence[RequestRecord], spec: ClusterSpec) -> list[str]:
-    """Return lines that count the truncated answers by cause and the missing tokens. Empty if no answer was cut."""
-    cut = [record for record in records if record.cut_tokens]
-    if not cut:
-        return []
-    full = [record for record in cut if record.input_tokens + record.output_tokens >= spec.request_tokens_max]
-    asked = len(cut) - len(full)
-    words: list[str] = []
-    if asked:
-        words.append(
-            f"{_share(asked, records)} end at output_tokens_max = {spec.output_tokens_max} of the cluster file"
-        )
-    if full:
-        room = f"the KV of a host ({spec.request_tokens_max} tokens, prompt included)"
-        words.append(f"{_share(len(full), records)} fill {room}: raise kv.blocks")
-    lost, had = sum(record.cut_tokens for record in cut), sum(r.output_tokens + r.cut_tokens for r in records)
-    return [*words, f"{lost} of {had} output tokens of the trace were not generated"]
-
-
-def _share(count: int, records: Sequence[RequestRecord]) -> str:
-    return f"{count} of {len(records)} answers"
 
 
 def main() -> int:

@@ -29,6 +29,7 @@ from baton.core.validation import (
     out_of_range,
     type_problems,
 )
+from baton.decide.control.cell_router import CellRules
 from baton.decide.control.start_queue import StartQueue
 from baton.decide.cost.linear import LinearCost, Overhead
 from baton.decide.cost.load import HeterogeneousCost, LoadedCost, inline_files, load_cost
@@ -172,6 +173,8 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     kinds: dict[str, SimKind] = {}
     cells: Count = 1
     """Number of cells. The file describes one cell, and each cell has its own server and hosts."""
+    router: CellRules | None = None
+    """Rules of `baton cells`, which deals the requests. None: requests are dealt in turn, sessions by their names."""
     layers: Count = 1
     """Layers of the model, for sending KV ahead by layer. 1: KV is sent after each chunk."""
     tick_s: Annotated[float, Range(least=0.001, such_as="seconds, such as 1")] = 1.0
