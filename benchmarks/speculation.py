@@ -16,6 +16,7 @@ from typing import Any
 import record
 
 from baton.compute.load_engine import choose_engine, load_engine
+from baton.compute.models.chat_template import ChatInput
 from baton.compute.models.resolve import resolve_model
 from baton.compute.models.tokenizer import load_tokenizer
 from baton.compute.sandbox.template import load_chat_template
@@ -66,7 +67,7 @@ class House:
     def run(self, question: str, tokens_max: int, sampling: Sampling) -> dict[str, Any]:
         """Answer one question. Times start at the first token, without the prompt."""
         prompt = self._tokenizer.encode(
-            self._template.render([{"role": "user", "content": question}]), add_special=False
+            self._template.render(ChatInput([{"role": "user", "content": question}])), add_special=False
         )
         batcher = self._batcher(tokens_max)
         request = Request(

@@ -11,6 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from baton.compute.hash_engine import hash_card
+from baton.compute.models.chat_template import ChatInput
 from baton.compute.models.tokenizer import load_tokenizer
 from baton.compute.sandbox.template import load_chat_template
 from baton.core.config import PolicyConfig, SandboxConfig
@@ -162,7 +163,7 @@ def test_a_public_prefix_is_found_in_completions_and_chats() -> None:
     completion = tokenizer.encode(f"{text} Hello", add_special=True)
     assert public.shared_tokens(completion) >= len(tokenizer.encode(text, add_special=False))
     messages = [{"role": "system", "content": text}, {"role": "user", "content": "Hello"}]
-    chat = tokenizer.encode(template.render(messages, add_generation_prompt=True), add_special=False)
+    chat = tokenizer.encode(template.render(ChatInput(messages, add_generation_prompt=True)), add_special=False)
     assert public.shared_tokens(chat) >= len(tokenizer.encode(text, add_special=False))
     assert public.shared_tokens([]) == 0
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from baton.compute.models.card import ModelCard
+from baton.compute.models.chat_template import ChatInput
 from baton.compute.models.resolve import resolve_model
 from baton.compute.models.tokenizer import Tokenizer, load_tokenizer
 from baton.compute.sandbox.template import load_chat_template
@@ -95,7 +96,7 @@ def test_chats_render_as_transformers_renders_them(
             expected = reference_tokenizer.apply_chat_template(
                 list(prompt.messages), tokenize=False, add_generation_prompt=True
             )
-            assert template.render(prompt.messages) == expected == prompt.text
+            assert template.render(ChatInput(prompt.messages)) == expected == prompt.text
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -9,6 +9,7 @@ import pytest
 
 from baton.compute.hash_engine import hash_card
 from baton.compute.models.card import ModelCard
+from baton.compute.models.chat_template import ChatInput
 from baton.compute.models.jinja_template import JinjaTemplate
 from baton.compute.sandbox.template import load_chat_template
 from baton.core.config import SandboxConfig
@@ -59,7 +60,7 @@ def _folder_card(folder: Path) -> ModelCard:
 )
 def test_supported_template_features(source: str, expected: str) -> None:
     template = JinjaTemplate(source, {"bos_token": "<s>"})
-    assert template.render(HELLO, extra={"enable_thinking": False}) == expected
+    assert template.render(ChatInput(HELLO, extra={"enable_thinking": False})) == expected
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_supported_template_features(source: str, expected: str) -> None:
 )
 def test_a_refusal_or_a_forbidden_operation_of_a_template_is_a_400(source: str, message: str) -> None:
     with pytest.raises(RequestError, match=message) as caught:
-        JinjaTemplate(source, {}).render(HELLO)
+        JinjaTemplate(source, {}).render(ChatInput(HELLO))
     assert (caught.value.status, caught.value.param) == (400, "messages")
 
 
@@ -102,7 +103,7 @@ def test_a_refusal_or_a_forbidden_operation_of_a_template_is_a_400(source: str, 
 def test_an_endless_template_is_stopped(source: str) -> None:
     """Loops, recursion and growing strings are bounded. The server answers 400."""
     with pytest.raises((RequestError, ModelError)):
-        JinjaTemplate(source, {}).render(HELLO)
+        JinjaTemplate(source, {}).render(ChatInput(HELLO))
 
 
 def test_a_broken_template_is_found_at_the_start() -> None:
@@ -119,21 +120,21 @@ def test_the_template_of_a_folder(tmp_path: Path) -> None:
     }
     path = tmp_path / "tokenizer_config.json"
     path.write_text(json.dumps(config))
-    assert load_chat_template(_folder_card(tmp_path), SandboxConfig()).render(HELLO) == "<s>config</s>"
+    assert load_chat_template(_folder_card(tmp_path), SandboxConfig()).render(ChatInput(HELLO)) == "<s>config</s>"
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain{{ eos_token }}"}]
     path.write_text(json.dumps({**config, "chat_template": named}))
-    assert load_chat_template(_folder_card(tmp_path), SandboxConfig()).render(HELLO) == "plain</s>"
+    assert load_chat_template(_folder_card(tmp_path), SandboxConfig()).render(ChatInput(HELLO)) == "plain</s>"
     (tmp_path / "chat_template.jinja").write_text("file{{ bos_token }}")
-    assert load_chat_template(_folder_card(tmp_path), SandboxConfig()).render(HELLO) == "file<s>"
+    assert load_chat_template(_folder_card(tmp_path), SandboxConfig()).render(ChatInput(HELLO)) == "file<s>"
 
 
 def test_a_model_without_a_template_rejects_chats(tmp_path: Path) -> None:
     """A model gives bad answers in a guessed format."""
     with pytest.raises(RequestError, match="no chat template; use /v1/completions"):
-        load_chat_template(_folder_card(tmp_path), SandboxConfig()).render(HELLO)
+        load_chat_template(_folder_card(tmp_path), SandboxConfig()).render(ChatInput(HELLO))
 
 
 def test_the_hash_model_has_a_plain_one() -> None:
     template = load_chat_template(hash_card(), SandboxConfig())
-    assert template.render(HELLO) == "user: hi\nassistant: "
-    assert template.render(HELLO, add_generation_prompt=False) == "user: hi\n"
+    assert template.render(ChatInput(HELLO)) == "user: hi\nassistant: "
+    assert template.render(ChatInput(HELLO, add_generation_prompt=False)) == "user: hi\n"

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from baton.compute.models.chat_template import ChatInput
 from baton.compute.models.fingerprint import kv_identity
 from baton.compute.models.open_model import open_model
 from baton.compute.models.resolve import resolve_model
@@ -48,7 +49,9 @@ def test_without_a_tokenizer_texts_are_bytes(tmp_path: Path) -> None:
     card = resolve_model(small("llama-3.1-8b", tmp_path), "dummy")
     tokenizer = load_tokenizer(card)
     assert tokenizer.decode(tokenizer.encode("5 €")) == "5 €"
-    assert "hello" in load_chat_template(card, SandboxConfig()).render([{"role": "user", "content": "hello"}])
+    assert "hello" in load_chat_template(card, SandboxConfig()).render(
+        ChatInput([{"role": "user", "content": "hello"}])
+    )
 
 
 def test_errors_name_the_remedy(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from baton.compute.hash_engine import hash_card
+from baton.compute.models.chat_template import ChatInput
 from baton.compute.sandbox.messages import GrammarChecks, GrammarProblem, SandboxSetup
 from baton.compute.sandbox.process import ForkServer, Sandbox, SandboxError, SandboxPool
 from baton.compute.sandbox.template import SandboxedTemplate
@@ -109,9 +110,9 @@ def test_a_template_that_takes_all_memory_or_time_fails_its_request_alone(source
     template = SandboxedTemplate("{% if add_generation_prompt %}fine{% else %}" + source + "{% endif %}", {}, LIMITS)
     limits = r"sandbox\.memory_bytes|sandbox\.cpu_s|200000 steps|nested too deeply"
     with pytest.raises(RequestError, match=limits) as refused:
-        template.render(HELLO, add_generation_prompt=False)
+        template.render(ChatInput(HELLO, add_generation_prompt=False))
     assert (refused.value.status, refused.value.param) == (400, "messages")
-    assert template.render(HELLO) == "fine"
+    assert template.render(ChatInput(HELLO)) == "fine"
     template.close()
 
 

@@ -6,16 +6,27 @@ bounded. A server renders it in a sandbox process, `baton.compute.sandbox.templa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from baton.compute.models.card import ModelCard
 from baton.compute.models.gguf_file import open_gguf
 from baton.compute.models.json_file import read_json
 from baton.core.errors import RequestError
 
-Message = Mapping[str, Any]
+
+class ChatInput(Struct, frozen=True, omit_defaults=True):
+    """The variables of a chat template."""
+
+    messages: list[dict[str, Any]] | None = None
+    """Messages of the conversation. None: only compile the template."""
+    add_generation_prompt: bool = True
+    """End with the start of the model's turn."""
+    tools: list[dict[str, Any]] | None = None
+    extra: dict[str, Any] | None = None
+    """Further variables."""
 
 
 class ChatTemplate(Protocol):
@@ -31,18 +42,8 @@ class ChatTemplate(Protocol):
         """True if `render` waits for another process, so that it has to run in a thread."""
         ...
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        extra: Mapping[str, Any] | None = None,
-    ) -> str:
-        """Return a conversation as one text. Raises RequestError (400) if the template refuses the messages.
-
-        add_generation_prompt: end with the start of the model's turn. extra: further variables of the template.
-        """
+    def render(self, chat: ChatInput) -> str:
+        """Return a conversation as one text. Raises RequestError (400) if the template refuses the messages."""
         ...
 
 
@@ -53,18 +54,11 @@ class PlainTemplate:
     """A text that makes the server use the tool-call format of Hermes."""
     is_sandboxed = False
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        extra: Mapping[str, Any] | None = None,
-    ) -> str:
-        lines = [f"{message.get('role', 'user')}: {message.get('content') or ''}\n" for message in messages]
-        names = ", ".join(str(tool["function"]["name"]) for tool in tools or ())
+    def render(self, chat: ChatInput) -> str:
+        lines = [f"{message.get('role', 'user')}: {message.get('content') or ''}\n" for message in chat.messages or ()]
+        names = ", ".join(str(tool["function"]["name"]) for tool in chat.tools or ())
         tools_line = f"tools: {names}\n" if names else ""
-        return tools_line + "".join(lines) + ("assistant: " if add_generation_prompt else "")
+        return tools_line + "".join(lines) + ("assistant: " if chat.add_generation_prompt else "")
 
 
 class NoTemplate:
@@ -76,14 +70,7 @@ class NoTemplate:
     def __init__(self, model: str) -> None:
         self._model = model
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        extra: Mapping[str, Any] | None = None,
-    ) -> str:
+    def render(self, chat: ChatInput) -> str:
         raise RequestError(
             f"{self._model} has no chat template; use /v1/completions, or serve the instruct version of the model",
             param="messages",

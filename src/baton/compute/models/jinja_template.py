@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from jinja2 import TemplateError
 
-from baton.compute.models.chat_template import Message
+from baton.compute.models.chat_template import ChatInput
 from baton.compute.models.template_sandbox import STEP_NAME, Sandbox, StepCounter, check_chars
 from baton.core.errors import ModelError, RequestError
 
@@ -26,21 +26,14 @@ class JinjaTemplate:
         self.source = source
         self._specials = dict(specials)
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        extra: Mapping[str, Any] | None = None,
-    ) -> str:
+    def render(self, chat: ChatInput) -> str:
         # A MemoryError is not caught: it ends the sandbox, and the error for the client then names its limit.
         variables = {
             **self._specials,
-            **(extra or {}),
-            "messages": list(messages),
-            "tools": None if tools is None else list(tools),
-            "add_generation_prompt": add_generation_prompt,
+            **(chat.extra or {}),
+            "messages": chat.messages or [],
+            "tools": chat.tools,
+            "add_generation_prompt": chat.add_generation_prompt,
             STEP_NAME: StepCounter().step,
         }
         try:

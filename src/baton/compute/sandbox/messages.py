@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
 
 from msgspec import Struct
 
@@ -37,7 +36,7 @@ class MaskComputation(Struct, frozen=True, tag=True):
 
 
 class TemplateRendering(Struct, frozen=True, tag=True):
-    """Render conversations with the chat template of a model. A job is a `Conversation`."""
+    """Render conversations with the chat template of a model. A job is a `ChatInput`."""
 
     source: str
     specials: dict[str, str]
@@ -84,16 +83,6 @@ class MaskAnswer(Struct, frozen=True, array_like=True):
     """The reason why the grammar is rejected."""
     is_unknown: bool = False
     """The parser has not read the skipped tokens: the job has to be sent again with all of them."""
-
-
-class Conversation(Struct, frozen=True, omit_defaults=True):
-    """The variables of a chat template."""
-
-    messages: list[dict[str, Any]] | None = None
-    """Messages of the conversation. None: only compile the template."""
-    add_generation_prompt: bool = True
-    tools: list[dict[str, Any]] | None = None
-    extra: dict[str, Any] | None = None
 
 
 class Rendered(Struct, frozen=True):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import msgspec
 
 from baton.compute.models.card import ModelCard
-from baton.compute.models.chat_template import ChatTemplate, Message, NoTemplate, PlainTemplate, find_template
-from baton.compute.sandbox.messages import Conversation, Rendered, SandboxSetup, TemplateRendering
+from baton.compute.models.chat_template import ChatInput, ChatTemplate, NoTemplate, PlainTemplate, find_template
+from baton.compute.sandbox.messages import Rendered, SandboxSetup, TemplateRendering
 from baton.compute.sandbox.process import SandboxError, SandboxPool
 from baton.core.config import SandboxConfig
 from baton.core.errors import ModelError, RequestError
@@ -46,28 +43,14 @@ class SandboxedTemplate:
     def compile(self) -> None:
         """Raise ModelError if the template cannot be compiled."""
         try:
-            refusal = self._call(Conversation()).refusal
+            refusal = self._call(ChatInput()).refusal
         except RequestError as error:
             refusal = str(error)
         if refusal:
             raise ModelError(refusal)
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        extra: Mapping[str, Any] | None = None,
-    ) -> str:
-        rendered = self._call(
-            Conversation(
-                messages=[dict(message) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                tools=None if tools is None else [dict(tool) for tool in tools],
-                extra=None if extra is None else dict(extra),
-            )
-        )
+    def render(self, chat: ChatInput) -> str:
+        rendered = self._call(chat)
         if rendered.refusal:
             raise RequestError(rendered.refusal, param="messages")
         return rendered.text
@@ -75,7 +58,7 @@ class SandboxedTemplate:
     def close(self) -> None:
         self._pool.close()
 
-    def _call(self, job: Conversation) -> Rendered:
+    def _call(self, job: ChatInput) -> Rendered:
         try:
             return self._decoder.decode(self._pool.call(msgspec.msgpack.encode(job)))
         except SandboxError as error:

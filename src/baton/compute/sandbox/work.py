@@ -7,12 +7,12 @@ from typing import Protocol, assert_never
 import msgspec
 
 from baton.compute.models.card import ModelCard
+from baton.compute.models.chat_template import ChatInput
 from baton.compute.models.grammar import first_problem, token_trie
 from baton.compute.models.grammar_masks import GrammarMasks
 from baton.compute.models.jinja_template import JinjaTemplate
 from baton.compute.models.tokenizer import load_tokenizer
 from baton.compute.sandbox.messages import (
-    Conversation,
     GrammarChecks,
     GrammarProblem,
     MaskComputation,
@@ -73,21 +73,16 @@ class _Rendering:
     def __init__(self, task: TemplateRendering) -> None:
         self._task = task
         self._template: JinjaTemplate | None = None
-        self._decoder = msgspec.msgpack.Decoder(Conversation)
+        self._decoder = msgspec.msgpack.Decoder(ChatInput)
 
     def run(self, job: bytes) -> bytes:
-        talk = self._decoder.decode(job)
+        chat = self._decoder.decode(job)
         try:
             if self._template is None:
                 self._template = JinjaTemplate(self._task.source, self._task.specials)
-            if talk.messages is None:
+            if chat.messages is None:
                 return msgspec.msgpack.encode(Rendered())
-            text = self._template.render(
-                talk.messages,
-                add_generation_prompt=talk.add_generation_prompt,
-                tools=talk.tools,
-                extra=talk.extra,
-            )
+            text = self._template.render(chat)
         except (RequestError, ModelError) as error:
             return msgspec.msgpack.encode(Rendered(refusal=str(error)))
         return msgspec.msgpack.encode(Rendered(text))

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from baton.compute.models.card import ModelCard
-from baton.compute.models.chat_template import ChatTemplate
+from baton.compute.models.chat_template import ChatInput, ChatTemplate
 from baton.compute.models.tokenizer import StreamDecoder, Tokenizer
 from baton.core.errors import RequestError
 from baton.core.types import BlockHash, Request, RequestId, Sampling, ServiceClass, Slo
@@ -62,7 +62,7 @@ class PublicPrefixes:
         for text in texts:
             self._prefixes += [tokenizer.encode(text, add_special=special) for special in (False, True)]
             try:
-                chat = template.render([{"role": "system", "content": text}], add_generation_prompt=False)
+                chat = template.render(ChatInput([{"role": "system", "content": text}], add_generation_prompt=False))
             except RequestError:
                 continue  # the template rejects a conversation of only a system message
             self._prefixes.append(tokenizer.encode(chat, add_special=False))
@@ -211,9 +211,8 @@ def chat_prompt(body: ChatRequest | TokenizeRequest, texts: TextEncoder, templat
         form = format_of(template.source)
         messages = template_messages(messages, form, tools)
         tools = [] if form.in_prompt else tools
-    text = template.render(
-        messages, add_generation_prompt=start_answer, tools=tool_dicts(tools) if tools else None, extra=extra
-    )
+    tools_given = tool_dicts(tools) if tools else None
+    text = template.render(ChatInput(messages, add_generation_prompt=start_answer, tools=tools_given, extra=extra))
     return Prompt(texts.encode(text, "messages", add_special=body.add_special_tokens is True), text)
 
 
