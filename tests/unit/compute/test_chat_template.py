@@ -10,8 +10,8 @@ import pytest
 from baton.compute.hash_engine import hash_card
 from baton.compute.models.card import ModelCard
 from baton.compute.models.chat_template import ChatInput
-from baton.compute.models.jinja_template import JinjaTemplate
 from baton.compute.sandbox.template import load_chat_template
+from baton.compute.sandbox.work import JinjaTemplate
 from baton.core.config import SandboxConfig
 from baton.core.errors import ModelError, RequestError
 

@@ -9,8 +9,8 @@ from llguidance import LLMatcher
 
 from baton.compute.hash_engine import EOS_TOKEN, VOCAB_TOKENS
 from baton.compute.models.grammar import grammar_problem, grammar_source, token_trie
-from baton.compute.models.jinja_template import JinjaTemplate
 from baton.compute.models.tokenizer import ByteTokenizer, StreamDecoder
+from baton.compute.sandbox.work import JinjaTemplate
 from baton.core.errors import RequestError
 from baton.core.types import Grammar
 from baton.serve.http.prompts import TextEncoder, chat_prompt
