@@ -43,12 +43,11 @@ from baton.decide.control.bound import Bound
 from baton.decide.control.decode_slot_queue import DecodeSlotQueue
 from baton.decide.control.fleet import Fleet, processes_of
 from baton.decide.control.flight import Flight, in_order
-from baton.decide.control.moves import Moves
+from baton.decide.control.moves import Moves, RollingRestart
 from baton.decide.control.prediction_errors import NO_ERRORS, PredictionMeter
 from baton.decide.control.prefixes import Prefixes, read_tokens
 from baton.decide.control.reshaping import Reshaping
 from baton.decide.control.retries import Retries
-from baton.decide.control.rolling_restart import RollingRestart
 from baton.decide.control.room import WaitingRoom
 from baton.decide.control.start_queue import StartQueue
 from baton.decide.control.turn_queue import TurnQueue, degraded

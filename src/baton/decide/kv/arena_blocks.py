@@ -1,4 +1,7 @@
-"""The blocks of one arena with their hashes, and the prefix-cache events that routing needs."""
+"""The blocks of one arena with their hashes, and the prefix-cache events that routing needs.
+
+The arena of an engine server mirrors the server's own cache, by the server's events.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton.core.config import Preemption
-from baton.core.prefixes import BlocksRemoved, BlocksStored
+from baton.core.prefixes import BlocksRemoved, BlocksStored, CachedRun, EngineCacheChanged
 from baton.core.tier_messages import PutWanted
 from baton.core.types import BlockHash, BlockId, HostId, HostView
 from baton.decide.kv.blocks import BlockFacts, Blocks, EvictionOrder, Hit
@@ -165,3 +168,47 @@ def empty_arena(
             preemption=preemption,
         )
     return ArenaBlocks(pool.host, pool.block_tokens, pool.block_runs, blocks, below, pool.window, orders)
+
+
+def mirror_cache(arena: ArenaBlocks, event: EngineCacheChanged) -> list[BlocksRemoved | BlocksStored]:
+    """Cache and forget blocks as an engine server has done. Return the events for routing.
+
+    A forgotten block that a request holds stays with the request, and is free after it.
+    """
+    lost = list(arena.blocks.hashes) if event.is_cleared else event.removed
+    removed = [block_hash for block_hash in lost if _forget(arena, block_hash)]
+    events: list[BlocksRemoved | BlocksStored] = [BlocksRemoved(arena.host, tuple(removed))] if removed else []
+    for run in event.stored:
+        events += _cache_run(arena, run)
+    return events
+
+
+def _forget(arena: ArenaBlocks, block_hash: BlockHash) -> bool:
+    block = arena.blocks.find(block_hash)
+    return block is not None and arena.blocks.forget(block) is not None
+
+
+def _cache_run(arena: ArenaBlocks, run: CachedRun) -> list[BlocksRemoved | BlocksStored]:
+    """Cache the blocks of a run that are not known, as far as there is room. The known ones count as used now."""
+    known = [block for block in map(arena.blocks.find, run.hashes) if block is not None]
+    arena.blocks.pin(known)  # pinned blocks are not evicted for the new ones
+    events = _cache_new(arena, run)
+    arena.blocks.unpin(known)
+    return events
+
+
+def _cache_new(arena: ArenaBlocks, run: CachedRun) -> list[BlocksRemoved | BlocksStored]:
+    parents = (run.parent, *run.hashes)
+    new = [
+        BlockFacts(block_hash, parents[index], (run.first + index) * arena.block_tokens, uses=0)
+        for index, block_hash in enumerate(run.hashes)
+        if arena.blocks.find(block_hash) is None
+    ]
+    del new[arena.blocks.available :]
+    if not new:
+        return []
+    taken, evicted = arena.take(len(new))
+    for block, facts in zip(taken, new, strict=True):
+        arena.blocks.seal(block, facts)
+    arena.blocks.unpin(taken)
+    return [*evicted, BlocksStored(arena.host, tuple(facts.block_hash for facts in new), arena.block_runs)]

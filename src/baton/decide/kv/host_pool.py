@@ -38,9 +38,8 @@ from baton.core.tier_messages import (
     TierShrunk,
 )
 from baton.core.types import BlockHash, BlockId, HostId, HostView, RequestId, WorkerId
-from baton.decide.kv.arena_blocks import empty_arena
+from baton.decide.kv.arena_blocks import empty_arena, mirror_cache
 from baton.decide.kv.blocks import EvictionOrder
-from baton.decide.kv.engine_cache import mirror_cache
 from baton.decide.kv.grants import Grants
 from baton.decide.kv.hashing import prefix_of, runs_per_block
 from baton.decide.kv.holding import KEPT_FREE_RATIO, Holding, granted
