@@ -66,3 +66,15 @@ def s3_server(bucket: str) -> Iterator[str]:
         endpoint = line.split()[-1]
         httpx.put(f"{endpoint}/{bucket}", timeout=60.0).raise_for_status()  # the first request loads all that it plays
         yield endpoint
+
+
+@contextmanager
+def baton_pool(*, size_bytes: float = 4e6, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run `baton pool`. Yield its process and URL."""
+    command = [sys.executable, "-m", "baton.cli.main", "pool", "--bytes", str(size_bytes), "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as node:
+        assert node.stdout is not None
+        try:
+            yield node, node.stdout.readline().split()[-1]
+        finally:
+            node.kill()

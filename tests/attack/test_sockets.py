@@ -28,8 +28,8 @@ from tests.attack.conftest import (
 )
 from tests.attack.refusals import statuses
 from tests.hosting import cluster
-from tests.process.test_pool_node import baton_pool
 from tests.serving import serving
+from tests.store_servers import baton_pool
 from tests.stores import BLOCK_BYTES, get, names, open_pool, put
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(900)]

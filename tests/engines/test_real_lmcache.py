@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.store_servers import baton_pool
+
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]
 PACKAGE = "lmcache==0.5.6"
 IMPORTED = (
@@ -27,6 +29,8 @@ DRIVER = Path(__file__).with_name("lmcache_driver.py")
 SOURCE = Path(__file__).parents[2] / "src"
 PYTHONPATH = os.pathsep.join([str(SOURCE), sysconfig.get_path("purelib")])
 PLUGIN = "remote_storage_plugin.baton"
+CHUNK_BYTES = 2 * 3 * 16 * 128 * 2
+POOL_BYTES = 100 * CHUNK_BYTES
 
 
 @pytest.fixture(scope="module")
@@ -92,20 +96,8 @@ def lmcache(python: Path, store: str, **settings: Any) -> Iterator[LMCache]:
         running.end()
 
 
-@contextmanager
-def pool(*, port: int = 0, chunks: int = 100) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    size = str(chunks * 2 * 3 * 16 * 128 * 2)
-    command = [sys.executable, "-m", "baton.cli.main", "pool", "--bytes", size, "--port", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as node:
-        assert node.stdout is not None
-        try:
-            yield node, node.stdout.readline().split()[-1]
-        finally:
-            node.kill()
-
-
 def test_chunks_come_back_in_another_process(python: Path) -> None:
-    with pool() as (_, url), lmcache(python, url) as one, lmcache(python, url) as other:
+    with baton_pool(size_bytes=POOL_BYTES) as (_, url), lmcache(python, url) as one, lmcache(python, url) as other:
         assert one.is_connected
         one.ask("put", [1, 2, 3, 4])
         assert one.ask("contains", [1, 2, 3, 4, 5]) == 4
@@ -123,7 +115,7 @@ def test_chunks_come_back_in_another_process(python: Path) -> None:
 
 def test_an_evicted_chunk_is_a_miss(python: Path) -> None:
     """The node has room for 8 chunks."""
-    with pool(chunks=8) as (_, url), lmcache(python, url) as one:
+    with baton_pool(size_bytes=8 * CHUNK_BYTES) as (_, url), lmcache(python, url) as one:
         one.ask("put", list(range(8)))
         one.ask("put", list(range(8, 12)))
         assert one.ask("get", list(range(12))) == [False] * 4 + [True] * 8
@@ -131,13 +123,13 @@ def test_an_evicted_chunk_is_a_miss(python: Path) -> None:
 
 
 def test_a_partial_chunk_is_not_kept(python: Path) -> None:
-    with pool() as (_, url), lmcache(python, url) as one:
+    with baton_pool(size_bytes=POOL_BYTES) as (_, url), lmcache(python, url) as one:
         one.ask("put", [1], 7)
         assert one.ask("get", [1]) == [False]
 
 
 def test_a_pool_that_hangs_or_ends_is_a_miss(python: Path) -> None:
-    with pool() as (node, url), lmcache(python, url) as one:
+    with baton_pool(size_bytes=POOL_BYTES) as (node, url), lmcache(python, url) as one:
         one.ask("put", [1, 2])
         assert one.ask("ping") == 0
         node.send_signal(signal.SIGSTOP)
@@ -148,7 +140,7 @@ def test_a_pool_that_hangs_or_ends_is_a_miss(python: Path) -> None:
         one.ask("put", [3])
         assert one.ask("get", [1, 3]) == [False, False]
         one.ask("wait_unused")
-        with pool(port=int(url.rpartition(":")[2])):
+        with baton_pool(size_bytes=POOL_BYTES, port=int(url.rpartition(":")[2])):
             one.ask("wait_ping", True)
             one.ask("put", [4])
             assert one.ask("get", [1, 4]) == [False, True]

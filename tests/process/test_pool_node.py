@@ -8,9 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import pytest
 
@@ -28,19 +26,8 @@ from baton.move.store.node_wire import (
     REQUEST,
     receive,
 )
+from tests.store_servers import baton_pool
 from tests.stores import BLOCK_BYTES, ask_until_reachable, get, names, open_pool, put
-
-
-@contextmanager
-def baton_pool(*, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run the command. Yield its process and URL."""
-    command = [sys.executable, "-m", "baton.cli.main", "pool", "--bytes", "4e6", "--port", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as node:
-        assert node.stdout is not None
-        try:
-            yield node, node.stdout.readline().split()[-1]
-        finally:
-            node.kill()
 
 
 def test_a_node_that_is_killed_is_a_miss_and_comes_back() -> None:
