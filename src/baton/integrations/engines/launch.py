@@ -21,6 +21,7 @@ from baton.compute.models.card import ModelCard
 from baton.core.config import Config, Topology
 from baton.core.engine_config import EngineConfig
 from baton.core.errors import ConfigError
+from baton.core.files import open_private
 from baton.core.types import HostId
 from baton.integrations.engines.process import EngineProcess, visible_gpus
 from baton.serve.host.sizing import worker_views
@@ -142,7 +143,8 @@ def _vllm(config: Config, server: EngineConfig, side_port: int, _settings: Path)
 
 def _sglang(config: Config, server: EngineConfig, bootstrap_port: int, settings: Path) -> _Command:
     """Return the command of an SGLang server. Its key is in a file, because other users see flags."""
-    settings.write_text(json.dumps({"api-key": config.engines.key}))
+    with open_private(settings, "wb") as file:
+        file.write(json.dumps({"api-key": config.engines.key}).encode())
     is_apart = server.role != "mixed"
     flags: dict[str, object] = {
         "--config": settings,
