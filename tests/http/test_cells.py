@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import httpx
+import msgspec
 import pytest
 from msgspec.structs import replace
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,9 +21,12 @@ from baton.serve.cells.app import build_app
 from baton.serve.cells.fleet import CellFleet, CellLink, CheckTimes
 from baton.serve.cells.log import CellLog, is_cell_log, replay_cells
 from baton.serve.http.identity import KeySources
+from baton.serve.http.resume import SavedStream
+from baton.serve.http.stream_marks import STREAM_TYPE, StreamStart
 from baton.serve.live.metrics_registry import Metrics
 from baton.serve.live.recorder import Recorder
 from tests.http.conftest import Server, build_house
+from tests.serving import NO_TLS
 
 COMPLETION: dict[str, Any] = {"prompt": "two cells", "max_tokens": 12, "ignore_eos": True, "temperature": 1, "seed": 3}
 CHAT: dict[str, Any] = {
@@ -254,6 +258,30 @@ def test_stored_state_is_looked_for_in_each_cell_and_every_decision_is_replayed(
     with log.open("ab") as file:
         file.write(b'{"type":"CellDec')
     assert replay_cells(log)[0] == agreed
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "output", "status"),
+    [
+        ("/v1/completions", {}, (999,), 400),
+        ("/v1/completions", {"n": 2}, (70,), 400),
+        ("/v1/completions", {}, (70,) * 12, 409),
+        ("/v1/completions", {"prompt": "another one"}, (70,), 409),
+        ("/v1/messages", {}, (70,), 415),
+    ],
+)
+def test_a_stream_that_cannot_be_of_the_server_is_refused(
+    urls: list[str], path: str, more: dict[str, Any], output: tuple[int, ...], status: int
+) -> None:
+    body = json.dumps({**COMPLETION, **more, "stream": True}).encode()
+    key, marks = {"authorization": "Bearer k"}, {"x-baton-marks": "1"}
+    asked = {**COMPLETION, "stream": True}
+    started = httpx.post(f"{urls[0]}/v1/completions", json=asked, headers=key | marks, verify=NO_TLS)
+    start = msgspec.json.decode(started.headers["x-baton-stream"], type=StreamStart)
+    stream = SavedStream(path="", owner="", body=body, output=output, expires_unix_s=0, **msgspec.structs.asdict(start))
+    sent, kind = msgspec.msgpack.encode(stream), {"content-type": STREAM_TYPE}
+    response = httpx.post(f"{urls[0]}{path}", content=sent, headers=key | kind, verify=NO_TLS)
+    assert response.status_code == status, response.text
 
 
 def test_without_a_cell_requests_are_refused_in_openais_form() -> None:
