@@ -149,10 +149,16 @@ def pip_install(pip: list[str], *calls: list[str]) -> None:
 
 
 def requirements(lock: str) -> dict[str, str]:
-    """Return the requirements of a lock file by package: the version and the hashes of each, as they stand there."""
+    """Return the requirements of a lock file by package: the version and the hashes of each, as they stand there.
+
+    A package has one entry for each version: an older Python may need an older one.
+    """
     text = (ROOT / "locks" / (lock + ".txt")).read_text()
-    blocks = re.split(r"^(?=[A-Za-z0-9])", text, flags=re.MULTILINE)[1:]
-    return {block.split("==")[0]: block for block in blocks}
+    found: dict[str, str] = {}
+    for block in re.split(r"^(?=[A-Za-z0-9])", text, flags=re.MULTILINE)[1:]:
+        name = block.split("==")[0]
+        found[name] = found.get(name, "") + block
+    return found
 
 
 def write_dev_lock() -> Path:

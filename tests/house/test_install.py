@@ -90,6 +90,15 @@ def test_what_serving_has_is_not_installed_twice(elsewhere: Path) -> None:
     assert calls[-1].endswith("-e .")
 
 
+def test_a_package_may_have_a_version_for_each_python(elsewhere: Path) -> None:
+    """No version of it is lost on the way from the lock to pip."""
+    write_locks(elsewhere)
+    older = "split==1.0 ; python_full_version < '3.12' \\\n    --hash=sha256:00\n"
+    newer = "split==2.0 ; python_full_version >= '3.12' \\\n    --hash=sha256:00\n"
+    (elsewhere / "locks" / "dev.txt").write_text(TINY + older + newer)
+    assert install.write_dev_lock().read_text() == older + newer
+
+
 def test_only_milestones_of_pip_are_told() -> None:
     """Large downloads and the unpacking; the other hundred lines go to the log."""
     assert install.progress("Downloading torch-2.13.0-cp311.whl (190.4 MB)") == "downloading torch (190 MB)"

@@ -13,6 +13,7 @@ NEVER_TRIED = (
     "/cluster/events",  # it never ends
     # Their items have a `type` that decides which other fields they need, which the document does not express.
     "/v1/responses",
+    "/v1/responses/input_tokens",
     "/v1/messages",
     "/v1/messages/count_tokens",
 )

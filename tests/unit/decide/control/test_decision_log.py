@@ -50,7 +50,7 @@ ROAD = LinkView(expected_s=0.1, is_measured=True)
 """On which nothing has ever failed."""
 
 
-FORMAT = (17, "45db4605c1ee0778")
+FORMAT = (18, "7df643ad1475470b")
 """The version of the log, and the digest of what may stand in one of that version."""
 
 
