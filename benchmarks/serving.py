@@ -30,7 +30,7 @@ from baton.core.step import Slice, Step
 from baton.core.types import BlockId, RequestId, Sampling
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from tests.serving import RunningServer, serving
+from tests.serving import FLAGS, RunningServer, serving
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 128, 64
 SRC = Path(__file__).resolve().parents[1] / "src"
@@ -188,13 +188,15 @@ def overhead(server: RunningServer, runs: int) -> dict[str, Any]:
 
 def against(src: Path, rounds: int, requests: int) -> dict[str, Any]:
     """Put both versions under the same loads by turns; figures are medians over the rounds."""
-    versions = {"this": SRC, "against": src.resolve()}
+    # The older version may lack the flag for the longest wait in the queue.
+    versions = {"this": (SRC, FLAGS), "against": (src.resolve(), ("--port", "0"))}
     topologies = {"1 prefill + 1 decode": (), "1 mixed": ("--mixed", "1")}
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for _ in range(rounds):
         for topology, arguments in topologies.items():
-            for version, path in versions.items():
-                with serving("--dtype", "float32", *arguments, environment={"PYTHONPATH": str(path)}) as server:
+            for version, (path, flags) in versions.items():
+                environment = {"PYTHONPATH": str(path)}
+                with serving("--dtype", "float32", *arguments, environment=environment, flags=flags) as server:
                     found.setdefault((topology, version), []).append(load_curve(server, requests=requests))
     rows: dict[str, Any] = {}
     for (topology, version), curves in found.items():

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 
 START_S = 120.0
-QUEUE_S = "600"
+FLAGS = ("--port", "0", "--queue-s", "600")
 """A busy machine is slow: no request of a test is refused for that. A test of the limit gives its own."""
 POLL_S = 0.01
 """The pause between two requests of a wait. Without it the wait would take a core from the awaited processes."""
@@ -102,21 +102,26 @@ class RunningServer:
 
 
 @contextmanager
-def serving(*arguments: str, environment: dict[str, str] | None = None) -> Iterator[RunningServer]:
-    """Run `baton serve ARGUMENTS --port 0` for the length of a with block; no process is left after it."""
-    with listening(*arguments, environment=environment) as server:
+def serving(
+    *arguments: str, environment: dict[str, str] | None = None, flags: Sequence[str] = FLAGS
+) -> Iterator[RunningServer]:
+    """Run `baton serve FLAGS ARGUMENTS` for the length of a with block; no process is left after it."""
+    with listening(*arguments, environment=environment, flags=flags) as server:
         server.wait_ready()
         yield server
 
 
 @contextmanager
 def listening(
-    *arguments: str, environment: dict[str, str] | None = None, inside: Sequence[str] = ()
+    *arguments: str,
+    environment: dict[str, str] | None = None,
+    inside: Sequence[str] = (),
+    flags: Sequence[str] = FLAGS,
 ) -> Iterator[RunningServer]:
     """As `serving`, but before it is ready: hosts may join. `inside`: a command that runs it in a namespace."""
     with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(
-            [*inside, sys.executable, "-m", "baton.cli.main", "serve", "--port", "0", "--queue-s", QUEUE_S, *arguments],
+            [*inside, sys.executable, "-m", "baton.cli.main", "serve", *flags, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
