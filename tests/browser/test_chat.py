@@ -243,6 +243,23 @@ def test_the_chat_fits_every_width_in_light_and_dark(server: RunningServer, tmp_
     drive(f"{server.url}/chat", tmp_path, visit)
 
 
+def test_the_dashboard_shows_and_changes_the_chosen_model(server: RunningServer, tmp_path: Path) -> None:
+    async def visit(page: Page) -> None:
+        await page.run("document.querySelector('#key').focus()")
+        await page.type(KEY)
+        await page.key("Enter")
+        await page.until("document.querySelector('#model').options.length === 3")
+        page.problems.clear()  # the browser notes the 401 before the key
+        await page.until("document.querySelectorAll('#workers tr').length === 1")
+        choose = "const choice = document.querySelector('{0}'); choice.value = '{1}';"
+        await page.run(f"{{ {choose.format('#model', 'beta')} choice.dispatchEvent(new Event('change')); }}")
+        await page.until("document.querySelectorAll('#workers tr').length === 2")
+        await page.run(f"{{ {choose.format('#workers select', 'mixed')} choice.dispatchEvent(new Event('change')); }}")
+        await page.until("document.querySelectorAll('#workers .role.mixed').length === 1")
+
+    drive(server.url, tmp_path, visit)
+
+
 def test_a_further_name_is_the_first_model(server: RunningServer) -> None:
     with httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {KEY}"}) as client:
         assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["alpha", "beta", "gamma"]

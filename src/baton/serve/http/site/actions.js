@@ -1,11 +1,11 @@
 // What an operator does on the dashboard: cancel a request, restart a worker, drain a host, ask why a request went where it did.
-import {$, amount, duration, headers, make} from "./common.js";
+import {$, amount, duration, headers, make, ofModel} from "./common.js";
 
 const SURE_MS = 4000;
 
 // Send an action. An error appears in the status line.
 export async function post(path, body) {
-  const response = await fetch(path, {method: "POST", headers: headers(), body: JSON.stringify(body)});
+  const response = await fetch(ofModel(path), {method: "POST", headers: headers(), body: JSON.stringify(body)});
   if (!response.ok) $("state").textContent = (await response.json()).error.message;
   return response.ok;
 }
@@ -37,7 +37,7 @@ export function scaleFields(place, roles) {
 export async function running() {
   const table = $("running");
   if (table.contains(document.activeElement)) return;  // a button is being pressed
-  const response = await fetch("/cluster/requests", {headers: headers()});
+  const response = await fetch(ofModel("/cluster/requests"), {headers: headers()});
   if (!response.ok) return;
   const {total, requests} = await response.json();
   $("running-total").textContent = total > requests.length ? `the oldest ${requests.length} of ${total}` : String(total);
@@ -55,7 +55,7 @@ export async function explain(id, place, hasLog) {
   if (!hasLog) { place.replaceChildren(make("p", "muted", "The server keeps no decision log; start it with --log FILE to see why a request went where it did.")); return; }
   place.replaceChildren(make("p", "muted", "reading the decision log"));
   try {
-    const response = await fetch(`/cluster/explain/${encodeURIComponent(id)}`, {headers: headers()});
+    const response = await fetch(ofModel(`/cluster/explain/${encodeURIComponent(id)}`), {headers: headers()});
     const found = await response.json();
     place.replaceChildren(...(response.ok ? found.moments.map(moment) : [make("p", "muted", found.error.message)]));
   } catch (error) { place.replaceChildren(make("p", "error", "no answer from the server")); }

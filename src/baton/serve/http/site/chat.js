@@ -1,6 +1,6 @@
 // The chat page: one conversation at a time, kept in this browser.
 import {deleteChat, loadChats, loadSettings, newChat, saveChat, saveSettings, titleOf} from "./chats.js";
-import {$, amount, duration, events, headers, keepKey, make} from "./common.js";
+import {$, amount, duration, events, headers, keepKey, make, showModels} from "./common.js";
 import {MarkdownView, copyButton} from "./markdown.js";
 
 const REFRESH_MS = 5000, NARROW = "(max-width: 44rem)";
@@ -15,17 +15,10 @@ async function refresh() {
     const health = await fetch("/health");
     const models = await fetch("/v1/models", {headers: headers()});
     const failed = [models, health].find(response => !response.ok);
-    if (models.ok) showModels((await models.json()).data.map(model => model.id));
+    if (models.ok) showModels((await models.json()).data.map(model => model.id), $("model").value || loadSettings().model);
     if (models.status === 401) $("key").hidden = false;
     $("state").textContent = failed ? (await failed.json()).error.message : "ready";
   } catch (error) { $("state").textContent = "no answer from the server"; }
-}
-
-function showModels(names) {
-  const select = $("model"), wanted = select.value || loadSettings().model;
-  if (names.join("\n") === [...select.options].map(option => option.value).join("\n")) return;
-  select.replaceChildren(...names.map(name => new Option(name, name)));
-  if (names.includes(wanted)) select.value = wanted;
 }
 
 // ---- the conversation on the page

@@ -13,6 +13,16 @@ export function keepKey(changed) {
   $("key").addEventListener("change", () => { sessionStorage.setItem(KEY, $("key").value); changed?.(); });
 }
 
+// Offer the served models in the field for one. The wanted one stays chosen.
+export function showModels(names, wanted = $("model").value) {
+  const select = $("model");
+  if (names.join("\n") === [...select.options].map(option => option.value).join("\n")) return;
+  select.replaceChildren(...names.map(name => new Option(name, name)));
+  if (names.includes(wanted)) select.value = wanted;
+}
+// The path of a route, for the chosen model.
+export const ofModel = path => $("model").value ? `${path}?model=${encodeURIComponent($("model").value)}` : path;
+
 // Yield the data of each event of a response, parsed.
 export async function* events(response) {
   const decoder = new TextDecoder(); const reader = response.body.getReader(); let rest = "";
@@ -44,7 +54,7 @@ export function bytes(value) {
   return `${unit ? value.toFixed(1) : Math.round(value)} ${units[unit]}`;
 }
 export const ratio = value => value == null ? "-" : Math.round(value * 100) + " %";
-export const time = unix_s => new Date(unix_s * 1000).toLocaleTimeString();
+export const time = unix_s => new Date(unix_s * 1000).toLocaleTimeString([], {hourCycle: "h23"});
 
 // Make an element with a class, a text or children.
 export function make(name, className = "", content = []) {

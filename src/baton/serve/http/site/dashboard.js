@@ -1,6 +1,6 @@
 // The dashboard: reads /cluster/events, and shows each sample once it has arrived.
 import {running, scaleFields} from "./actions.js";
-import {$, amount, duration, events, headers, keepKey, time} from "./common.js";
+import {$, amount, duration, events, headers, keepKey, ofModel, showModels, time} from "./common.js";
 import {ROLES, cache, flow, marks, refusals, requests, shares, tiles, workerLanes, workers} from "./panels.js";
 import {Axis, curves, lanes} from "./plots.js";
 import {Store} from "./store.js";
@@ -73,12 +73,14 @@ async function read() {
   reading?.abort();
   const current = reading = new AbortController();
   try {
-    const response = await fetch("/cluster/events", {headers: headers(), signal: current.signal});
+    const models = await fetch("/v1/models", {headers: headers(), signal: current.signal});
+    if (models.ok) showModels((await models.json()).data.map(model => model.id));
+    const response = await fetch(ofModel("/cluster/events"), {headers: headers(), signal: current.signal});
     if (!response.ok) throw new Error((await response.json()).error.message);
     let due = false;
     for await (const message of events(response)) {
       if (message.kept_samples) {
-        store.clear(); store.kept = message.kept_samples; store.slo = message.slo; store.hasLog = message.has_log; $("model").textContent = message.model;
+        store.clear(); store.kept = message.kept_samples; store.slo = message.slo; store.hasLog = message.has_log; if (!$("model").value) showModels([message.model]);
         continue;
       }
       store.add(message);
@@ -95,6 +97,7 @@ async function read() {
 build();
 scaleFields($("scale"), ROLES);
 keepKey(read);
+$("model").addEventListener("change", read);
 $("window").addEventListener("change", () => axis.setZoom(null));
 document.addEventListener("visibilitychange", show);
 read();

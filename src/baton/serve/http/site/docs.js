@@ -38,12 +38,13 @@ function operation(method, path, operations) {
 
 function contents(method, path, described, parameters, body) {
   const statuses = Object.keys(described.responses).join(", ");
-  return [...(body ? [fields(components[body])] : []), make("p", "muted", `Answers with status ${statuses}.`), form(method, path, parameters, body)];
+  return [form(method, path, parameters, body), make("p", "muted", `Answers with status ${statuses}.`), ...(body ? [fields(components[body])] : [])];
 }
 
 function fields(schema) {
   const required = new Set(schema.required ?? []);
-  const rows = Object.entries(schema.properties ?? {}).map(([name, field]) =>
+  const inOrder = Object.entries(schema.properties ?? {}).sort(([one], [other]) => required.has(other) - required.has(one));
+  const rows = inOrder.map(([name, field]) =>
     make("tr", "", [make("td", "", make("code", "", name)), make("td", "", typeOf(field)), make("td", "", required.has(name) ? "required" : "")]));
   return make("div", "scroll", [make("table", "", [make("tbody", "", rows)])]);
 }

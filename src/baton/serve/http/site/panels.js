@@ -6,6 +6,7 @@ export const ROLES = ["prefill", "decode", "mixed"];
 const LETTERS = {prefill: "P", decode: "D", mixed: "M"};
 const LANES_MAX = 32;
 const MINUTE = 60;
+const count = value => value.toLocaleString("en");
 
 export function tiles(store) {
   const now = store.samples.at(-1), recent = store.last(10), seconds = recent.reduce((sum, sample) => sum + sample.elapsed_s, 0) || 1;
@@ -78,7 +79,7 @@ export function cache(store) {
     const rows = [
       make("div", "host", [`${host.id}, ${size}`, ...(now.hosts.length > 1 ? [drain(host.id)] : [])]),
       make("div", "bar", [part("used", host.used / total), part("cached", host.cached / total)]),
-      make("div", "muted key", [make("i", "used"), `${host.used} used`, make("i", "cached"), `${host.cached} cached`, `, ${host.free} free`]),
+      make("div", "muted key", [make("i", "used"), `${count(host.used)} used`, make("i", "cached"), `${count(host.cached)} cached`, `, ${count(host.free)} free`]),
     ];
     for (const tier of host.tiers) {
       rows.push(make("div", "", `${host.id}, tier ${tier.name}${tier.state === "used" ? "" : ": " + tier.state}`));

@@ -52,14 +52,15 @@ export function curves(element, axis, {columns, series, format, floor = 0, limit
     legend: {live: true},
     scales: {x: {time: axis.isClock, range: () => axis.span()}, y: {range: (_, low, high) => [0, Math.max(floor, ...limits(), high ?? 0) * 1.1 || 1]}},
     axes: [
-      {...look, ...(axis.label ? {label: axis.label} : {}), ...(axis.isClock ? {} : {values: (_, values) => values.map(axis.words)})},
+      {...look, ...(axis.label ? {label: axis.label} : {}), space: 90, values: (_, values) => values.map(axis.words)},
       {...look, ...(label ? {label} : {}), size: 62, values: (_, values) => values.map(format)},
     ],
     series: [
       {label: axis.label || "at", value: (_, value) => value == null ? "" : axis.words(value)},
       ...series.map(one => ({
-        label: one.label, stroke: () => canvasColor(one.color), width: one.width ?? 1.5, dash: one.dash, spanGaps: true,
-        ...(one.isDots ? {paths: () => null, points: {show: true, size: 8, fill: () => canvasColor(one.color)}} : {points: {size: 4}}),
+        label: one.label, stroke: () => canvasColor(one.color), width: one.width ?? 1.5, dash: one.dash,
+        spanGaps: !axis.isClock, gaps: (self, _number, _from, _to, gaps) => gaps.filter(([from, to]) => self.posToVal(to, "x", true) - self.posToVal(from, "x", true) > GAP_S),
+        ...(one.isDots ? {paths: () => null, points: {show: true, size: 8, fill: () => canvasColor(one.color)}} : {points: {size: 4, ...(axis.isClock ? {filter: lonePoints} : {})}}),
         value: (_, value, _series, place) => value == null ? "-" : format(value) + (one.names ? " " + one.names[place] : ""),
       })),
     ],
@@ -82,8 +83,24 @@ export function curves(element, axis, {columns, series, format, floor = 0, limit
     event.preventDefault();
   });
   new ResizeObserver(() => plot.setSize(size())).observe(element);
-  const show = () => { plot.setData(columns()); element.dataset.span = axis.span().join(" "); };
+  const show = () => { plot.setData(columns()); if (axis.isClock) queueMicrotask(() => showLast(plot)); element.dataset.span = axis.span().join(" "); };
   axis.plots.push(show); show();
+}
+
+const GAP_S = 15;
+// The points that no line reaches, because no other value is near in time.
+function lonePoints(plot, number, areShown) {
+  if (areShown) return null;
+  const xs = plot.data[0], known = [];
+  plot.data[number].forEach((value, place) => { if (value != null) known.push(place); });
+  const isFar = (one, other) => one === undefined || other === undefined || xs[other] - xs[one] > GAP_S;
+  return known.filter((place, index) => isFar(known[index - 1], place) && isFar(place, known[index + 1]));
+}
+// Let the legend show the latest values while nothing is pointed at.
+function showLast(plot) {
+  if (plot.cursor.idx != null) return;
+  const [xs, ...values] = plot.data, last = xs.findLastIndex((_, place) => values.some(column => column[place] != null));
+  if (last >= 0) plot.setLegend({idxs: plot.data.map(() => last)});
 }
 
 function drawLimits(plot, limits) {
