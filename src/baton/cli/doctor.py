@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct
-from rich.table import Table
+from rich.table import Column, Table
 
 from baton.cli.output import STANDARD_OUTPUT, write_json
 from baton.cli.tables import wide_console
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None:
         write_json(args.json, found)
     if args.json != STANDARD_OUTPUT:
-        table = Table("", "subject", "found", "what to do")
+        table = Table("", "subject", Column("found", overflow="fold"), Column("what to do", overflow="fold"))
         for each in found:
             table.add_row(each.state, each.subject, each.found, each.remedy)
         wide_console().print(table)

@@ -20,8 +20,11 @@ EXIT_USAGE = 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a sub-command. Return the exit code: 0 success, 1 missed SLO or failed requests, 2 bad arguments or files."""
-    words = sys.argv[1:] if arguments is None else list(arguments)
+    words = (sys.argv[1:] if arguments is None else list(arguments)) or ["--help"]
     args, unknown = build_parser(words).parse_known_args(words)
+    if args.command == "keys":  # argparse finds only the ids beside the action
+        args.ids += [word for word in unknown if not word.startswith("-")]
+        unknown = [word for word in unknown if word.startswith("-")]
     try:
         if unknown:
             flags = [word for word in unknown if word.startswith("-")] or unknown

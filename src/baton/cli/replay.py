@@ -21,7 +21,7 @@ from baton.core.errors import ConfigError
 from baton.decide.control.decision_log import Decision, LogHeader, replay
 from baton.lab.report.log_records import LoggedRun, Outcomes, outcomes, render_trace, run_of_log, trace_of_log
 from baton.lab.report.perfetto import render_perfetto
-from baton.lab.report.run_page import render_log
+from baton.lab.report.run_page import render_log, short_number
 from baton.lab.report.summary import Distribution, SloTargets
 from baton.lab.report.timeline import read_timeline
 from baton.lab.sim.log_cluster import cluster_of_log
@@ -226,7 +226,9 @@ def show_simulated(found: Simulated, other: str, console: Console) -> None:
         table.add_row(label, *(cells[label] for cells in rows.values()))
     console.print(table)
     for name, means in found.baseline.items():
-        both = f"{means.log_s * 1000:,.4g} ms in the log, {means.simulated_s * 1000:,.4g} ms simulated"
+        both = (
+            f"{short_number(means.log_s * 1000)} ms in the log, {short_number(means.simulated_s * 1000)} ms simulated"
+        )
         console.print(f"mean {name.upper()}: {both} ({means.off_ratio:+.1%})", markup=False, highlight=False)
     for note in found.notes:
         console.print(f"note: {note}", markup=False, highlight=False)
@@ -249,7 +251,7 @@ def _rows(outcome: Outcomes) -> dict[str, str]:
 
 def _milliseconds(values: Distribution) -> str:
     shown = (values.mean, values.p50, values.p90, values.p99)
-    return "-" if values.mean is None else ", ".join(f"{(value or 0.0) * 1000:,.4g}" for value in shown)
+    return "-" if values.mean is None else ", ".join(short_number((value or 0.0) * 1000) for value in shown)
 
 
 def _baseline(log: Outcomes, as_logged: Outcomes) -> dict[str, Baseline]:

@@ -173,7 +173,9 @@ def _compare(args: argparse.Namespace, variants: Sequence[Variant], trace: Trace
     if args.json != STANDARD_OUTPUT:
         table = Table()
         for name in HEAD:
-            table.add_column(name, no_wrap=name in HEAD[:2], justify="left" if name in HEAD[:2] else "right")
+            table.add_column(
+                name, no_wrap=name in HEAD[:2], overflow="fold", justify="left" if name in HEAD[:2] else "right"
+            )
         for row in comparison_rows(runs):
             table.add_row(*row)
         wide_console().print(table)

@@ -61,7 +61,7 @@ def test_a_revoked_key_is_gone_and_the_others_stay(file: Path, capsys: pytest.Ca
     for tenant in ("a", "b"):
         add(file, capsys, "--tenant", tenant)
     first, second = read_keys(file).keys
-    assert main(["keys", "revoke", first.id, "--keys", str(file)]) == 0
+    assert main(["keys", "revoke", "--keys", str(file), first.id]) == 0
     assert read_keys(file).keys == (second,)
     assert main(["keys", "revoke", first.id, "--keys", str(file)]) == 2
     assert f"there is no key {first.id}; there are {second.id}" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from msgspec import Struct
 from baton.lab.report import bins
 from baton.lab.report.drawings import Color, Curves, Mark, Series
 from baton.lab.report.page import notes, page, plot, plots, section, table
-from baton.lab.report.run_page import milliseconds
+from baton.lab.report.run_page import short_number
 from baton.lab.report.run_plots import BINS, binned, distribution, over_time, rates, seconds
 from baton.lab.report.summary import Distribution, RequestRecord, Results, SloTargets
 
@@ -59,8 +59,7 @@ def _cells(results: Results) -> list[str]:
 
 def _two(latency: Distribution) -> str:
     """Return p50 and p99 in milliseconds."""
-    _, p50, _, p99 = milliseconds(latency)
-    return f"{p50}, {p99}"
+    return ", ".join(short_number(None if value is None else value * 1000) for value in (latency.p50, latency.p99))
 
 
 def render_comparison(

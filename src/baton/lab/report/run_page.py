@@ -67,14 +67,14 @@ def _headline(results: Results) -> list[tuple[str, str]]:
         ("requests completed", f"{results.completed:,} of {results.requests:,}"),
         ("rejected", f"{results.rejected:,}"),
         ("failed", f"{results.failed:,}"),
-        ("requests per second", _number(results.requests_per_s)),
-        ("output tokens per second", _number(results.output_tokens_per_s)),
+        ("requests per second", short_number(results.requests_per_s)),
+        ("output tokens per second", short_number(results.output_tokens_per_s)),
         ("TTFT p50", _seconds(results.ttft_s.p50)),
         ("TPOT p50", _seconds(results.tpot_s.p50)),
     ]
     if results.slo.attainment_ratio is not None:
         facts.append(("SLO attainment", f"{results.slo.attainment_ratio:.1%}"))
-        facts.append(("goodput, requests/s", _number(results.goodput_rps)))
+        facts.append(("goodput, requests/s", short_number(results.goodput_rps)))
     if results.prefix_hit_ratio is not None:
         facts.append(("prefix hit", f"{results.prefix_hit_ratio:.1%}"))
     return facts
@@ -137,7 +137,8 @@ def milliseconds(seconds: Distribution) -> list[str]:
     return ["-" if value is None else f"{value * 1000:,.2f}" for value in values]
 
 
-def _number(value: float | None) -> str:
+def short_number(value: float | None) -> str:
+    """Return a number with four digits, or all before the point. None: `-`."""
     return "-" if value is None else f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
 
 
