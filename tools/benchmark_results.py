@@ -52,7 +52,7 @@ def origin(name: str, *, short: bool = False) -> str:
     if where and not short:
         parts.append(where["date"].split()[0])
         parts += [machine(where)] if machine(where) != usual_machine() else []
-        parts.append(f"load {where['load_before']:.1f}")
+        parts.append(f"load={where['load_before']:.1f}")
     return f"{', '.join(parts)} ([{name}.json](../benchmarks/results/{name}.json))".lstrip()
 
 

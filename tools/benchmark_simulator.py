@@ -7,14 +7,19 @@ from typing import Any
 from benchmark_results import load, percent, section, signed, triple
 
 SPEED = "at the speed of every second"
+FITS = {"fitted to every other request": "alternate", "fitted to first half in time": "first half"}
+"""What each fit of the validation against vLLM has seen, in short."""
 
 
 def speed() -> list[str]:
     rows = [
-        [case, *(f"{figures[python]['requests_per_cpu_s']:,.0f}" for python in ("this", "other python"))]
+        [
+            case.replace("rate x ", "x"),
+            *(f"{figures[python]['requests_per_cpu_s']:,.0f}" for python in ("this", "other python")),
+        ]
         for case, figures in load("sim-speed")["median_of"].items()
     ]
-    heads = ["Cluster, policy", "Requests/s of CPU time, plain Python build", "Debian's build"]
+    heads = ["Cluster, rate, policy", "Requests/s of CPU time, plain Python build", "Debian's build"]
     lines = section("Speed", "sim-speed", heads, rows)
     fleet = load("sim-speed-fleet")["figures"]
     row = [f"{fleet['requests']:,}", f"{fleet['wall_s']:.0f}", f"{fleet['requests_per_cpu_s']:,.0f}"]
@@ -29,8 +34,17 @@ def validation() -> list[str]:
             found = figures[SPEED]
             cells = [signed(found[f"{key} {q}"]["error"]) for key in ("ttft_s", "tpot_s") for q in ("mean", "p99")]
             plain = [signed(figures["calibrated"][f"{key} mean"]["error"]) for key in ("ttft_s", "tpot_s")]
-            rows.append([f"{topology}, {case.removesuffix(' of capacity')}", *plain, *cells])
-    heads = ["Topology, load of capacity", "Calibrated: TTFT", "TPOT", "At the run's speed: TTFT", "p99", "TPOT", "p99"]
+            name = case.removesuffix(" of capacity").replace(" prefixes", "")
+            rows.append([f"{topology}, {name}", *plain, *cells])
+    heads = [
+        "Topology, prefixes, load of capacity",
+        "Calibrated: TTFT",
+        "TPOT",
+        "At the run's speed: TTFT",
+        "p99",
+        "TPOT",
+        "p99",
+    ]
     note = (
         "Error of the simulated mean (and p99). *Calibrated*: with prices fitted before the run. *At the run's speed*: "
         "also told how fast the machine was in every second."
@@ -43,8 +57,8 @@ def validation_vllm() -> list[str]:
     for setup, fits in load("validation-vllm")["setups"].items():
         for fit, figures in fits.items():
             errors = [signed(figures[key][q]) for key in ("ttft_error", "tpot_error") for q in ("mean", "p90", "p99")]
-            rows.append([f"{setup}, {fit.removeprefix('fitted to ')}", *errors])
-    heads = ["Set-up, fitted to", "TTFT mean", "p90", "p99", "TPOT mean", "p90", "p99"]
+            rows.append([f"{setup}, {FITS[fit]}", *errors])
+    heads = ["Set-up, requests fitted to", "TTFT mean", "p90", "p99", "TPOT mean", "p90", "p99"]
     note = "Error on requests that the fit has not seen."
     return section("Against vLLM 0.19", "validation-vllm", heads, rows, note)
 
@@ -80,8 +94,8 @@ def policy_matrix() -> list[str]:
     policies = ", ".join(found["published"])
     note = (
         f"SLO attainment at 0.6, 0.9 and 1.2 of the capacity, seeds: {found['seeds']}, at most {requests} requests. "
-        f"`baton` against the best of {policies} in each cell. {_sentences(found)} Fleets, loads, and what is tuned "
-        "on: `benchmarks/_policy_cells.py`, which has rows that are not played yet."
+        f"`baton` against the best of {policies} in each cell. {_sentences(found)} Rows are defined in "
+        "`benchmarks/_policy_cells.py`, some not played yet."
     )
     return section("Policies over fleets and loads", "policy-matrix", found["head"], found["lines"], note)
 

@@ -11,6 +11,8 @@ STEPS = ("decode_1", "decode_8", "decode_32", "prefill_512", "prefill_2048")
 STEP_NAMES = ("decode, batch 1", "batch 8", "batch 32", "prefill 512", "prefill 2,048")
 ENGINE_RESULTS = {"engines": ("bfloat16", "int8"), "engines-int4": ("int4",)}
 """The formats of weights that a result is shown for."""
+ENGINE_ROWS = {"baton against the best peer": "against best peer", "baton, share of the limit": "share of limit"}
+"""Short names of rows below those of the engines."""
 
 
 LOADS = ("concurrency 1", "concurrency 8", "concurrency 32")
@@ -140,7 +142,7 @@ def engines() -> list[str]:
         for kind in weights:
             start = next(number for number, line in enumerate(lines) if line.startswith(f"Weights: {kind}."))
             rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in _rows_from(lines, start)]
-            found += [[kind, *row] for row in rows[2:]]
+            found += [[kind, ENGINE_ROWS.get(row[0], row[0]), *row[1:]] for row in rows[2:]]
     heads = ["Weights", "Decode in ms per step, prefill in tokens/s", *STEP_NAMES]
     return section("Beside other engines", " ".join(ENGINE_RESULTS), heads, found)
 
@@ -197,8 +199,18 @@ def transfers() -> list[str]:
                 continue
             ways = figures["ways"]
             shown = [_rate(ways.get(kind)) for kind in kinds]
-            rows.append([case if group == "one machine" else f"{case}, {group}", *shown])
-    heads = ["GB/s", "memcpy", "`shm`", "`tcp`", "`nixl`", "NIXL itself", "NIXL over TCP", "Mooncake"]
+            name = case.removesuffix(" tokens")
+            rows.append([name if group == "one machine" else f"{name}, {group.removeprefix('link of ')}", *shown])
+    heads = [
+        "GB/s by model, tokens, link",
+        "memcpy",
+        "`shm`",
+        "`tcp`",
+        "`nixl`",
+        "NIXL itself",
+        "NIXL over TCP",
+        "Mooncake",
+    ]
     note = (
         "KV of a prompt in scattered blocks of 16 tokens. Baton's `shm` has one question to the source more since then."
     )
@@ -208,9 +220,13 @@ def transfers() -> list[str]:
 def encryption() -> list[str]:
     figures: dict[str, Any] = load("transfers-tls").get("figures", {}).get("one machine", {})
     kinds = ("memcpy", "tcp", "tls")
-    rows = [[case, *(_rate(figures[case]["ways"].get(kind)) for kind in kinds)] for case in figures]
+    rows = [
+        [case.removesuffix(" tokens"), *(_rate(figures[case]["ways"].get(kind)) for kind in kinds)] for case in figures
+    ]
     note = "Both ends share the cores of one machine, so encryption and decryption take turns."
-    return section("Encryption", "transfers-tls", ["GB/s", "memcpy", "`tcp`", "`tcp`, encrypted"], rows, note)
+    return section(
+        "Encryption", "transfers-tls", ["GB/s by model, tokens", "memcpy", "`tcp`", "`tcp`, encrypted"], rows, note
+    )
 
 
 def streaming(name: str, title: str) -> list[str]:
@@ -238,10 +254,10 @@ def patterns() -> list[str]:
     note = "Simulated: Llama-3.1-8B, 2 prefill and 2 decode hosts, 7,500 tokens, 8 clients, a pool of 100 Gb/s."
     lines = section("Direct handoff and handoff by a pool", "patterns", heads, rows, note)
     rows = [
-        [f"{row['prompt_tokens']} tokens, {row['way']}", ms(row["handoff_s"]), f"{row['ttft_s']:.2f}"]
+        [f"{row['prompt_tokens']}, {row['way']}", ms(row["handoff_s"]), f"{row['ttft_s']:.2f}"]
         for row in load("patterns-live")["rows"]
     ]
-    heads = ["Prompt, handoff", "Handoff, ms", "TTFT, s"]
+    heads = ["Prompt tokens, handoff", "Handoff, ms", "TTFT, s"]
     lines += section("The same live, two hosts on one machine", "patterns-live", heads, rows)
     move = load("moves")
     row = [str(move["moves"]), f"{move['pause_steps']['median']:.1f}", f"{move['pause_steps']['max']:.1f}"]
@@ -261,121 +277,3 @@ def _stores(name: str, title: str) -> list[str]:
             rows.append([store, *("" if cell is None else f"{cell:.2f}" for cell in cells)])
     heads = ["GB/s, blocks of 1 MiB", "put, 1 a call", "get", "put, 64 MiB a call", "get"]
     return section(title, name, heads, rows)
-
-
-def live_control() -> list[str]:
-    """Return what the live server held; a scene without a result is left out."""
-    scenes = (_overload, _classes, _fairness, _aborts, _deaths, _hosts, _prices, _roles, _soak)
-    rows = [row for scene in scenes for row in scene()]
-    note = "Live; each attack has its own `live-SCENE.json`."
-    return section("Control under attack", "live-overload", ["Attack", "Found"], rows, note)
-
-
-def _overload() -> list[list[str]]:
-    result, rows = load("live-overload"), []
-    for name in ("admission", "admit-all"):
-        row = result[name]["3"]
-        found = [
-            f"goodput {percent(row['goodput_rps'] / result['peak_rps'])} of its peak",
-            f"{percent(row['admitted_in_slo_ratio'])} of the admitted in SLO",
-        ]
-        found += [f"refusals in {ms(row['refusal']['p99_s'])} ms (p99)"] if row["refused"] else []
-        rows.append([f"3x overload, {name}", ", ".join(found)])
-    return rows
-
-
-def _classes() -> list[list[str]]:
-    found = [f"{row['p99_over_idle']:.2f}" for fleet, row in load("live-classes").items() if "-" in fleet]
-    return (
-        [["saturating free class, 1P1D / mixed", f"premium TTFT p99 over idle: {' / '.join(found)}"]] if found else []
-    )
-
-
-def _fairness() -> list[list[str]]:
-    result = load("live-fairness")
-    gaps = {name: figures for name, figures in result.items() if isinstance(figures, dict) and "bound" in figures}
-    if not gaps:
-        return []
-    bound = next(iter(gaps.values()))["bound"]
-    waits = [
-        f"{result[f'single request, {name}']['ttft_s']} s ({name})" for name in ("fair", "first come first served")
-    ]
-    return [
-        [
-            "two backlogged tenants",
-            f"gap, bound {bound}: " + ", ".join(f"{row['gap']} ({name})" for name, row in gaps.items()),
-        ],
-        ["one request behind 60 of another tenant", f"TTFT {', '.join(waits)}"],
-    ]
-
-
-def _aborts() -> list[list[str]]:
-    result = load("live-aborts")
-    if not result:
-        return []
-    cases = {"": result} | ({", with an SLO": result["with_slo"]} if "with_slo" in result else {})
-    return [
-        [
-            f"10 times the load, 90 % hang up{name}",
-            f"TTFT 1 s later: {ms(row['first_ttft_after_s'])} ms, idle {ms(row['idle_ttft']['p50_s'])} ms",
-        ]
-        for name, row in cases.items()
-    ]
-
-
-def _deaths() -> list[list[str]]:
-    result = load("live-deaths")
-    if not result:
-        return []
-    found = f"longest gap {ms(result['longest_gap_s'])} ms, same text in {result['same_text']} of {result['streams']}"
-    return [["decode worker killed under 16 streams", found]]
-
-
-def _hosts() -> list[list[str]]:
-    titles = {"killed": "host killed", "silent": "host stopped, `hosts.silent_s` = 2"}
-    return [
-        [
-            f"{titles[name]}, second copies",
-            f"longest gap {ms(row['longest_gap_s'])} ms, same text in {row['same_text']} of {row['streams']}; of "
-            f"{row['moved_prompt_tokens']} prompt tokens and their answers, {row['recomputed_tokens']} computed again",
-        ]
-        for name, row in load("live-hosts").items()
-        if name in titles
-    ]
-
-
-def _prices() -> list[list[str]]:
-    result = load("live-prices")
-    if not result:
-        return []
-    found = (
-        f"{result['idle_refused']} of {result['idle_requests']} refused on an idle server; "
-        f"{result['slowdown']:.1f} times slower: error of a step {percent(result['median_error_after'])} (median)"
-    )
-    return [["wrong prices, throttled worker", found]]
-
-
-def _roles() -> list[list[str]]:
-    rows: list[list[str]] = []
-    for load_name, arms in load("live-roles").items():
-        if isinstance(arms, dict) and "over_best_static" in arms:
-            met = {
-                name: sum(count for key, count in arm.items() if key.endswith("_in_slo"))
-                for name, arm in arms.items()
-                if isinstance(arm, dict)
-            }
-            found = ", ".join(f"{name} {count}" for name, count in met.items())
-            rows.append([f"three workers, {load_name}", f"requests in SLO: {found}; {arms['over_best_static']} times"])
-    return rows
-
-
-def _soak() -> list[list[str]]:
-    result = load("live-soak")
-    if not result:
-        return []
-    first, last = result["first"], result["last"]
-    found = (
-        f"TTFT p99 {ms(first['ttft']['p99_s'])} ms in the first sixth, {ms(last['ttft']['p99_s'])} in the last one, "
-        f"memory {first['memory_mb']} and {last['memory_mb']} MB"
-    )
-    return [[f"{result['minutes']:g} minutes at 80 % of the capacity", found]]

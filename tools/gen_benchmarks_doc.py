@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+import benchmark_live as live
 import benchmark_published as published
 import benchmark_simulator as sim
 import benchmark_tables as tables
@@ -38,7 +39,7 @@ SECTIONS: dict[str, list[Table]] = {
         ("serving", tables.overhead),
         ("edge-overhead", tables.edge),
         ("start", tables.start),
-        ("live-overload", tables.live_control),
+        ("live-overload", live.live_control),
     ],
     "Engine": [
         _steps(
