@@ -7,7 +7,7 @@ before the worker does, and a worker's event before the coordinator does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import assert_never
 
 from baton.core.copies import CopyBlocks, CopyEnded, LandingGranted, LandingRefused, LayersDone
@@ -55,7 +55,7 @@ from baton.decide.control.cluster_messages import (
     CoordinatorDecision,
     HostAdded,
     LoggedCommand,
-    PoolDecision,
+    MachineSteps,
     RequestQueued,
     ToPool,
     WorkerSaid,
@@ -72,9 +72,7 @@ _Command = CoordinatorCommand | PoolCommand | TransferCommand
 class Cluster:
     """Owns the coordinator and the transfers. `handle` is the only way in."""
 
-    def __init__(
-        self, coordinator: Coordinator, rules: PoolRules, steps: list[CoordinatorDecision | PoolDecision] | None = None
-    ) -> None:
+    def __init__(self, coordinator: Coordinator, rules: PoolRules, steps: MachineSteps | None = None) -> None:
         """`steps`: a list that records the events and commands of the coordinator and the pools, for tests."""
         self.coordinator = coordinator
         self.transfers = Transfers(coordinator.policies, rules, steps)
@@ -164,15 +162,13 @@ class Cluster:
             if view is not None:
                 self._carry_out(self.transfers.handle_batcher_event(view.host, event, now_s), now_s)
             match event:
-                case BlocksSealed() | BlocksWanted():
-                    pass
                 case PrefillFinished(request_id=request_id):
                     self._ask_coordinator(event, now_s)
                     self._carry_out(self.transfers.settle(request_id), now_s)
-                case RequestDropped(preempted=True):
-                    pass
-                case RequestFinished() | RequestFailed() | RequestDropped():
+                case RequestFinished() | RequestFailed() | RequestDropped(preempted=False):
                     self._ask_coordinator(event, now_s)
+                case BlocksSealed() | BlocksWanted() | RequestDropped():
+                    pass
         if report.view is not None:
             self._ask_coordinator(WorkerReported(report.view), now_s)
 
@@ -191,15 +187,10 @@ class Cluster:
 
     def _carry_out(self, commands: Iterable[_Command], now_s: float) -> None:
         """Carry out commands in order, depth first: all consequences of one command before the next command."""
-        stack: list[Iterator[_Command]] = [iter(commands)]
-        while stack:
-            for command in stack[-1]:
-                following = self._carry_out_one(command, now_s)
-                if following:
-                    stack.append(iter(following))
-                    break
-            else:
-                stack.pop()
+        for command in commands:
+            following = self._carry_out_one(command, now_s)
+            if following:
+                self._carry_out(following, now_s)
 
     def _carry_out_one(self, command: _Command, now_s: float) -> Iterable[_Command]:
         following: Iterable[_Command] = ()

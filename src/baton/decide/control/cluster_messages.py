@@ -112,6 +112,9 @@ class PoolDecision(Struct, frozen=True, tag=True):
     commands: tuple[PoolCommand, ...]
 
 
+MachineSteps = list[CoordinatorDecision | PoolDecision]
+"""The events and commands of the coordinator and the pools, in order."""
+
 ClusterEvent = (
     RequestArrived
     | RequestCancelled

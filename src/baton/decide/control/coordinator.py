@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from msgspec.structs import replace
-
 from baton.core.leaving import RestartWanted
 from baton.core.messages import (
     AheadEnded,
@@ -373,27 +371,28 @@ class Coordinator:
             self._fleet.unload(flight.worker, request.id, queued_tokens=queued, context_tokens=request.prompt_tokens)
         flight.worker, flight.queued_tokens = None, 0
 
+    def _waiting_requests(self) -> int:
+        """Return the number of requests without a worker, and of those on workers that drain."""
+        waiting = len(self._room) + len(self.slot_queue.waiting) + len(self.turns.waiting)
+        return waiting + self.moves.draining_requests()
+
     def _view(self, flight: Flight) -> ClusterView:
         """Return the view of the cluster for a decision about this request."""
         request, policies = flight.request, self.policies
-        return replace(
-            self._cluster(request.hosts),
+        return ClusterView(
+            workers=self._fleet.views(request.hosts), waiting_requests=self._waiting_requests(),
+            starting=self.reshaping.starting, bound=self.bound.loads, step_began_s=self._fleet.step_began_s,
             prefix_hit_tokens=self._prefixes.hit_tokens(request, self.block_tokens, self.window),
             expected_output_tokens=policies.expected_tokens(request),
             tier_hits=flight.tier_hits,
             first_token_by=policies.first_token_by(request),
             is_sent_ahead=policies.run_tokens(request) > 0,
             errors=self._meter.errors(self._now_s) if request.slo else NO_ERRORS,
-        )
+        )  # fmt: skip
 
-    def _cluster(self, hosts: Sequence[HostId] = ()) -> ClusterView:
-        """Return the view of the cluster for decisions that do not concern a single request. `hosts`: as `views`."""
-        waiting = len(self._room) + len(self.slot_queue.waiting) + len(self.turns.waiting)
+    def _cluster(self) -> ClusterView:
+        """Return the view of the cluster for decisions that do not concern a single request."""
         return ClusterView(
-            workers=self._fleet.views(hosts),
-            prefix_hit_tokens={},
-            waiting_requests=waiting + self.moves.draining_requests(),
-            starting=self.reshaping.starting,
-            bound=self.bound.loads,
-            step_began_s=self._fleet.step_began_s,
-        )
+            workers=self._fleet.views(), prefix_hit_tokens={}, waiting_requests=self._waiting_requests(),
+            starting=self.reshaping.starting, bound=self.bound.loads, step_began_s=self._fleet.step_began_s,
+        )  # fmt: skip

@@ -83,7 +83,7 @@ class PoolTransfers:
 
     # ---- writes into the pool
 
-    def hand_off(self, start: StartDecode, *, source: HostId, target: HostId, now_s: float) -> Steps[bool]:
+    def hand_off(self, start: StartDecode, source: HostId, target: HostId, now_s: float) -> Steps[bool]:
         """Begin a handoff through the pool if the policy chooses it. Return whether it does."""
         request = start.request
         stream = self._handoffs.pop(request.id, None)

@@ -94,6 +94,8 @@ class StartQueue:
 
     def leave(self, request_id: RequestId) -> None:
         """Remove a request that was computed, has ended or lost its worker. Does nothing if it is not in the queue."""
+        if not (self._since_s or self._granted_s or self._stopping):
+            return  # the queue is empty
         self._since_s.pop(request_id, None)
         self._granted_s.pop(request_id, None)
         self._deferred_s.pop(request_id, None)

@@ -34,7 +34,7 @@ from baton.core.messages import (
 from baton.core.tier_messages import FromTier, LoadEnded, PutEnded, ReadBackWanted
 from baton.core.types import HostId, RequestId, WorkerId
 from baton.decide.control.advice import Policies
-from baton.decide.control.cluster_messages import BeginRequest, CoordinatorDecision, PoolDecision, RequestQueued, ToPool
+from baton.decide.control.cluster_messages import BeginRequest, MachineSteps, PoolDecision, RequestQueued, ToPool
 from baton.decide.control.host_pools import HostPools, PoolRules, take_home
 from baton.decide.control.landings import Landings
 from baton.decide.control.link_estimates import LinkEstimates
@@ -49,9 +49,7 @@ from baton.decide.control.transfer import ChunkTransfer, Commands, Start, Steps,
 class Transfers:
     """Owns all transfers, and the hosts with their pools."""
 
-    def __init__(
-        self, policies: Policies, rules: PoolRules, steps: list[CoordinatorDecision | PoolDecision] | None = None
-    ) -> None:
+    def __init__(self, policies: Policies, rules: PoolRules, steps: MachineSteps | None = None) -> None:
         """`steps`: a list that records the events and commands of the pools, for tests."""
         self.hosts = HostPools(rules)
         self.links = LinkEstimates(pools=self.hosts.pools, cost=policies.cost)
@@ -107,12 +105,15 @@ class Transfers:
             case _:
                 assert_never(event)
 
-    def handle_batcher_event(self, host: HostId, event: BatcherEvent, now_s: float) -> Steps[None]:
+    def handle_batcher_event(self, host: HostId, event: BatcherEvent, now_s: float) -> Commands:
         """Pass a worker's event to the pool of its host, and copy what the worker has computed."""
         self._now_s = now_s
-        if isinstance(event, PrefillFinished):
-            # Copy the remaining layers first: after this event the pool may release their blocks.
-            yield from self._chunks.computed(host, event)
+        copies = self._chunks.computed(host, event) if isinstance(event, PrefillFinished) else ()
+        is_alone = not copies and not isinstance(event, BlocksSealed)
+        return self.tell_pool(host, event) if is_alone else self._copy_computed(copies, host, event)
+
+    def _copy_computed(self, layers: Commands, host: HostId, event: BatcherEvent) -> Steps[None]:
+        yield from layers  # before the event, after which the pool may release their blocks
         yield from self.tell_pool(host, event)
         if isinstance(event, BlocksSealed):
             yield from self._streams.sealed(event.request_id)
@@ -152,13 +153,13 @@ class Transfers:
             yield from self._give_up(transfer)
             transfer = None
         transfer = transfer or (self.table.revive(request_id, target) if target is not None else None)
-        if transfer is None or target is None:
+        if transfer is not None and target is not None:
+            transfer.start = start
+            self.hosts.homes[request_id].add(target)
+            yield ToPool(target, start)
+            yield from self.settle(request_id)
+        else:
             yield from self._place(start)
-            return
-        transfer.start = start
-        self.hosts.homes[request_id].add(target)
-        yield ToPool(target, start)
-        yield from self.settle(request_id)
 
     def _place(self, start: Start) -> Commands:
         """Begin a transfer for a start if it needs one; otherwise start the request at once."""
@@ -180,37 +181,39 @@ class Transfers:
 
     def _bring(self, start: Start, source: HostId, target: HostId, tokens: int) -> Steps[None]:
         """Hand a decode off through a pool if the policy chooses it; otherwise copy the KV from its source."""
-        if isinstance(start, StartDecode) and (
-            yield from self._by_pool.hand_off(start, source=source, target=target, now_s=self._now_s)
-        ):
+        if isinstance(start, StartDecode) and (yield from self._by_pool.hand_off(start, source, target, self._now_s)):
             return
         self.hosts.homes[start.request.id].add(source)
         yield from self._landings.begin(start, source, target, tokens)
 
-    def _begin(self, start: Start) -> Steps[None]:
+    def _begin(self, start: Start) -> Commands:
         """Start a request with the KV on its host, after its blocks were released on all other hosts."""
-        request, worker = start.request, self.hosts.workers.get(start.worker)
+        worker = self.hosts.workers.get(start.worker)
         if worker is None:
-            return  # the worker died during the transfer: the coordinator starts the request elsewhere
-        host = worker.host
-        for other in take_home(self.hosts.homes[request.id], host):
-            yield ToPool(other, ReleaseBlocks(request.id))
+            return ()  # the worker died during the transfer: the coordinator starts the request elsewhere
+        others = take_home(self.hosts.homes[start.request.id], worker.host)
+        return self._begin_alone(start, worker.host, others) if others else self._begin_on(start, worker.host)
+
+    def _begin_alone(self, start: Start, host: HostId, others: Sequence[HostId]) -> Steps[None]:
+        for other in others:
+            yield ToPool(other, ReleaseBlocks(start.request.id))
+        yield from self._begin_on(start, host)
+
+    def _begin_on(self, start: Start, host: HostId) -> Commands:
+        """Start a request on its host. It begins before further commands of its pool are carried out."""
+        request = start.request
         self._copies.begin(start, host)
-        # The request begins before further commands of its pool are carried out.
         commands = self.tell_pool(host, start)
         table, computed_tokens = self.hosts.pools[host].table(request.id)
-        yield BeginRequest(
-            worker=start.worker,
-            request_id=request.id,
-            attempt=start.attempt,
+        begin = BeginRequest(
+            worker=start.worker, request_id=request.id, attempt=start.attempt,
             until=start.until if isinstance(start, StartPrefill) else "end",
-            block_table=table,
-            computed_tokens=computed_tokens,
+            block_table=table, computed_tokens=computed_tokens,
             layer_groups=self._streams.groups(host, start.layer_groups) if isinstance(start, StartPrefill) else 1,
-        )
+        )  # fmt: skip
         if isinstance(start, StartPrefill) and start.attempt == 1:
-            yield RequestQueued(request, has_blocks=bool(table))
-        yield from commands
+            return (begin, RequestQueued(request, has_blocks=bool(table)), *commands)
+        return (begin, *commands)
 
     # ---- requests run, move and close
 
@@ -301,8 +304,7 @@ class Transfers:
         transfer = self.table.land(granted.request_id, granted.host)
         if isinstance(transfer, ChunkTransfer):
             yield from self._chunks.land(transfer, granted)
-            return
-        if not (yield from self._landings.fill(transfer, granted)):
+        elif not (yield from self._landings.fill(transfer, granted)):
             yield from self._ended(transfer, blocks=0, landed=True)
 
     def _copy_ended(self, end: CopyEnded) -> Steps[None]:

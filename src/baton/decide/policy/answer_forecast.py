@@ -123,26 +123,33 @@ class AnswerForecast:
         Prompts are assumed to keep their recent share of the worker's time, and the tokens take the rest. Tokens wait
         for prompts up to the step time that `SloChunked` allows.
         """
-        model, decodes = cost_of(worker, cost), decoding_requests(worker)
-        more = 0.0
+        model, share = cost_of(worker, cost), self.shares.get(worker.id)
+        requests, tokens = 1, request.prompt_tokens
         if since is not None:
-            present, after_s = since
-            bound = present.bound.get(worker.id)
-            begun = decodes - (bound.requests if bound is not None else 0)
-            more = coming_requests(present) if worker.role != "prefill" else 0.0
-            more -= max(0, begun) * min(1.0, after_s / self.life_s(worker, cluster, model))
-        each_tokens = (worker.context_tokens + request.prompt_tokens) / (decodes + 1)
-        alone_s = answer_step_s(worker, 1 + round(more), request.prompt_tokens + round(more * each_tokens), model)
-        if worker.id not in self.shares:
+            more = self._coming(worker, cluster, model, since)
+            requests += round(more)
+            tokens += round(more * ((worker.context_tokens + tokens) / (decoding_requests(worker) + 1)))
+        alone_s = answer_step_s(worker, requests, tokens, model)
+        if share is None:
             return TpotForecast(alone_s, alone_s, 0.0)
         memory_s = self.memory_s(request, worker, cluster, model)
         prompts_ratio = self.recent_s(request, worker, model, memory_s) / memory_s
         free_s = alone_s + prompts_ratio * self.slo(request, model).tpot_s
         # An answer below its TPOT SLO ends sooner than `memory_s`, so fewer prompts come during it.
-        known_s = max(KNOWN_RATIO_MIN * memory_s, self.now_s - self.shares[worker.id].began_s)
+        known_s = max(KNOWN_RATIO_MIN * memory_s, self.now_s - share.began_s)
         expected_ratio = min(PROMPTS_RATIO_MAX, prompts_ratio / (1.0 - exp(-known_s / memory_s)))
         expected_s = self.bounded_s(request, alone_s, alone_s / (1.0 - expected_ratio))
         return TpotForecast(expected_s, free_s, prompts_ratio)
+
+    def _coming(
+        self, worker: WorkerView, cluster: ClusterView, model: CostModel, since: tuple[ClusterView, float]
+    ) -> float:
+        """Predict how many more answers decode on a worker than now. `since`: as of `predict`."""
+        present, after_s = since
+        bound = present.bound.get(worker.id)
+        begun = decoding_requests(worker) - (bound.requests if bound is not None else 0)
+        coming = coming_requests(present) if worker.role != "prefill" else 0.0
+        return coming - max(0, begun) * min(1.0, after_s / self.life_s(worker, cluster, model))
 
     def bounded_s(self, request: Request, alone_s: float, beside_s: float) -> float:
         """Return the TPOT beside prompts, whose chunks are as short as the SLO requires."""

@@ -66,8 +66,11 @@ def arena_rooms(
     """Estimate how full each arena is, and when finished requests will have freed room for this request."""
     arena_tokens = dict(map(_ARENA, reversed(cluster.workers)))  # as reported by the first worker of each host
     used = dict.fromkeys(arena_tokens, 0)
-    for worker in filter(_CONTEXT, cluster.workers):
-        used[worker.host] += worker.context_tokens
+    if len(used) == 1:
+        used = dict.fromkeys(used, sum(map(_CONTEXT, cluster.workers)))
+    else:
+        for worker in filter(_CONTEXT, cluster.workers):
+            used[worker.host] += worker.context_tokens
     reach_tokens = request.prompt_tokens + answers.expected(cluster) / 2
     best = longest_hit(cluster)
     kinds = {best: cluster.kinds_on(best)} if best is not None else {}

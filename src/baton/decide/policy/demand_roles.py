@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf
+from operator import attrgetter
 from typing import Any
 
 from msgspec import Struct
@@ -35,6 +36,8 @@ MIXING_RATIO = 0.9
 """TPOT / TPOT target of a worker that decodes beside prompts: `slo-chunked` fills its steps up to this share."""
 FIRST_ROLES_MAX = 100_000
 """Bound on the workers whose first role is kept: each start by a scaling policy adds one."""
+_RUNNING, _QUEUED_REQUESTS = attrgetter("running_requests"), attrgetter("queued_requests")
+_ID_AND_ROLE = attrgetter("id", "role")
 _LENT_CAPACITY_MIN = 0.1
 """Minimum share of a mixed worker that is left for the second phase, so that predictions stay finite."""
 
@@ -156,6 +159,8 @@ class DemandRoles:
     _forecast: ForecastPolicy = field(init=False)
     _roles: dict[WorkerId, tuple[Role, float]] = field(default_factory=dict[WorkerId, tuple[Role, float]])
     """The role of each worker at the last tick, and since when it has had that role."""
+    _noted: list[tuple[WorkerId, Role]] = field(default_factory=list[tuple[WorkerId, Role]])
+    """The workers at the last tick, each with its role."""
     _first: dict[WorkerId, Role] = field(default_factory=dict[WorkerId, Role])
     """The role of each worker when it was seen first. Kept while a worker restarts."""
     _last: tuple[Role, float] = ("mixed", -inf)
@@ -171,7 +176,9 @@ class DemandRoles:
         self, cluster: ClusterView, history: Sequence[LoadWindow], cost: CostModel, now_s: float
     ) -> Mapping[WorkerId, RoleChange]:
         self._note_roles(cluster, now_s)
-        workers = [worker for worker in cluster.workers if self._first[worker.id] != "mixed"]
+        workers: Sequence[WorkerView] = cluster.workers
+        if "mixed" in self._first.values():
+            workers = [worker for worker in workers if self._first[worker.id] != "mixed"]
         present = _split(workers)
         phases = (present.prefill > 0) + (present.decode > 0) + present.mixed
         if len(workers) < WORKERS_MIN or phases != 2 or present.mixed > 1:
@@ -244,6 +251,10 @@ class DemandRoles:
 
     def _note_roles(self, cluster: ClusterView, now_s: float) -> None:
         """Record since when each worker has its role. A worker that was not seen before may flip at once."""
+        noted = list(map(_ID_AND_ROLE, cluster.workers))
+        if noted == self._noted:
+            return
+        self._noted = noted
         if len(self._first) > FIRST_ROLES_MAX:
             self._first.clear()
         for worker in cluster.workers:
@@ -268,7 +279,9 @@ class DemandRoles:
         prompts, answers = self._longest(workers, "prefill"), self._longest(workers, "decode")
         prefill_model, decode_model = cost_of(prompts, cost), cost_of(answers, cost)
         bound = [cluster.bound[worker.id] for worker in workers if worker.id in cluster.bound]
-        decoding = sum(map(decoding_requests, workers)) + sum(load.requests for load in bound)
+        computing = filter(_QUEUED_REQUESTS, workers)
+        prompts_only = sum(worker.running_requests - decoding_requests(worker) for worker in computing)
+        decoding = sum(map(_RUNNING, workers)) - prompts_only + sum(load.requests for load in bound)
         context_tokens = sum(worker.context_tokens for worker in workers) + sum(load.tokens for load in bound)
         new_tokens = max(1, round(demand.prompt_tokens - demand.cached_tokens))
         prompt_s = prefill_model.prefill_s(new_tokens=new_tokens, cached_tokens=round(demand.cached_tokens))

@@ -182,10 +182,10 @@ def decode_step_s(worker: WorkerView, cost: CostModel, *, more_requests: int = 0
 
 def answer_step_s(worker: WorkerView, more_requests: int, more_tokens: int, model: CostModel) -> float:
     """Predict the ITL on a worker with these requests added. Requests beyond the batch limit take turns."""
-    requests = decoding_requests(worker) + more_requests
-    shape = StepShape(decode_requests=requests, context_tokens=worker.context_tokens + more_tokens)
-    turns = requests / worker.requests_max if 0 < worker.requests_max < requests else 1.0
-    return turns * model.step_s(shape)
+    running, queued, places = worker.running_requests, worker.queued_requests, worker.requests_max
+    requests = more_requests + (running - queued if running > queued else 0)  # `decoding_requests`, without its call
+    step_s = model.step_s(StepShape(decode_requests=requests, context_tokens=worker.context_tokens + more_tokens))
+    return requests / places * step_s if 0 < places < requests else step_s
 
 
 def coming_requests(cluster: ClusterView) -> float:

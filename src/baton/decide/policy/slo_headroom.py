@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
+from operator import attrgetter
 
 from msgspec.structs import replace
 
@@ -50,7 +50,7 @@ from baton.decide.policy.weighing import Weighed
 
 _NO_LIMIT_S = 1e6
 """Step time of decodes without an SLO: `SloChunked` puts a whole prompt into one step."""
-_KEY = itemgetter(0)
+_ROLE = attrgetter("role")
 HANDOFF_GAIN = 1.25
 """A mixed worker hands an answer off if its own pressure is above that of the other worker by this factor."""
 
@@ -207,11 +207,13 @@ class SloHeadroom:
         owners = [worker for worker in workers if worker.role != "prefill"]
         lenders = [worker for worker in workers if worker.role == "prefill"]
         plan_on = self._answer_plans(request, source, cluster, cost)
-        best = min(((plan_on(worker).key(), worker) for worker in owners), default=None, key=_KEY)
-        if best is not None and not any(best[0][:2]) and best[0][2] <= self.lends_above:
-            return best
-        found = [(plan_on(worker).key(), worker) for worker in lenders]
-        return min(found if best is None else [best, *found], key=_KEY)
+        plans = list(map(plan_on, owners))
+        if plans:
+            best = min(plans, key=AnswerPlan.key)
+            if not (best.is_full or best.misses_slo) and best.pressure <= self.lends_above:
+                return best.key(), best.worker
+        best = min([*plans, *map(plan_on, lenders)], key=AnswerPlan.key)
+        return best.key(), best.worker
 
     def _answer_plans(
         self, request: Request, source: HostId | None, cluster: ClusterView, cost: CostModel
@@ -220,20 +222,17 @@ class SloHeadroom:
         tokens, output_tokens = request.prompt_tokens, self._forecast.answers.expected(cluster)
         slo, sources = request.slo, cluster.kinds_on(source)
         shares_s: dict[tuple[str, bool], float] = {}
-
-        def handoff_share_s(kind: str, *, same_host: bool) -> float:
-            """Return the handoff time per output token."""
-            if (kind, same_host) not in shares_s:
-                handoff_s = handoff_between_s(cost, {*sources, kind}, tokens=tokens, same_host=same_host)
-                shares_s[kind, same_host] = handoff_s / output_tokens
-            return shares_s[kind, same_host]
+        """Handoff time per output token, by the kind of the worker and whether it is on the source's host."""
+        predict = self._forecast.predict
 
         def plan_on(worker: WorkerView) -> AnswerPlan:
-            stays = source is None or source == worker.host
-            found = self._forecast.predict(worker, request, cluster, cost)
-            share_s = handoff_share_s(worker.kind, same_host=stays)
+            stays, kind, places = source is None or source == worker.host, worker.kind, worker.requests_max
+            found, share_s = predict(worker, request, cluster, cost), shares_s.get((kind, stays))
+            if share_s is None:
+                handoff_s = handoff_between_s(cost, {*sources, kind}, tokens=tokens, same_host=stays)
+                share_s = shares_s[kind, stays] = handoff_s / output_tokens
             is_full = 0 < worker.kv_tokens_max < worker.context_tokens + tokens
-            is_full = is_full or 0 < worker.requests_max <= decoding_requests(worker)
+            is_full = is_full or (0 < places <= worker.running_requests and places <= decoding_requests(worker))
             tpot_s, free_s = found.tpot_s + share_s, found.load_s + share_s
             if slo is None:
                 return AnswerPlan(worker, is_full, tpot_s, free_s, share_s, 0.0, free_s, False)
@@ -397,4 +396,5 @@ def _is_ahead(candidates: Sequence[WorkerView], cluster: ClusterView) -> bool:
     """Return whether the KV was streamed ahead to one host: then only workers of that host are candidates."""
     if not cluster.is_sent_ahead or candidates[0].host != candidates[-1].host:
         return False
-    return len(candidates) < len(cluster.having("decode"))
+    roles = list(map(_ROLE, cluster.workers))
+    return len(candidates) < roles.count("decode") + roles.count("mixed")
