@@ -15,8 +15,8 @@ _INSTALL_S = 120.0
 
 
 def grpc_folder() -> Path:
-    """Return a folder for PYTHONPATH with the packages of the extra `gateway`. Skip the test if pip cannot get them."""
-    return _installed("grpc-1", "grpcio==1.85.1", "protobuf==7.36.2")
+    """Return a folder for PYTHONPATH with the packages of `gateway` and `keda`. Skip the test if pip fails."""
+    return _installed("grpc-2", "grpcio==1.85.1", "protobuf==7.36.2", "hpack==4.2.0")
 
 
 def envoy_program() -> Path:

@@ -22,8 +22,6 @@ class GrpcServer(Protocol):
 
     def add_insecure_port(self, address: str) -> int: ...
 
-    def add_secure_port(self, address: str, credentials: object) -> int: ...
-
     async def start(self) -> None: ...
 
     async def wait_for_termination(self) -> object: ...
@@ -39,16 +37,13 @@ def import_grpc(extra: str, message_classes: Callable[[], Mapping[str, Any]]) ->
         raise ConfigError(f"gRPC is not installed ({error.name}): pip install 'baton[{extra}]'") from error
 
 
-async def run_server(server: GrpcServer, address: str, said: Callable[[], None], credentials: object = None) -> None:
+async def run_server(server: GrpcServer, address: str, said: Callable[[], None]) -> None:
     """Run a server on `HOST:PORT` until this is cancelled. Call `said` once it listens.
 
-    `credentials`: those of `grpc.ssl_server_credentials`; None: no TLS. Raises ConfigError if it cannot listen.
+    Raises ConfigError if it cannot listen.
     """
     try:
-        if credentials is None:
-            server.add_insecure_port(address)
-        else:
-            server.add_secure_port(address, credentials)
+        server.add_insecure_port(address)
     except RuntimeError as error:
         raise ConfigError(f"cannot listen on {address}: {error}; choose another --port or --host") from error
     await server.start()

@@ -64,3 +64,16 @@ def _add_field(package: str, message: _Message, name: str, number: int, kind: st
     added.type = added.Type.Value(kind if kind.startswith("TYPE_") else "TYPE_MESSAGE")
     if not kind.startswith("TYPE_"):
         added.type_name = kind if kind.startswith(".") else f".{package}.{kind}"
+
+
+def nested(path: tuple[int, ...], payload: bytes) -> bytes:
+    """Encode bytes, or a message, inside of fields with these numbers (up to 15), the outermost first."""
+    head, size = b"", len(payload)
+    for number in reversed(path):
+        field, rest = bytearray((number << 3 | 2,)), size
+        while rest > 127:
+            field.append(rest & 127 | 128)
+            rest >>= 7
+        field.append(rest)
+        head, size = bytes(field) + head, size + len(field)
+    return head + payload

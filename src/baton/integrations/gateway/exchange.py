@@ -8,7 +8,9 @@ from typing import Any
 
 from baton.core.errors import RequestError
 from baton.core.types import HostId
+from baton.integrations import protobuf
 from baton.integrations.gateway.asked import read_request, without_topology
+from baton.integrations.gateway.http2 import INVALID_ARGUMENT, Stream
 from baton.integrations.gateway.messages import (
     FULL_DUPLEX_STREAMED,
     OVERWRITE,
@@ -31,6 +33,10 @@ _TOPOLOGY_HEADERS = (PREFILLER, "x-kv-cache-source-host-port", "x-encoder-hosts-
 BODY_BYTES_MAX = 32 * 1024 * 1024
 _CHUNK_BYTES = 62_000
 """Maximum size of a chunk of a request's body on its way back to the proxy, which limits its own buffers to 64 KiB."""
+_KNOWN_MAX = 4096
+"""Answers that are kept encoded."""
+_CHUNK_PATHS = {"request_body": (3, 1, 3, 3), "response_body": (4, 1, 3, 3)}
+"""Numbers of the fields of an answer around a chunk (`body`, 1, and `end_of_stream`, 2), in `messages.py`."""
 _BUFFERED = 2
 _BODY_MODES = (0, _BUFFERED, FULL_DUPLEX_STREAMED)
 """Modes of the request's body that the picker can work with: none, the whole body, and all chunks."""
@@ -51,12 +57,17 @@ class Replies:
             self.go_on[name] = self._bytes(name, {})
         mutation = {"header_mutation": {"remove_headers": _TOPOLOGY_HEADERS}}
         self.strip_headers = self._bytes("request_headers", {"response": mutation})
+        self._known: dict[tuple[str, str, str], bytes] = {}
+        """Answers without a body, by what they name."""
 
     def _bytes(self, name: str, content: Mapping[str, Any]) -> bytes:
         return self._made(**{name: content}).SerializeToString()
 
     def picked(self, name: str, addresses: str, prefiller: str, body: bytes | None = None) -> bytes:
         """Tell the proxy the picked servers, in reply to a message of this name. `body`: replaces the request's."""
+        asked = (name, addresses, prefiller)
+        if body is None and (known := self._known.get(asked)) is not None:
+            return known
         sets = [_header(DESTINATION, addresses), *([_header(PREFILLER, prefiller)] if prefiller else [])]
         removed = _TOPOLOGY_HEADERS[1:] if prefiller else _TOPOLOGY_HEADERS
         response: dict[str, Any] = {"header_mutation": {"set_headers": sets, "remove_headers": removed}}
@@ -64,12 +75,16 @@ class Replies:
             response["body_mutation"] = {"body": body}
         made = self._made(**{name: {"response": response}})
         made.dynamic_metadata.fields[_METADATA].struct_value.fields[DESTINATION].string_value = addresses
-        return made.SerializeToString()
+        encoded: bytes = made.SerializeToString()
+        if body is None:
+            if len(self._known) >= _KNOWN_MAX:
+                self._known.clear()
+            self._known[asked] = encoded
+        return encoded
 
     def chunk(self, name: str, body: bytes, *, is_last: bool) -> bytes:
-        """Pass on a chunk of a body."""
-        streamed = {"streamed_response": {"body": body, "end_of_stream": is_last}}
-        return self._bytes(name, {"response": {"body_mutation": streamed}})
+        """Pass on a chunk of a body. Encoded here: every chunk of every answer is one such message."""
+        return protobuf.nested(_CHUNK_PATHS[name], protobuf.nested((1,), body) + (b"\x10\x01" if is_last else b""))
 
     def refused(self, error: RequestError) -> bytes:
         """Answer the client instead of a server."""
@@ -84,13 +99,14 @@ def _header(name: str, value: str) -> dict[str, Any]:
 
 
 class Exchange:
-    """The state of one request. `handle` takes each message of the proxy, `close` the end of its stream."""
+    """The state of one request. Implements `Call`."""
 
-    def __init__(self, number: int, picker: Picker, replies: Replies) -> None:
+    def __init__(self, number: int, picker: Picker, replies: Replies, stream: Stream) -> None:
         """`number`: unique among the requests of the picker."""
         self._number = number
         self._picker = picker
         self._replies = replies
+        self._stream = stream
         self._headers: dict[bytes, bytes] = {}
         self._hosts: tuple[HostId, ...] | None = None
         """The only servers that the proxy allows. None: all of the pool."""
@@ -103,20 +119,25 @@ class Exchange:
         self._status = 0
         self._is_complete = False
 
-    async def handle(self, message: ProcessingRequest) -> list[bytes]:
-        """Return the answers to a message, in order."""
-        if message.HasField("response_body"):
-            return [self._response_body(message.response_body)]
-        if message.HasField("request_body"):
-            return await self._request_body(message.request_body)
-        if message.HasField("request_headers"):
-            return await self._request_headers(message)
-        if message.HasField("response_headers"):
-            return [self._response_headers(message)]
-        if message.HasField("request_trailers"):
-            return [*await self._decide(), self._replies.go_on["request_trailers"]]
-        self._is_complete = True
-        return [self._replies.go_on["response_trailers"]]
+    def handle(self, message: bytes) -> None:
+        """Answer a message of the proxy."""
+        asked = self._replies.parse(message)
+        if asked.HasField("response_body"):
+            self._response_body(asked.response_body)
+        elif asked.HasField("request_body"):
+            self._request_body(asked.request_body)
+        elif asked.HasField("request_headers"):
+            self._request_headers(asked)
+        elif asked.HasField("response_headers"):
+            self._response_headers(asked)
+        elif asked.HasField("request_trailers"):
+            self._decide(has_trailers=True)
+        else:
+            self._is_complete = True
+            self._stream.send(self._replies.go_on["response_trailers"])
+
+    def finish(self) -> None:
+        self._stream.end()
 
     def close(self) -> None:
         """Note the end of the stream. Without the end of the answer, the client or the server has ended it."""
@@ -127,7 +148,7 @@ class Exchange:
 
     # ---- the request
 
-    async def _request_headers(self, message: ProcessingRequest) -> list[bytes]:
+    def _request_headers(self, message: ProcessingRequest) -> None:
         headers, hints = message.request_headers, message.metadata_context.filter_metadata
         self._headers = _read_headers(headers)
         if message.HasField("protocol_config"):
@@ -137,33 +158,44 @@ class Exchange:
             self._hosts = _read_subset(hints[_SUBSET_METADATA].fields[_SUBSET])
         if self._request_mode not in _BODY_MODES:
             reason = "request_body_mode of Envoy's ext_proc filter must be FULL_DUPLEX_STREAMED or BUFFERED"
-            return [self._replies.refused(RequestError(reason, status=500, code="proxy_configuration"))]
-        if headers.end_of_stream or not self._request_mode:
-            return await self._decide()
-        return [self._replies.strip_headers] if self._request_mode == _BUFFERED else []
+            self._stream.send(self._replies.refused(RequestError(reason, status=500, code="proxy_configuration")))
+        elif headers.end_of_stream or not self._request_mode:
+            self._decide()
+        elif self._request_mode == _BUFFERED:
+            self._stream.send(self._replies.strip_headers)
 
-    async def _request_body(self, chunk: HttpBody) -> list[bytes]:
+    def _request_body(self, chunk: HttpBody) -> None:
         self._body += chunk.body
         if len(self._body) > BODY_BYTES_MAX:
             reason = f"the body is larger than {BODY_BYTES_MAX} bytes, which the endpoint picker takes; send less"
-            return [self._replies.refused(RequestError(reason, status=413))]
-        return await self._decide(has_body=True) if chunk.end_of_stream else []
+            self._stream.send(self._replies.refused(RequestError(reason, status=413)))
+        elif chunk.end_of_stream:
+            self._decide(has_body=True)
 
-    async def _decide(self, *, has_body: bool = False) -> list[bytes]:
-        """Choose servers. Return the messages with their addresses and the body, or with a refusal."""
+    def _decide(self, *, has_body: bool = False, has_trailers: bool = False) -> None:
+        """Choose servers. Send the messages with their addresses and the body, or with a refusal, once it is known."""
+        if self._pick is not None:
+            self._stream.end(INVALID_ARGUMENT, "the request has ended twice")
+            return
         try:
             if self._hosts == ():
                 raise ClusterError("the proxy allows no server", status=503, code="no_worker", retry_after_s=1.0)
             request = read_request(self._number, self._headers, bytes(self._body), self._hosts or (), now_s())
-            pick = self._pick = self._picker.arrive(request)
-            if not pick.is_decided.is_set():
-                await pick.is_decided.wait()
-            if pick.refusal is not None:
-                raise pick.refusal
         except RequestError as error:
-            return [self._replies.refused(error)]
+            self._stream.send(self._replies.refused(error))
+            return
+        pick = self._pick = self._picker.arrive(request)
+        pick.when_decided(lambda: self._answer(pick, has_body=has_body, has_trailers=has_trailers))
+
+    def _answer(self, pick: Pick, *, has_body: bool, has_trailers: bool) -> None:
+        if pick.refusal is not None:
+            self._stream.send(self._replies.refused(pick.refusal))
+            return
         addresses = ",".join(self._picker.addresses(pick))
-        return self._picked(addresses, self._picker.prefiller(pick), has_body=has_body)
+        for reply in self._picked(addresses, self._picker.prefiller(pick), has_body=has_body):
+            self._stream.send(reply)
+        if has_trailers:
+            self._stream.send(self._replies.go_on["request_trailers"])
 
     def _picked(self, addresses: str, prefiller: str, *, has_body: bool) -> list[bytes]:
         replies, body = self._replies, without_topology(bytes(self._body))
@@ -181,7 +213,7 @@ class Exchange:
 
     # ---- the answer
 
-    def _response_headers(self, message: ProcessingRequest) -> bytes:
+    def _response_headers(self, message: ProcessingRequest) -> None:
         headers = message.response_headers
         found = _read_headers(headers)
         if self._pick is not None:
@@ -192,9 +224,9 @@ class Exchange:
         if headers.end_of_stream or not self._response_mode:
             self._begin()
             self._is_complete = bool(headers.end_of_stream)
-        return self._replies.go_on["response_headers"]
+        self._stream.send(self._replies.go_on["response_headers"])
 
-    def _response_body(self, chunk: HttpBody) -> bytes:
+    def _response_body(self, chunk: HttpBody) -> None:
         body, is_last = chunk.body, chunk.end_of_stream
         self._begin()
         self._events += body.count(b"data:") if self._is_text_stream else 0
@@ -202,8 +234,9 @@ class Exchange:
             self._output_tokens = int(found[1])
         self._is_complete = self._is_complete or is_last
         if self._response_mode != FULL_DUPLEX_STREAMED:
-            return self._replies.go_on["response_body"]
-        return self._replies.chunk("response_body", body, is_last=is_last)
+            self._stream.send(self._replies.go_on["response_body"])
+        else:
+            self._stream.send(self._replies.chunk("response_body", body, is_last=is_last))
 
     def _begin(self) -> None:
         if self._pick is not None and self._pick.refusal is None:

@@ -8,8 +8,8 @@ that it has answered, as far as its KV cache has room.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -71,12 +71,26 @@ class Pick:
     """The proxy has the addresses, so later decisions count for the load only."""
     is_closed: bool = False
     refusal: ClusterError | None = None
-    is_decided: asyncio.Event = field(default_factory=asyncio.Event)
+    is_decided: bool = False
+    _waiting: Callable[[], None] | None = None
 
     @property
     def prefiller(self) -> WorkerId | None:
         """Server that computes the prompt for the picked one. None: the picked one does."""
         return self.worker if self.decoder not in (None, self.worker) else None
+
+    def when_decided(self, call: Callable[[], None]) -> None:
+        """Call a function once servers are chosen or the request is refused; at once if that is so already."""
+        if self.is_decided:
+            call()
+        else:
+            self._waiting = call
+
+    def decide(self) -> None:
+        """Note that servers are chosen, or that the request is refused."""
+        self.is_decided, waiting, self._waiting = True, self._waiting, None
+        if waiting is not None:  # later: further decisions of this event may change the servers
+            asyncio.get_running_loop().call_soon(waiting)
 
 
 class Picker:
@@ -120,7 +134,7 @@ class Picker:
     # ---- requests
 
     def arrive(self, request: Request) -> Pick:
-        """Choose servers for a request. Its `is_decided` is set at once, unless a fair queue holds the request back."""
+        """Choose servers for a request. It is decided at once, unless a fair queue holds the request back."""
         if request.id in self._picks:
             request = replace(request, id=RequestId(f"{request.id}#{len(self._picks)}-{now_s():.6f}"))
         pick = self._picks[request.id] = Pick(request)
@@ -251,7 +265,7 @@ class Picker:
             endpoint.start(start.request, 0)
         if not pick.is_told:
             pick.served_by = start.worker
-        pick.is_decided.set()
+        pick.decide()
 
     def _close(self, close: CloseRequest) -> None:
         pick = self._picks.get(close.request_id)
@@ -268,4 +282,4 @@ class Picker:
         else:
             pick.refusal = ClusterError(close.reason, status=500, code="pick_failed")
         self._leave(pick)
-        pick.is_decided.set()
+        pick.decide()

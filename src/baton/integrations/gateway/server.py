@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+import ssl
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from baton.core.errors import ConfigError
 from baton.integrations.gateway.exchange import BODY_BYTES_MAX, Exchange, Replies
-from baton.integrations.gateway.messages import (
-    HEALTH,
-    NOT_SERVING,
-    SERVICE,
-    SERVING,
-    ProcessingRequest,
-    message_classes,
-)
+from baton.integrations.gateway.http2 import NOT_FOUND, Connection, Services, Stream
+from baton.integrations.gateway.messages import HEALTH, NOT_SERVING, SERVICE, SERVING, message_classes
 from baton.integrations.gateway.picker import REQUESTS_MAX, Picker
-from baton.integrations.grpc_server import CallContext, import_grpc, run_server
 
 _LIVENESS, _READINESS = "liveness", "readiness"
+_UNIX = "unix:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +27,33 @@ class Listening:
     """Where and how the server listens."""
 
     address: str
-    """`HOST:PORT`."""
+    """`HOST:PORT`, or `unix:PATH`."""
     certificate: Path | None = None
     """Chain and private key in PEM. None: no TLS."""
     key: Path | None = None
 
 
-class _Context(CallContext, Protocol):
-    """The context of a gRPC call that answers with a stream."""
+@dataclass(frozen=True, slots=True)
+class _HealthCheck:
+    """A call of gRPC's health service. Implements `Call`."""
 
-    async def write(self, message: bytes) -> None: ...
+    messages: Mapping[str, Any]
+    is_ready: Callable[[], bool]
+    stream: Stream
+
+    def handle(self, message: bytes) -> None:
+        service = self.messages["HealthCheckRequest"].FromString(message).service
+        if service not in ("", _LIVENESS, _READINESS, SERVICE):
+            self.stream.end(NOT_FOUND, f"unknown service {service[:80]!r}")
+            return
+        status = SERVING if service == _LIVENESS or self.is_ready() else NOT_SERVING
+        self.stream.send(self.messages["HealthCheckResponse"](status=status).SerializeToString())
+        self.stream.end()
+
+    def finish(self) -> None:
+        self.stream.end()
+
+    def close(self) -> None: ...
 
 
 async def serve_picker(
@@ -49,43 +63,51 @@ async def serve_picker(
 
     Raises ConfigError if it cannot listen, or the extra is missing.
     """
-    grpc, messages = import_grpc("gateway", message_classes)
+    try:
+        import_module("hpack")
+        messages = message_classes()
+    except ImportError as error:
+        raise ConfigError(f"{error.name} is not installed: pip install 'baton[gateway]'") from error
     replies, numbers = Replies(messages), count(1)
+    services: Services = {
+        f"/{SERVICE}/Process": lambda stream: Exchange(next(numbers), picker, replies, stream),
+        f"/{HEALTH}/Check": partial(_HealthCheck, messages, is_ready),
+    }
+    connections: set[Connection] = set()
 
-    async def process(stream: AsyncIterator[ProcessingRequest], context: _Context) -> None:
-        exchange = Exchange(next(numbers), picker, replies)
-        try:
-            async for message in stream:
-                for reply in await exchange.handle(message):
-                    await context.write(reply)
-        finally:
-            exchange.close()
+    def connect() -> Connection:
+        return Connection(services, connections, streams_max=REQUESTS_MAX, message_bytes_max=BODY_BYTES_MAX + (1 << 20))
 
-    async def check(service: str, context: _Context) -> int:
-        if service not in ("", _LIVENESS, _READINESS, SERVICE):
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service {service[:80]!r}")
-        return SERVING if service == _LIVENESS or is_ready() else NOT_SERVING
-
-    def service_of(raw: bytes) -> str:
-        return messages["HealthCheckRequest"].FromString(raw).service
-
-    def status_bytes(status: int) -> bytes:
-        return messages["HealthCheckResponse"](status=status).SerializeToString()
-
-    options = (("grpc.max_receive_message_length", BODY_BYTES_MAX + (1 << 20)), ("grpc.so_reuseport", 0))
-    server = import_module("grpc.aio").server(maximum_concurrent_rpcs=REQUESTS_MAX, options=options)
-    processing = grpc.stream_stream_rpc_method_handler(process, replies.parse, None)
-    checking = grpc.unary_unary_rpc_method_handler(check, service_of, status_bytes)
-    handler = grpc.method_handlers_generic_handler
-    server.add_generic_rpc_handlers((handler(SERVICE, {"Process": processing}), handler(HEALTH, {"Check": checking})))
-    await run_server(server, listening.address, said, _credentials(grpc.ssl_server_credentials, listening))
+    server = await _listen(listening, connect)
+    said()
+    try:
+        await server.serve_forever()
+    finally:
+        server.close()
+        for connection in list(connections):
+            connection.stop()
 
 
-def _credentials(credentials: Callable[[Any], object], listening: Listening) -> object:
-    """Return the credentials for TLS; None without a certificate. Raises ConfigError if it cannot be read."""
+async def _listen(listening: Listening, connect: Callable[[], Connection]) -> asyncio.Server:
+    loop, secure = asyncio.get_running_loop(), _tls(listening)
+    address = listening.address
+    try:
+        if address.startswith(_UNIX):
+            return await loop.create_unix_server(connect, address.removeprefix(_UNIX), ssl=secure)
+        host, _, port = address.rpartition(":")
+        return await loop.create_server(connect, host.strip("[]"), int(port), ssl=secure)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {address}: {error}; choose another --port or --host") from error
+
+
+def _tls(listening: Listening) -> ssl.SSLContext | None:
+    """Return the context for TLS; None without a certificate. Raises ConfigError if it cannot be read."""
     if listening.certificate is None or listening.key is None:
         return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols(["h2"])
     try:
-        return credentials([(listening.key.read_bytes(), listening.certificate.read_bytes())])
+        context.load_cert_chain(listening.certificate, listening.key)
     except OSError as error:
         raise ConfigError(f"cannot read the certificate: {error}; give --tls-cert and --tls-key") from error
+    return context
