@@ -126,12 +126,12 @@ def start() -> list[str]:
 def steps(names: str, title: str, note: str = "", *, clock: str = "median_s") -> list[str]:
     """Return a table of the steps of these results. `clock`: `median_s`, or `cpu_min_s` for a run on a busy machine."""
     rows = [
-        [what, *(f"{ms(row[clock])} ({percent(row['cpu_share'])})" for row in (figures["steps"][s] for s in STEPS))]
+        [what, *(f"{ms(row[clock])}/{percent(row['cpu_share'])}" for row in (figures["steps"][s] for s in STEPS))]
         for name in names.split()
         for what, figures in load(name)["figures"].items()
     ]
     unit = "ms" if clock == "median_s" else "CPU ms"
-    return section(title, names, [f"{unit} per step (share of the machine's limit)", *STEP_NAMES], rows, note)
+    return section(title, names, [f"{unit} per step/share of the machine's limit", *STEP_NAMES], rows, note)
 
 
 def engines() -> list[str]:

@@ -75,7 +75,8 @@ SETTINGS = {
 FOREIGN = {
     "gateway_picks": "the extra gateway",
     "serving_peers": "an installed vLLM",
-    "vllm_overhead": "a vLLM server",
+    "vllm_goodput": "an installed vLLM",
+    "vllm_overhead": "an installed vLLM",
 }
 """Programs that run nothing without software that Baton's tests do not install."""
 MODULES = ("record", "published/outcome", "published/systems")
