@@ -1,0 +1,1 @@
+"""The interface of Ray Serve for language models."""
