@@ -12,6 +12,8 @@ from baton.decide.control.cell_router import KEY_BITS
 
 PREFIX_BYTES = 4096
 """Bytes of a prompt without messages that count: about 1,000 tokens."""
+MESSAGES_MAX = 16
+"""Messages in which the first one of the user is searched. A body may have a million, and the event loop waits."""
 _KEY_HEADERS = (b"authorization", b"x-api-key")
 
 
@@ -40,7 +42,12 @@ class _Message(Struct):
 
 
 _BODIES = msgspec.json.Decoder(_Body)
-_LISTS = msgspec.json.Decoder(list[Raw])
+_LISTS = msgspec.json.Decoder(
+    msgspec.defstruct(
+        "_FirstMessages", [(f"m{index}", Raw, Raw(b"")) for index in range(MESSAGES_MAX)], array_like=True
+    )
+)
+"""Skips the messages beyond `MESSAGES_MAX`, without an object for each."""
 _MESSAGES = msgspec.json.Decoder(_Message)
 
 
@@ -49,7 +56,7 @@ def prefix_key(headers: Mapping[bytes, bytes], body: bytes) -> int:
     try:
         read = _BODIES.decode(body)
         parts = [bytes(read.model), bytes(read.cache_salt), read.prefix()]
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         parts = [body[:PREFIX_BYTES]]  # its cell says what is wrong with it
     digest = blake2b(digest_size=KEY_BITS // 8, person=b"baton-cell")
     for part in (*(headers.get(name, b"") for name in _KEY_HEADERS), *parts):
@@ -60,8 +67,8 @@ def prefix_key(headers: Mapping[bytes, bytes], body: bytes) -> int:
 
 def _opening(messages: Raw) -> bytes:
     opening = bytearray()
-    for message in _LISTS.decode(messages):
+    for message in msgspec.structs.astuple(_LISTS.decode(messages)):
         opening += bytes(message)
-        if _MESSAGES.decode(message).role == "user":
+        if not bytes(message) or _MESSAGES.decode(message).role == "user":
             break
     return bytes(opening)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from baton.serve.cells.prefix_key import PREFIX_BYTES, prefix_key
+from baton.serve.cells.prefix_key import MESSAGES_MAX, PREFIX_BYTES, prefix_key
 
 SYSTEM, HELLO = {"role": "system", "content": "Be short."}, {"role": "user", "content": "Hello"}
 LATER = [{"role": "assistant", "content": "Hi"}, {"role": "user", "content": "And now?"}]
@@ -39,6 +39,20 @@ def test_other_prompts_count_by_their_beginning(field: str) -> None:
     long = "x" * PREFIX_BYTES
     assert key({field: long}) == key({field: long + " and more"})
     assert key({field: "a"}) != key({field: "b"})
+
+
+def test_a_user_is_searched_in_the_first_messages_only() -> None:
+    opening = [SYSTEM] * (MESSAGES_MAX - 1)
+    assert key({"messages": [*opening, HELLO, *LATER]}) == key({"messages": [*opening, HELLO]})
+    assert key({"messages": [*opening, SYSTEM, HELLO]}) == key({"messages": [*opening, SYSTEM, *LATER]})
+
+
+DEEP = b"[" * 100_000
+
+
+@pytest.mark.parametrize("body", [DEEP, b'{"messages": ' + DEEP, b'{"messages": [' + DEEP + b"]" * 100_000 + b"]}"])
+def test_a_deep_body_has_a_key_too(body: bytes) -> None:
+    assert prefix_key({}, body) == prefix_key({}, body)
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"messages": 1}', b'{"messages": [1]}', b'{"input": ["a", "b"]}'])
