@@ -48,7 +48,8 @@ class Generate:
             return
         streams = self._services.streams
         if is_carried:
-            stream = carried_stream(received.raw, self._kind.PATH, owner_of(context.identity))
+            path, owner = self._kind.PATH, owner_of(context.identity)
+            stream = await self._services.parsing.run(lambda: carried_stream(received.raw, path, owner), received)
             continued = Continuation("", stream, streams)
         else:
             continued = await streams.continuation(context.headers, context.identity, self._kind.PATH)
@@ -120,10 +121,8 @@ class Generate:
         slo = asked_slo(context.slo, request.fields.slo, server_slo)
         maker = RequestMaker(context, request.fields, next(services.serials), slo, choice.service)
         filters = [services.hooks.begin(body, kind.PATH) for _ in range(choices_count)]
-        if continued is not None:
-            check_tokens(continued.stream.output, model.gateway.card.vocab_tokens, "output")
-            if choices_count > 1:
-                raise RequestError(f"a stream with {choices_count} choices cannot be continued; send the request again")
+        if continued is not None and choices_count > 1:
+            raise RequestError(f"a stream with {choices_count} choices cannot be continued; send the request again")
         prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)
         head = self._head(request, context, continued, prompt_tokens=prompt_tokens)
         is_plain = kind.CAN_RESUME and not services.hooks.output
@@ -205,6 +204,7 @@ class Generate:
             own_sampling = for_choice(sampling, number, output_tokens_max=tokens_max)
             if continued is not None:
                 continued.check(prompt.whole_hash, tokens_max)
+                check_tokens(sent, gateway.card.vocab_tokens, "output")
             made = maker.make(index, prompt, own_sampling, max(1, tokens_max), resumed_tokens=len(sent))
             choice = ChoiceText(
                 index=index,

@@ -7,6 +7,7 @@ have none: a router sends them on once the response is complete.
 
 from __future__ import annotations
 
+import re
 from array import array
 from dataclasses import dataclass, field
 
@@ -21,6 +22,8 @@ ASKING_HEADER = b"x-baton-marks"
 START_HEADER = b"x-baton-stream"
 STREAM_TYPE = "application/vnd.baton.stream"
 """Content-Type of a body that is a `SavedStream` to continue."""
+_RESPONSE_ID = re.compile(r"[A-Za-z0-9._:-]{1,160}")
+"""Ids of responses: every chunk of a stream repeats the id. A longer one comes from no server."""
 _MARK = b": baton "
 _EVENT_END = b"\n\n"
 _ERROR = b'data: {"error":'
@@ -60,10 +63,12 @@ def carried_stream(body: bytes, path: str, owner: str) -> SavedStream:
     """Return the stream in a router's body. Raises RequestError (400) if it is invalid."""
     try:
         stream = msgspec.msgpack.decode(body, type=SavedStream)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise RequestError(f"the body is not a stream to continue: {error}") from error
     if not stream.output or min(stream.output) < 0:
         raise RequestError("a stream to continue has at least one output token, and no token below 0")
+    if _RESPONSE_ID.fullmatch(stream.response_id) is None:
+        raise RequestError(f"the response_id of a stream to continue has to match {_RESPONSE_ID.pattern}")
     return msgspec.structs.replace(stream, path=path, owner=owner)
 
 

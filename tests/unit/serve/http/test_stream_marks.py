@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from baton.core.errors import RequestError
-from baton.serve.http.resume import SavedStream
 from baton.serve.http.stream_marks import MarkedStream, StreamStart, carried_stream
 
 START = StreamStart(response_id="cmpl-1", seed=7, prompt_hash=b"hash")
@@ -38,11 +39,36 @@ def test_an_error_of_a_server_that_ends_is_told_from_others() -> None:
         assert stream.is_cut == is_cut
 
 
-@pytest.mark.parametrize("output", [(), (5, -1)])
-def test_a_stream_without_valid_tokens_is_refused(output: tuple[int, ...]) -> None:
-    stream = SavedStream(
-        path="", owner="", body=b"{}", response_id="r", seed=1, prompt_hash=b"", output=output, expires_unix_s=0
-    )
-    for body in (msgspec.msgpack.encode(stream), b"{}"):
-        with pytest.raises(RequestError):
-            carried_stream(body, "/v1/completions", "owner")
+VALID: dict[str, Any] = {
+    "path": "",
+    "owner": "",
+    "body": b"{}",
+    "response_id": "cmpl-a.b:1",
+    "seed": 1,
+    "prompt_hash": b"",
+    "output": (5,),
+    "expires_unix_s": 0,
+}
+DEEP = msgspec.msgpack.encode(VALID)[1:] + msgspec.msgpack.encode("k") + b"\x91" * 100_000 + b"\x01"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{}",
+        msgspec.msgpack.encode(VALID | {"output": ()}),
+        msgspec.msgpack.encode(VALID | {"output": (5, -1)}),
+        msgspec.msgpack.encode(VALID | {"response_id": "x" * 1_000_000}),
+        msgspec.msgpack.encode(VALID | {"response_id": "a\n"}),
+        bytes([0x80 + len(VALID) + 1]) + DEEP,
+    ],
+    ids=["object", "no token", "token below 0", "long id", "odd id", "deep"],
+)
+def test_an_invalid_stream_is_refused(body: bytes) -> None:
+    with pytest.raises(RequestError):
+        carried_stream(body, "/v1/completions", "owner")
+
+
+def test_a_valid_stream_belongs_to_its_sender() -> None:
+    stream = carried_stream(msgspec.msgpack.encode(VALID), "/v1/completions", "owner")
+    assert (stream.output, stream.path, stream.owner) == ((5,), "/v1/completions", "owner")
