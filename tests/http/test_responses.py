@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -188,6 +189,20 @@ def test_stored_responses_are_bounded_and_belong_to_their_owner() -> None:
     stored.put("me", "f", said, b"f" * 2000)
     with pytest.raises(RequestError, match="there is no response 'f'"):
         stored.body("me", "f")  # its body is above the limit
+
+
+def test_stored_conversations_take_no_more_memory_than_is_counted() -> None:
+    """As objects, these messages would take five times their bytes."""
+    stored, count, names = StoredResponses(bytes_max=1 << 20), 3000, range(14)
+    tracemalloc.start()
+    for name in names:
+        said = [ChatMessage(role="user", content=str(number)) for number in range(count)]
+        stored.put("me", str(name), said, b"{}")
+        del said
+    held_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held_bytes < 2 * (1 << 20)
+    assert len(stored.get("me", str(names[-1]))) == count
 
 
 def test_a_response_is_read_and_deleted_by_its_id(oai: openai.OpenAI) -> None:

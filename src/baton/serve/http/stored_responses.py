@@ -16,14 +16,19 @@ from baton.serve.http.wire.schemas import ChatMessage
 RESPONSES_MAX = 1024
 """Responses that are kept. The one that was unused for longest is dropped first."""
 BYTES_MAX = 64 * 1024 * 1024
-"""Maximum bytes of all kept responses and conversations, encoded."""
+"""Maximum bytes of all kept responses and conversations."""
+_MESSAGES = msgspec.json.Decoder(tuple[ChatMessage, ...])
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    messages: tuple[ChatMessage, ...]
+    messages: bytes
+    """Encoded: as objects, a conversation of many small messages takes ten times as much memory."""
     body: bytes
-    size_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.messages) + len(self.body)
 
 
 class StoredResponses:
@@ -51,22 +56,21 @@ class StoredResponses:
 
         A too large one is not kept. `body`: the response, encoded.
         """
-        size_bytes = len(msgspec.json.encode(messages)) + len(body)
+        kept = _Kept(msgspec.json.encode(messages), body)
         with self._lock:
             self._drop((owner, response_id))
-            if size_bytes > self._bytes_max:
+            if kept.size_bytes > self._bytes_max:
                 return
-            self._kept[owner, response_id] = _Kept(tuple(messages), body, size_bytes)
-            self._bytes += size_bytes
+            self._kept[owner, response_id] = kept
+            self._bytes += kept.size_bytes
             self._drop_oldest()
 
     def change(self, owner: str, response_id: str, body: bytes) -> None:
         """Replace the body of a kept response, in its place. Raises RequestError (404) if it is not kept."""
         with self._lock:
             old = self._find(owner, response_id)
-            size_bytes = old.size_bytes + len(body) - len(old.body)
-            self._kept[owner, response_id] = _Kept(old.messages, body, size_bytes)
-            self._bytes += size_bytes - old.size_bytes
+            self._kept[owner, response_id] = _Kept(old.messages, body)
+            self._bytes += len(body) - len(old.body)
             self._drop_oldest()
 
     def get(self, owner: str, response_id: str) -> tuple[ChatMessage, ...]:
@@ -75,13 +79,13 @@ class StoredResponses:
             kept = self._kept.get((owner, response_id))
             if kept is not None:
                 self._kept.move_to_end((owner, response_id))
-                return kept.messages
+                return _MESSAGES.decode(kept.messages)
         message = f"{self._missing(response_id)}; send the whole conversation as `input`"
         raise RequestError(message, param="previous_response_id", status=404, code="previous_response_not_found")
 
     def messages(self, owner: str, response_id: str) -> tuple[ChatMessage, ...]:
         """Return the messages that are kept with a response. Raises RequestError (404)."""
-        return self._find(owner, response_id).messages
+        return _MESSAGES.decode(self._find(owner, response_id).messages)
 
     def body(self, owner: str, response_id: str) -> bytes:
         """Return a response, encoded. Raises RequestError (404) if it is not kept."""
