@@ -5,8 +5,8 @@ For `edge_overhead.py` only. It replaces the parts that check by ones that let e
 
 from __future__ import annotations
 
+import os
 import sys
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,7 +44,9 @@ async def serve_unchecked(self: edge.Edge, scope: Scope, receive: Receive, send:
     budgets: Budgets = self._budgets
     budget = FreeBudget(budgets, budgets._client(""), is_counted=False)
     headers, path = dict(scope["headers"]), scope["path"]
-    context = edge.RequestContext(uuid.uuid4().hex, now_s(), ANONYMOUS, "", budget, header_slo(headers), path, headers)
+    context = edge.RequestContext(
+        os.urandom(16).hex(), now_s(), ANONYMOUS, "", budget, header_slo(headers), path, headers
+    )
     scope[edge._STATE_KEY] = context
     await self._app(scope, receive, send)
 
@@ -55,7 +57,7 @@ def encode(self: TextEncoder, text: str, param: str, *, add_special: bool) -> li
     return tokenizer.encode(text, add_special=add_special)
 
 
-def check_nothing(headers: Mapping[bytes, bytes]) -> None:
+def check_nothing(headers: Mapping[bytes, bytes], kind: str = "") -> None:
     """Accept every content type."""
 
 

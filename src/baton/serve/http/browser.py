@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from baton.core.errors import RequestError
 
@@ -13,6 +13,8 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing. A foreign page may send them, but cannot read the response."""
 ANY = "*"
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
+_REMEMBERED_MAX = 64
+"""Allowed values of Host that are remembered: clients send few, and each is parsed once."""
 
 
 class BrowserRules:
@@ -30,33 +32,40 @@ class BrowserRules:
         own_names = {socket.gethostname()} if self._takes_addresses else set[str]()
         self._hosts = LOOPBACK_NAMES | {_host_name(name) for name in (bound_host, *own_names)} | names
         self._origins = frozenset(origin.rstrip("/").lower() for origin in origins)
+        self._allowed = {b""}
+        """Values of Host that were allowed before."""
 
-    def check(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    def check(self, method: str, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """Raise RequestError (403) for a foreign Host, or for a foreign Origin of a request that may change state."""
-        hosts: list[str] = []
-        origin = ""
-        for name, value in headers:
-            if name == b"host":
-                hosts.append(value.decode("latin-1").strip())
-            elif name == b"origin":
-                origin = value.decode("latin-1").strip().lower()
-        if len(hosts) > 1:
-            raise RequestError(f"the request has {len(hosts)} Host headers; send one", code="host_not_allowed")
-        host = hosts[0] if hosts else ""
-        if host and not self._takes_host(_host_name(host)):
-            raise RequestError(
-                f"the Host {host[:80]!r} is not allowed; use a name of this server, or start it with "
-                f"--allowed-host {_host_name(host)[:80]}",
-                status=403,
-                code="host_not_allowed",
-            )
-        if origin and method not in SAFE_METHODS and not self._takes_origin(origin, host):
+        by_name = dict(headers)
+        if len(by_name) < len(headers):
+            _check_one_host(headers)
+        sent = by_name.get(b"host", b"")
+        if sent not in self._allowed:
+            self._check_host(sent)
+        if b"origin" not in by_name or method in SAFE_METHODS:
+            return
+        origin = by_name[b"origin"].decode("latin-1").strip().lower()
+        if origin and not self._takes_origin(origin, _text(sent)):
             raise RequestError(
                 f"pages of the origin {origin[:80]!r} may not use this server; start it with "
                 f"--cors-origin {origin[:80]} to allow them",
                 status=403,
                 code="origin_not_allowed",
             )
+
+    def _check_host(self, sent: bytes) -> None:
+        """Raise RequestError (403) for a foreign Host, and remember an allowed one."""
+        name = _host_name(host := _text(sent))
+        if host and not self._takes_host(name):
+            raise RequestError(
+                f"the Host {host[:80]!r} is not allowed; use a name of this server, or start it with "
+                f"--allowed-host {name[:80]}",
+                status=403,
+                code="host_not_allowed",
+            )
+        if len(self._allowed) < _REMEMBERED_MAX:
+            self._allowed.add(sent)
 
     def _takes_host(self, name: str) -> bool:
         return self._takes_any_host or name in self._hosts or (self._takes_addresses and _is_address(name))
@@ -68,6 +77,16 @@ class BrowserRules:
         scheme, _, authority = origin.partition("://")
         default = f":{_DEFAULT_PORTS.get(scheme, '')}"
         return bool(authority) and authority.removesuffix(default) == host.lower().removesuffix(default)
+
+
+def _check_one_host(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    count = sum(name == b"host" for name, _ in headers)
+    if count > 1:
+        raise RequestError(f"the request has {count} Host headers; send one", code="host_not_allowed")
+
+
+def _text(sent: bytes) -> str:
+    return sent.decode("latin-1").strip()
 
 
 def _host_name(host: str) -> str:

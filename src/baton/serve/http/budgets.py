@@ -49,11 +49,14 @@ class _Client:
         self.number = number
         self.requests = 0
         self.body_bytes = 0
+        self.per_minute = (0, 0)
+        """Requests and tokens per minute. 0: no limit."""
         self.request_rate: RateLimit | None = None
         self.token_rate: RateLimit | None = None
 
     def set_rates(self, requests_per_minute: int, tokens_per_minute: int, now_s: float) -> None:
         """Set the rates. 0: no limit. The bucket of an unchanged rate keeps its amount."""
+        self.per_minute = (requests_per_minute, tokens_per_minute)
         self.request_rate = _rate(self.request_rate, requests_per_minute, now_s)
         self.token_rate = _rate(self.token_rate, tokens_per_minute, now_s)
 
@@ -84,7 +87,8 @@ class Budgets:
         common = self._limits
         per_minute = own.requests_per_minute or common.client_requests_per_minute
         tokens_per_minute = own.tokens_per_minute or common.client_tokens_per_minute
-        client.set_rates(per_minute, tokens_per_minute, now_s)
+        if (per_minute, tokens_per_minute) != client.per_minute:
+            client.set_rates(per_minute, tokens_per_minute, now_s)
         requests_max = own.streams_max or common.client_requests_max
         if client.requests >= requests_max:
             why = f"{client.requests} requests of this client are in progress, at most {requests_max} may be"
@@ -168,8 +172,9 @@ class RequestBudget:
 
     def release_body(self) -> None:
         """Release the memory of the body. Call it when the body was parsed and dropped."""
-        self._budgets.give_bytes(self._client, self._body_bytes)
-        self._body_bytes = 0
+        if self._body_bytes:
+            self._budgets.give_bytes(self._client, self._body_bytes)
+            self._body_bytes = 0
 
     def charge(self, tokens: int, now_s: float) -> None:
         """Count `tokens` towards the client's limit of tokens per minute."""

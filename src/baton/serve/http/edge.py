@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
-import uuid
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.core.errors import RequestError
+from baton.core.keys import Scope as KeyScope
 from baton.move.clock import now_s
 from baton.serve.http.body_threads import ReceivedBody
 from baton.serve.http.browser import BrowserRules
@@ -39,8 +40,8 @@ _STATE_KEY = "baton.context"
 _CSP = b"content-security-policy"
 _SAFE_HEADERS = ((b"x-content-type-options", b"nosniff"), (b"cross-origin-resource-policy", b"same-origin"))
 """Headers of every response. With them, foreign pages cannot embed it, and browsers do not guess another type."""
-_CLOSED_CSP = (_CSP, b"default-src 'none'; frame-ancestors 'none'")
-"""Content-Security-Policy of every response for which a route sets none."""
+_CLOSED_HEADERS = (*_SAFE_HEADERS, (_CSP, b"default-src 'none'; frame-ancestors 'none'"))
+"""The same, and the Content-Security-Policy of every response for which a route sets none."""
 Result = TypeVar("Result")
 
 
@@ -125,11 +126,12 @@ class Edge:
         send_with_headers = _add_headers(send, request_id)
         try:
             self._rules.check(scope["method"], scope["headers"])
-            identity = self._identify(scope, headers)
+            needed = needed_scope(scope["method"], scope["path"])
+            identity = self._identify(scope, headers, needed)
             slo = header_slo(headers)
             peer = scope.get("client")
             client = identity.key or client_address(peer[0] if peer else "")
-            is_counted = needed_scope(scope["method"], scope["path"]) == "generate"
+            is_counted = needed == "generate"
             budget = self._budgets.begin(client, identity.limits, is_counted=is_counted, now_s=arrived_at_s)
         except RequestError as error:
             self._recorder.refused(error.status, error.code)
@@ -142,32 +144,34 @@ class Edge:
         finally:
             budget.end()
 
-    def _identify(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Identity:
-        """Return the client's identity. Raises RequestError (401, 403) if the client may not use the route."""
+    def _identify(self, scope: Scope, headers: Mapping[bytes, bytes], needed: KeyScope | None) -> Identity:
+        """Return the client's identity. Raises RequestError (401, 403) if the client may not use the route.
+
+        `needed`: the scope that the route needs.
+        """
         if scope["path"] in OPEN_PATHS or scope["path"].startswith(STATIC):
             return Identity()
         if self._admin_port:
-            check_port(scope["method"], scope["path"], scope["server"][1], self._admin_port)
+            check_port(needed, scope["path"], scope["server"][1], self._admin_port)
         identity = self._keyring.identify(headers)
-        check_scope(identity, scope["method"], scope["path"])
+        check_scope(identity, needed, scope["path"])
         return identity
 
 
 def _request_id(sent: bytes) -> str:
     """Return the client's X-Request-Id if it is short and safe to log, else a new id."""
-    return sent.decode() if _REQUEST_ID.fullmatch(sent) else uuid.uuid4().hex
+    return sent.decode() if sent and _REQUEST_ID.fullmatch(sent) else os.urandom(16).hex()
 
 
 def _add_headers(send: Send, request_id: str) -> Send:
     """Return a `send` that adds the request id and the security headers for browsers to the response."""
-    added = ((b"x-request-id", request_id.encode()), *_SAFE_HEADERS)
+    id_header = (b"x-request-id", request_id.encode())
 
-    async def send_with_headers(message: Message) -> None:
+    def send_with_headers(message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             own = message.get("headers", ())
-            policy = () if any(name == _CSP for name, _ in own) else (_CLOSED_CSP,)
-            message["headers"] = [*own, *added, *policy]
-        await send(message)
+            message["headers"] = [*own, id_header, *(_SAFE_HEADERS if _CSP in dict(own) else _CLOSED_HEADERS)]
+        return send(message)
 
     return send_with_headers
 
@@ -227,13 +231,13 @@ def check_content_type(headers: Mapping[bytes, bytes], kind: str = "application/
 
     A foreign page can send bodies of other types, or without a type, without a CORS preflight.
     """
-    sent = headers.get(b"content-type", b"").split(b";")[0].strip().lower().decode("latin-1")
-    if sent != kind:
-        raise RequestError(f"send the body as Content-Type: {kind}, got {repr(sent) if sent else 'none'}", status=415)
-    coding = headers.get(b"content-encoding", b"identity").strip().lower()
-    if coding != b"identity":
-        got = coding.decode("latin-1")
-        raise RequestError(f"send the body without Content-Encoding, got {got!r}", status=415)
+    sent = headers.get(b"content-type", b"").decode("latin-1")
+    if sent != kind and (media_type := sent.split(";")[0].strip().lower()) != kind:
+        got = repr(media_type) if media_type else "none"
+        raise RequestError(f"send the body as Content-Type: {kind}, got {got}", status=415)
+    coding = headers.get(b"content-encoding")
+    if coding is not None and (name := coding.strip().lower().decode("latin-1")) != "identity":
+        raise RequestError(f"send the body without Content-Encoding, got {name!r}", status=415)
 
 
 def _too_large(size: int, limit: BodyLimit) -> RequestError:

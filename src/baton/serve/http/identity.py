@@ -100,8 +100,7 @@ class Keyring:
         """
         scheme, _, sent = headers.get(b"authorization", b"").partition(b" ")
         key = sent.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"").strip()
-        digest = digest_of(key)
-        found = self._known.get(digest) if key else None
+        found = self._known.get(digest_of(key)) if key else None
         if found is not None:
             return found
         if self._anonymous is not None:
@@ -176,16 +175,15 @@ def needed_scope(method: str, path: str) -> Scope | None:
     return None if method in ("GET", "HEAD", "OPTIONS") else "generate"
 
 
-def check_port(method: str, path: str, port: int, admin_port: int) -> None:
+def check_port(needed: Scope | None, path: str, port: int, admin_port: int) -> None:
     """Raise RequestError (403) if a route of the scope `admin` or `join` is used at another port than `admin_port`."""
-    if port != admin_port and needed_scope(method, path) in _ADMIN:
+    if port != admin_port and needed in _ADMIN:
         message = f"{path[:80]} is at the port {admin_port} of this server only (--admin-port)"
         raise RequestError(message, status=403, code="admin_port")
 
 
-def check_scope(identity: Identity, method: str, path: str) -> None:
-    """Raise RequestError (403, or 401 for a client without a key) if a client may not use a route."""
-    scope = needed_scope(method, path)
+def check_scope(identity: Identity, scope: Scope | None, path: str) -> None:
+    """Raise RequestError (403, or 401 for a client without a key) if a client may not use a route of this scope."""
     if scope is None or scope in identity.scopes:
         return
     if not identity.key:

@@ -132,14 +132,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse the data in pieces, so that the size of unfinished headers is checked between them."""
         self._unset_keepalive_if_required()
-        if self._is_closing:
-            self._unused_bytes += len(data)
-            if self._unused_bytes > LINGER_BYTES_MAX:
-                self.transport.abort()
-            return
-        rest = memoryview(data)
-        while rest and self.parser is not None and not self._is_closing:
-            room_bytes = self._limits.header_bytes_max - self._unused_bytes
+        room_bytes = self._limits.header_bytes_max - self._unused_bytes
+        rest = data if len(data) <= room_bytes else memoryview(data)
+        while rest and self.parser is not None:
+            if self._is_closing:
+                self._drop(len(rest))
+                return
             piece = rest[:room_bytes]
             self._has_returned = False
             try:
@@ -149,10 +147,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 self._refuse(cause if isinstance(cause, RequestError) else _malformed(error))
                 return
             self._unused_bytes = 0 if self._has_returned else self._unused_bytes + len(piece)
-            if self._unused_bytes >= self._limits.header_bytes_max:
+            room_bytes = self._limits.header_bytes_max - self._unused_bytes
+            if room_bytes <= 0:
                 self._refuse(_too_large_head("bytes", "header_bytes_max", self._limits.header_bytes_max))
 
-    def _parse(self, piece: memoryview) -> int:
+    def _drop(self, count: int) -> None:
+        """Drop received bytes, and abort the connection after `LINGER_BYTES_MAX`."""
+        self._unused_bytes += count
+        if self._unused_bytes > LINGER_BYTES_MAX:
+            self.transport.abort()
+
+    def _parse(self, piece: bytes | memoryview) -> int:
         """Parse bytes and return how many were parsed. Raises HttpParserError for a malformed request."""
         try:
             self.parser.feed_data(piece)
