@@ -8,9 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from baton.serve.http.batches.routes import BATCHES_PATH, FILES_PATH
+from baton.serve.http.stream_marks import STREAM_TYPE
 from tests.attack.conftest import RunningServer, unharmed
 from tests.attack.refusals import check_refusal
 
@@ -45,18 +47,14 @@ MESSAGE = {"role": "user", "content": "a"}
 CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 
 
-def filled(part: str, between: str = ",") -> str:
-    """Return as many repetitions of a part as fit into a body."""
-    return between.join([part] * (SIZE_BYTES // (len(part) + len(between))))
+def filled(part: str, between: str = ",", *, brackets: int = 0) -> str:
+    """Return as many repetitions of a part as fit into a body, and into the limit of brackets if the part has some."""
+    count = SIZE_BYTES // (len(part) + len(between))
+    return between.join([part] * (min(count, BRACKETS // brackets) if brackets else count))
 
 
 def dump(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
-
-
-def few(part: str, brackets: int) -> str:
-    """Return as many repetitions of a part as fit into a body and into the limit of brackets."""
-    return ",".join([part] * min(SIZE_BYTES // (len(part) + 1), BRACKETS // brackets))
 
 
 def keys(name: str) -> str:
@@ -73,10 +71,10 @@ def values() -> Iterator[tuple[str, str]]:
     yield "whole numbers", f"[{filled('7.0')}]"
     yield "large numbers", f"[{filled('18446744073709551615')}]"
     yield "texts", f"[{filled(chr(34) * 2)}]"
-    yield "lists", f"[{few('[]', 1)}]"
-    yield "lists of numbers", f"[{few('[1.0]', 1)}]"
-    yield "objects", f"[{few('{}', 1)}]"
-    yield "deep lists", f"[{few('[' * 200 + ']' * 200, 200)}]"
+    yield "lists", f"[{filled('[]', brackets=1)}]"
+    yield "lists of numbers", f"[{filled('[1.0]', brackets=1)}]"
+    yield "objects", f"[{filled('{}', brackets=1)}]"
+    yield "deep lists", f"[{filled('[' * 200 + ']' * 200, brackets=200)}]"
     yield "names", keys("k")
     yield "brackets", f"[{filled('[]')}]"
     yield "unfinished", "[" + filled("[1]")
@@ -85,13 +83,14 @@ def values() -> Iterator[tuple[str, str]]:
 def messages() -> Iterator[tuple[str, str]]:
     """Yield lists of messages, blocks and calls of 4 MB, with a name for each."""
     plain = dump(MESSAGE)
-    yield "messages", f"[{few(plain, 1)}]"
-    yield "an odd message", f"[{few(plain, 1)},{dump({**MESSAGE, 'odd': 1})}]"
-    yield "odd messages", f"[{few(dump({**MESSAGE, 'odd': 1}), 1)}]"
-    yield "a wrong message", f"[{few(plain, 1)},{dump({**MESSAGE, 'content': 7})}]"
-    yield "parts", dump([{**MESSAGE, "content": [{"type": "text", "text": "a"}] * (SIZE_BYTES // 27)}])
-    yield "blocks", dump([{**MESSAGE, "content": [{"type": "input_text", "text": "a"}] * (SIZE_BYTES // 33)}])
-    yield "calls between messages", f"[{few(f'{dump(CALL)},{plain}', 2)}]"
+    yield "messages", f"[{filled(plain, brackets=1)}]"
+    yield "an odd message", f"[{filled(plain, brackets=1)},{dump({**MESSAGE, 'odd': 1})}]"
+    yield "odd messages", f"[{filled(dump({**MESSAGE, 'odd': 1}), brackets=1)}]"
+    yield "a wrong message", f"[{filled(plain, brackets=1)},{dump({**MESSAGE, 'content': 7})}]"
+    for name, kind in (("parts", "text"), ("blocks", "input_text")):
+        part = dump({"type": kind, "text": "a"})
+        yield name, f'[{{"role":"user","content":[{filled(part, brackets=1)}]}}]'
+    yield "calls between messages", f"[{filled(f'{dump(CALL)},{plain}', brackets=2)}]"
 
 
 def fields() -> Iterator[tuple[str, str]]:
@@ -101,8 +100,8 @@ def fields() -> Iterator[tuple[str, str]]:
     schema = {"enum": [f"v{number}" for number in range(SIZE_BYTES // 12)]}
     yield "unknown fields", keys("k")[1:]
     yield "a long name", f'"{"k" * SIZE_BYTES}":1}}'
-    yield "a nested unknown field", f'"k":[{few("[" * 100 + "]" * 100, 100)}]}}'
-    yield "tools", f'"tools":[{few(tool, 4)}]}}'
+    yield "a nested unknown field", f'"k":[{filled("[" * 100 + "]" * 100, brackets=100)}]}}'
+    yield "tools", f'"tools":[{filled(tool, brackets=4)}]}}'
     yield "stop strings", f'"stop":[{filled(dump("a"))}]}}'
     yield "a long stop string", f'"stop":"{"a" * SIZE_BYTES}"}}'
     yield "biases", f'"logit_bias":{keys("")}}}'
@@ -164,6 +163,27 @@ def test_large_odd_bodies(target: RunningServer, control: RunningServer, path: s
             sent = body.encode()
             assert len(sent) < 1 << 22, name
             check(send_by_all(target.url + path, sent, TYPE), name, {200, 400, 404, 413})
+
+
+def streams() -> Iterator[tuple[str, bytes]]:
+    """Yield forged streams that a router might ask a server to continue, with a name for each."""
+    plain = {"path": "", "owner": "", "seed": 1, "prompt_hash": b"", "expires_unix_s": 0}
+    sent = {"prompt": "a", "max_tokens": 1, "stream": True}
+    valid = plain | {"body": json.dumps(sent).encode(), "response_id": "cmpl-a", "output": (5,)}
+    pack = msgspec.msgpack.encode
+    yield "many tokens", pack(valid | {"output": (5,) * (2 * SIZE_BYTES)})
+    yield "large tokens", pack(valid | {"output": (2**63,) * (SIZE_BYTES // 5)})
+    yield "a long id", pack(valid | {"response_id": "i" * SIZE_BYTES})
+    yield "a long hash", pack(valid | {"prompt_hash": b"h" * SIZE_BYTES})
+    yield "deep", bytes([0x81]) + pack("k") + b"\x91" * SIZE_BYTES
+    for name, body in bodies("/v1/completions"):
+        yield f"a body with {name}", pack(valid | {"body": body.encode()})
+
+
+def test_large_streams_to_continue(target: RunningServer, control: RunningServer) -> None:
+    with unharmed(target, control):
+        for name, sent in streams():
+            check(send_by_all(target.url + "/v1/completions", sent, {"content-type": STREAM_TYPE}), name, {400, 409})
 
 
 @pytest.mark.parametrize("path", SMALL_ROUTES)
