@@ -95,6 +95,12 @@ def test_a_model_and_a_salt_of_its_own_share_no_prefix() -> None:
         assert not {*other} & {*same}
 
 
+def test_a_deep_body_is_left_to_its_server() -> None:
+    deep = b'{"kv_transfer_params": ' + b"[" * 100_000
+    assert read_request(1, {}, deep, (), 0.0).prompt_tokens == 1
+    assert without_topology(deep) == deep
+
+
 def test_requests_of_other_clients_count_as_load() -> None:
     def play() -> None:
         asker = Asker(mixed(FIRST, SECOND))

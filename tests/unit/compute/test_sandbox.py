@@ -116,6 +116,12 @@ def test_a_template_that_takes_all_memory_or_time_fails_its_request_alone(source
     template.close()
 
 
+def test_numbers_of_any_size_reach_a_template() -> None:
+    template = SandboxedTemplate("{{ messages[0].number }}", {}, LIMITS)
+    assert template.render(ChatInput([{"number": 10**30}])) == str(10**30)
+    template.close()
+
+
 @pytest.mark.parametrize("source", ["{% for %}", "{{ '%1000000000d' % 1 }}{% if"])
 def test_a_template_that_cannot_be_compiled_is_found_at_the_start(source: str) -> None:
     template = SandboxedTemplate(source, {}, LIMITS)

@@ -36,7 +36,7 @@ class MaskComputation(Struct, frozen=True, tag=True):
 
 
 class TemplateRendering(Struct, frozen=True, tag=True):
-    """Render conversations with the chat template of a model. A job is a `ChatInput`."""
+    """Render conversations with the chat template of a model. A job is a `ChatInput`, in JSON."""
 
     source: str
     specials: dict[str, str]

@@ -60,7 +60,7 @@ class SandboxedTemplate:
 
     def _call(self, job: ChatInput) -> Rendered:
         try:
-            return self._decoder.decode(self._pool.call(msgspec.msgpack.encode(job)))
+            return self._decoder.decode(self._pool.call(msgspec.json.encode(job)))
         except SandboxError as error:
             status = 400 if error.is_lasting else 503
             message = f"the model's chat template cannot be used: {error}"

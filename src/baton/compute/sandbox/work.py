@@ -75,7 +75,7 @@ class _Rendering:
     def __init__(self, task: TemplateRendering) -> None:
         self._task = task
         self._template: JinjaTemplate | None = None
-        self._decoder = msgspec.msgpack.Decoder(ChatInput)
+        self._decoder = msgspec.json.Decoder(ChatInput)
 
     def run(self, job: bytes) -> bytes:
         chat = self._decoder.decode(job)

@@ -72,7 +72,7 @@ def read_request(
     """
     try:
         asked = _DECODER.decode(body) if body else _Body()
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         asked = _Body()  # the picked server answers what is wrong with it
     prompt = asked.prompt_bytes()[: _PROMPT_TOKENS_MAX * TOKEN_BYTES]
     tenant = headers.get(_TENANT, b"")[:_TENANT_BYTES_MAX]
@@ -110,7 +110,7 @@ def without_topology(body: bytes) -> bytes:
         return body
     try:
         fields = msgspec.json.decode(body, type=dict[str, Raw])
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return body  # no object: an engine refuses it
     kept = {name: value for name, value in fields.items() if name not in TOPOLOGY_FIELDS}
     return body if len(kept) == len(fields) else msgspec.json.encode(kept)

@@ -211,3 +211,17 @@ def test_arguments_have_no_properties_that_the_schema_does_not_name() -> None:
 )
 def test_arguments_that_may_have_further_properties_stay_open(parameters: dict[str, object]) -> None:
     assert schema_of(parameters) == parameters
+
+
+@pytest.mark.parametrize("arguments", ['{"a":' * 5000 + "1" + "}" * 5000, "[" * 5000, '{"a": "\\ud800"}', '{"a": NaN}'])
+def test_hostile_arguments_of_a_call_stay_text(arguments: str) -> None:
+    call = {**CALL, "function": {"name": "weather", "arguments": arguments}}
+    talk = [{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": [call]}]
+    template = (
+        "{# tools, <tool_call> #}{% for message in messages %}"
+        "{% for call in message.tool_calls or [] %}{{ call.function.arguments }}{% endfor %}{% endfor %}"
+    )
+    assert format_of(template) is HERMES
+    texts = TextEncoder(TOKENIZER, 1 << 16)
+    prompt = chat_prompt(convert({"messages": talk}, ChatRequest), texts, JinjaTemplate(template, {}))
+    assert prompt.text == arguments

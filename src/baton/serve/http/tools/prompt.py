@@ -49,8 +49,8 @@ def _with_calls(message: Message, form: ToolFormat) -> Message:
 def _object(function: Message) -> object:
     """Return the arguments as an object, or unchanged if their text is not a JSON object."""
     try:
-        arguments = json.loads(function["arguments"])
-    except ValueError:
+        arguments = msgspec.json.decode(function["arguments"])
+    except (ValueError, RecursionError):
         return function["arguments"]
     return arguments if isinstance(arguments, dict) else function["arguments"]
 

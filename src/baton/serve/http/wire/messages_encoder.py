@@ -121,6 +121,6 @@ def _arguments(text: str) -> dict[str, Any]:
     """Return the arguments of a call. Empty if the model was cut off, or wrote no JSON object."""
     try:
         found = json.decode(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
