@@ -30,7 +30,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_listening(parser, PORT)
     add("--load-ratio", type=float, default=_RULES.load_ratio, metavar="R",
         help="most requests of a cell relative to its fair share (default: %(default)s)")  # fmt: skip
-    add("--config", type=Path, metavar="FILE", help="sections http, limits and survival of docs/config.md")
+    add(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="sections http, limits, survival and engines (checks) of docs/config.md",
+    )
     add("--log", metavar="FILE", help="write every decision to FILE, for `baton replay`")
     add("--tls-cert", metavar="FILE", help="certificate chain (PEM)")
     add("--tls-key", metavar="FILE", help="private key of --tls-cert (PEM)")
