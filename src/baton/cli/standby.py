@@ -92,9 +92,10 @@ class _Standby:
         return 0
 
     def _serve(self, lease: str, renewed_s: float) -> int | None:
-        """Run the server until it ends, and return its exit code; or until the lease is lost, and return None.
+        """Run the server until it ends, and return its exit code. If the lease is lost first, kill it and return None.
 
-        `renewed_s`: a time before the last renewal, so that the lease ends later than this process reckons.
+        `renewed_s`: time just before the request that renewed the lease last. The lease begins after that, so this
+        process never assumes that it lasts longer than it does.
         """
         server = self._server = subprocess.Popen(
             [sys.executable, "-c", _START, *self._command], stdin=subprocess.DEVNULL, start_new_session=True

@@ -86,7 +86,7 @@ class KVConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     block_tokens: Annotated[int, Range(least=1, most=1024)] = 16
     """Tokens per KV block. Only full blocks are shared between requests."""
     bytes: Bytes = 0
-    """Size of the arena. 0: 2 GiB or one full context, whichever is larger, but at most a quarter of all memory."""
+    """Size of the arena. 0: 2 GiB, but 1 to 64 full contexts, and at most 1/4 of all and 1/2 of the free memory."""
     blocks: Annotated[int, Range(least=0, most=2**31)] = 0
     """Size of the arena in blocks. Overrides `bytes` unless it is 0."""
     allocate: Literal["on_demand", "longest"] = "on_demand"

@@ -162,9 +162,9 @@ class SglangServer:
                         yield Choice(finish_reason=output.finish(event.meta_info.finish_reason))
 
     async def prefill(self, generation: Generation) -> PromptAnswer:
-        """Compute a prompt while the partner waits for its KV.
+        """Compute a prompt on a prefill server, while the decode server (`generation.partner`) waits for its KV.
 
-        Compute nothing without a partner, or on a decode server: `stream` then asks a prefill server.
+        Compute nothing without a partner, or if this is no prefill server: `stream` then asks a prefill server.
         """
         partner = generation.partner
         if partner is None or self._info.disaggregation_mode != "prefill":

@@ -97,9 +97,10 @@ class ModelFleet:
         is_first: bool = True,
         engines: EngineHosts | None = None,
     ) -> None:
-        """`changed`: called when the model becomes ready or has failed. `is_first`: the server starts with it.
+        """Create a stopped fleet for one model.
 
-        `engines`: its workers, if they are servers of another engine.
+        `changed`: called when the model becomes ready or has failed. `is_first`: the model is one of those that the
+        server starts with. `engines`: the model's workers, if they are servers of another engine. None: they are not.
         """
         self.parts = parts
         self.services: ModelServices | None = None

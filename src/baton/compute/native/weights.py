@@ -113,7 +113,10 @@ class LatentMatrices:
         self._key_order = rotary_order(config.head_dim, latent)  # [kv_rank + rope_dim]
 
     def qkv(self, prefix: str) -> NativeMatrix:
-        """Read the projections of the hidden state: to the query bottleneck (or all queries), then to the latent."""
+        """Read the projections of the hidden state as one matrix: first queries, then the latent of keys and values.
+
+        With a query rank (`q_a_proj`), the first rows give the compressed queries, else (`q_proj`) those of all heads.
+        """
         narrow = self._latent.q_rank
         first = f"{prefix}{'q_proj' if narrow is None else 'q_a_proj'}"
         order = self._query_order if narrow is None else np.arange(narrow)

@@ -134,7 +134,7 @@ class Cell:
 
 @dataclass(slots=True)
 class _Open:
-    """A request that is not answered."""
+    """A request that was sent to a cell and has not ended."""
 
     key: int
     cell: Cell

@@ -152,10 +152,10 @@ class HostPools:
         return start.request.id in self.lost_blocks or start.request.resumed_tokens > 0
 
     def hashes_at(self, source: HostId, target: HostId, request: Request, tokens: int) -> tuple[BlockHash, ...]:
-        """Return the known hashes of the full blocks that the request's leading tokens fill at the target.
+        """Return the hashes of the full blocks that the request's first `tokens` tokens fill at the target.
 
-        Hashes of the prompt are known. After the prompt, a hash is known if a sealed block of the source, or of a host
-        that was lost, ends at the same token.
+        The result ends before the first unknown hash. Those of the prompt are known. That of a block of the answer is
+        known if a sealed block of the source, or of a lost host, ends at the same token.
         """
         giver, taker = self.pools[source], self.pools[target]
         blocks, sealed = tokens // taker.block_tokens, giver.sealed_hashes(request.id)

@@ -65,7 +65,7 @@ _MINUTE_S = 60.0
 
 
 class RetryRules(Struct, frozen=True, kw_only=True):
-    """The attempts of a request, the size of the budget, and how fast it refills."""
+    """Limits of retries: the attempts of one request, and a budget of retries for the whole fleet."""
 
     attempts_max: int = 3
     """Maximum attempts of a request whose workers die."""

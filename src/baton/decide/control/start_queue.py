@@ -144,7 +144,10 @@ class StartQueue:
         return stops
 
     def dropped(self, request_id: RequestId, now_s: float) -> CloseRequest | None:
-        """Return the rejection of a request that its worker has dropped. None: the drop has another reason."""
+        """Return the rejection of a request that its worker has dropped for its deadline.
+
+        None: the worker has dropped it for another reason.
+        """
         return self._late(request_id, now_s) if request_id in self._stopping else None
 
     def has_deadline(self, request: Request) -> bool:

@@ -368,7 +368,7 @@ class Transfers:
         yield from self._begin(start)
 
     def _continue_ahead(self, transfer: Transfer, *, landed: bool) -> Steps[None]:
-        """Continue a stream. After a read ahead, continue the start or the pool handoff that waited for it."""
+        """Continue the work that waited for a transfer: a stream; for a read from tiers, a start or a pool handoff."""
         held = self._held.get(transfer.request.id)
         if self._copies.ended(transfer, landed=landed) or (yield from self.handover.ended(transfer)):
             return

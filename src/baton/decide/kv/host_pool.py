@@ -161,7 +161,7 @@ class HostPool:
 
     @property
     def holders(self) -> int:
-        """Number of requests that this pool knows."""
+        """Number of requests that hold blocks in this pool or wait for them."""
         return len(self._holdings)
 
     def check(self) -> None:

@@ -38,7 +38,11 @@ class PromptPlan(Struct, frozen=True, gc=False):
     """True if the TTFT of this request or the TPOT of the requests that decode there would miss its SLO."""
 
     def weighed(self, rule: float, rule_term: str) -> Weighed:
-        """Return the plan for `baton explain`. `rule`: what comes before the order of the plans."""
+        """Return the plan for `baton explain`.
+
+        `rule`: first sort key, lower is better: a rule that ranks workers before their predicted times do. `rule_term`:
+        the rule's effect on this worker, as text.
+        """
         _, pressure, ttft_s, is_decode, _ = prompt_order(self)
         times = f", times {self.factor:.3g} because answers share the worker" if self.factor != 1.0 else ""
         return Weighed(

@@ -172,7 +172,10 @@ def prompt_s(worker: WorkerView, request: Request, hit_tokens: int, cost: CostMo
 
 
 def decode_step_s(worker: WorkerView, cost: CostModel, *, more_requests: int = 0, more_tokens: int = 0) -> float:
-    """Predict the worker's next step if all of its requests decode, and `more_requests` with `more_tokens` join."""
+    """Predict the seconds of the worker's next step if all of its requests decode.
+
+    `more_requests`, with `more_tokens` tokens of context in all, decode with them.
+    """
     shape = StepShape(
         decode_requests=worker.running_requests + more_requests,
         context_tokens=worker.context_tokens + more_tokens,

@@ -106,7 +106,11 @@ class CacheMirror:
         return EngineCacheChanged(self.host, _runs(stored), tuple(removed), is_cleared)
 
     def _store(self, event: EngineBlocksStored) -> list[_Block]:
-        """Return the new blocks of an event. Blocks after an unknown one, or with unknown keys, are left out."""
+        """Add the blocks of an event, and return them.
+
+        Left out: all of them if their parent block is not in the mirror, and those from the first incomplete block, or
+        the first block whose hash depends on keys other than a cache salt.
+        """
         size = event.block_tokens
         if not _is_followed(event.medium, event.group) or event.is_adapter:
             return []

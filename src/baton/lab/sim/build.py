@@ -19,7 +19,7 @@ from baton.lab.sim.wires import Wires
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterParts:
-    """Everything of a simulated cluster but its time."""
+    """The parts of a simulated cluster, except the event loop."""
 
     spec: ClusterSpec
     policies: SimPolicies

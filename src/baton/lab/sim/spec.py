@@ -233,7 +233,8 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def kv_of(self, host: HostId) -> SimKV:
         """Return the size of a host's arena, which its workers share.
 
-        The kind of the first worker sets it. Otherwise it is the memory that the weights of all workers leave.
+        It is the `kv` of the first worker's kind, if it has one; else the memory that the weights of all workers leave,
+        if that is known; else the cluster's own `kv`.
         """
         return self._kv_of_kinds([view.kind for view in self.views() if view.host == host])
 
@@ -252,7 +253,7 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return structs.replace(self.kv, blocks=tokens // self.kv.block_tokens) if tokens else self.kv
 
     def _room_tokens(self, name: str) -> int:
-        """Return the tokens of KV that fit beside one worker's weights. 0: unknown, or no kind."""
+        """Return the tokens of KV that fit beside one worker's weights. 0: there is no such kind, or it is unknown."""
         kind = self.kinds.get(name)
         return 0 if kind is None else self._load(kind).kinds[""].kv_tokens_max
 

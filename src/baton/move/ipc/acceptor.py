@@ -1,7 +1,7 @@
 """Accept TCP connections on an event loop.
 
-It replaces the listeners of event loops. Without a free file descriptor, these close connections or retry without a
-pause. They also report a TLS connection only after its handshake, but limits have to count it before.
+It replaces the listeners of event loops, for two reasons. Without a free file descriptor, those close connections or
+retry without a pause. They also report a TLS connection only after its handshake, but limits have to count it before.
 """
 
 from __future__ import annotations

@@ -72,7 +72,10 @@ def _context(authority: str, identity: bytes, *, is_server: bool) -> ssl.SSLCont
 
 
 def _certificates(secret: bytes) -> tuple[str, bytes]:
-    """Return the authority's certificate, and a certificate that it has signed with its private key, as PEM."""
+    """Return two PEM texts: the authority's certificate; a certificate signed by the authority, and its private key.
+
+    The authority's key follows from `secret`, so all processes with the same secret trust the same authority.
+    """
     try:
         from cryptography import x509
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey

@@ -144,7 +144,10 @@ class MooncakeStore:
     # ---- the client's process
 
     def _ask(self) -> None:
-        """Start the client's process if there is none, and ask the master for a key. Raises OSError or StoreError."""
+        """Check that the master answers: look up a key that may be missing. Start the client's process if needed.
+
+        Raises OSError or StoreError.
+        """
         with self._lock:
             client = self._client
         if client is None:

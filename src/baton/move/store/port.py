@@ -1,4 +1,4 @@
-"""The port of stores: KV blocks by their hash. A store is a cache: it may evict blocks at any time."""
+"""The interface of stores, which keep KV blocks by hash. A store is a cache: it may evict blocks at any time."""
 
 from __future__ import annotations
 

@@ -152,6 +152,6 @@ class Peers(Generic[AnyPeer]):
             peer.client.hang_up()
 
     def close(self) -> None:
-        """Close all connections. No thread may use a peer any more."""
+        """Close all connections. Call it only after every thread has stopped using its peer."""
         for peer in self._peers.values():
             peer.close()

@@ -27,7 +27,7 @@ class _Body(Struct):
     input: Raw = Raw(b"")
 
     def prefix(self) -> bytes:
-        """Return the beginning of a conversation, up to the first message of its user, or of another prompt.
+        """Return the beginning of the prompt: of a conversation up to the user's first message, else `PREFIX_BYTES`.
 
         All turns of a conversation begin like that, and few conversations share it.
         """

@@ -31,7 +31,7 @@ class JoinFailedError(BatonError):
 
 
 def find_server(url: str) -> str:
-    """Return the URL of the active server, which etcd knows for etcd://HOST:PORT/NAME; any other URL is returned.
+    """Return `url`. If it is etcd://HOST:PORT/NAME, return the URL of the active server of NAME, read from etcd.
 
     Raises JoinFailedError if etcd does not answer, or knows no active server.
     """

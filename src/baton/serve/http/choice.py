@@ -226,7 +226,10 @@ class ChoiceText:
         return text + rest
 
     def _released_entries(self) -> tuple[TokenEntry, ...]:
-        """Return the entries whose first character was released. At the end: all but those after a stop string."""
+        """Remove and return the entries of tokens whose first character was released to the client.
+
+        After the last token, all entries are returned, unless a stop string has cut the text.
+        """
         if not self._entries:
             return ()
         all_out = self.finish_reason is not None and not self._scanner.stopped

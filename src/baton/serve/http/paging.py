@@ -1,4 +1,4 @@
-"""Parts of lists, as clients of OpenAI's API ask for them."""
+"""Pagination of lists, with the query parameters of OpenAI's API: `limit`, `after` and `order`."""
 
 from __future__ import annotations
 

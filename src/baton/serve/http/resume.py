@@ -162,7 +162,10 @@ class SavedStreams:
 
 
 def is_resumable(choice: ChoiceText) -> bool:
-    """Return False for a choice with an echo, or with log probabilities: those that wait for text are not saved."""
+    """Return whether the rest of a choice can be computed after a restart: it has no echo and no log probabilities.
+
+    Why: log probabilities wait until the text of their tokens is released, and waiting ones are not saved.
+    """
     return not choice.rules.with_logprobs and choice.prompt.echo is None
 
 

@@ -36,7 +36,7 @@ class _Labels(Struct):
 
 
 class StoredChats:
-    """The endpoints. A client reads, changes and deletes only chats of keys of its own tenant."""
+    """The routes of stored chats. A client can read, change and delete only chats of its own tenant."""
 
     def __init__(self, services: Services, create: ASGIApp) -> None:
         """`create`: the endpoint that answers a chat, at the path of the list."""

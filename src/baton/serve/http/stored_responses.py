@@ -42,7 +42,7 @@ class StoredResponses:
         kind: Literal["response", "chat"] = "response",
         rule: str = "unless `store` is false",
     ) -> None:
-        """`kind`, `rule`: names of the kept objects and of their condition, for error messages."""
+        """`kind`: name of the kept objects. `rule`: when a server keeps them. Both are for error messages."""
         self._kind = kind
         self._rule = rule
         self._responses_max = responses_max

@@ -44,7 +44,10 @@ class TextResponse:
         saver: StreamSaver | None,
         marks: StreamMarks | None = None,
     ) -> None:
-        """`saver`, `marks`: None if the stream cannot be resumed, or if the client asks for no marks."""
+        """`saver`: saves the stream if the server ends before it does. None: the stream cannot be resumed.
+
+        `marks`: adds to the stream the marks with which a router continues it. None: the client asks for none.
+        """
         self._gateway = gateway
         self._choices = choices
         self._encoder = encoder

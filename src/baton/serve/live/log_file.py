@@ -44,9 +44,9 @@ class LogWriter:
     def __init__(self, path: Path, header: LogHeader | SimHeader, bytes_max: int, *, kept_bytes_max: int = 0) -> None:
         """Start a log, which replaces an existing file.
 
-        `bytes_max`: maximum size of a file; a full one gets a number, and the next one goes on. `kept_bytes_max`:
-        maximum size of all files; unless it is larger than `bytes_max`, there is one. Raises ConfigError if it is not
-        writable or another process writes a log to it.
+        `bytes_max`: maximum size of one file. A full file is renamed to `path` with a number, and the log continues in
+        a new file at `path`. `kept_bytes_max`: maximum size of all files; up to `bytes_max`, the log has one file.
+        Raises ConfigError if `path` is not writable, or if another process writes a log to it.
         """
         self.full = False
         self._is_closed = False

@@ -46,7 +46,11 @@ def expansion_is_cheaper(row: Row, latent: Latent) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LatentPlan:
-    """The latent attention of one step, each slice in its cheaper form."""
+    """The latent attention of one step. Each slice uses the cheaper of two algorithms: absorbed or expanded.
+
+    Absorbed: the queries are projected into the space of the latents. Expanded: the latents are projected to keys and
+    values.
+    """
 
     latent: Latent
     kv: PagedKV

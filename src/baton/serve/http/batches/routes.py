@@ -41,9 +41,9 @@ class Batches:
     def __init__(
         self, config: BatchesConfig, endpoints: Mapping[str, ASGIApp], limits: LimitsConfig, *, body_bytes_max: int
     ) -> None:
-        """`endpoints`: the endpoints that batches may use, by their paths. `body_bytes_max`: size of one request.
+        """`endpoints`: the endpoints that batches may use, by their paths.
 
-        Raises ConfigError for a bad folder.
+        `body_bytes_max`: maximum size of one request. Raises ConfigError for a bad folder.
         """
         self._file_limit = BodyLimit(config.file_bytes_max, "batches.file_bytes_max", "multipart/form-data")
         self._folder = Folder(config.folder)
