@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import aiohttp
 from _live_load import Answer, Load, Planned, configured, latencies, percentile
 
+from baton.cli.logs import open_log
 from baton.core.types import Slo
 from baton.lab.report.service_gap import gap_bound, largest_gap
+from baton.lab.report.timeline import read_timeline
 from tests.serving import RunningServer
 
 TIERS = """
@@ -60,11 +64,19 @@ threads = 1
 idle_cores = "keep"
 [policy.roles]
 use = "{roles}"
+{options}
 """
 PROMPTS, ANSWERS = Planned(input_tokens=300, output_tokens=4), Planned(input_tokens=32, output_tokens=128)
-TURN_S, STEADY_S, ROUNDS = 60.0, 25.0, 1
+TURN_S, STEADY_S, ROUNDS = 60.0, 20.0, 1
 ADAPTIVE = "adaptive"
 USE_RATIO = 0.8
+"""Offered load as a share of what a fleet completes within the targets."""
+TTFT_RATIO, TPOT_RATIO = 6.0, 2.0
+"""Targets as multiples of the latencies on an idle server."""
+CLIENTS = {"prompts": (12,), "answers": (4, 8, 12, 18)}
+"""Numbers of clients with which the highest rate of each kind is measured."""
+SPLIT, MIXED = "1P1D", "2 mixed"
+FLEETS = {SPLIT: ("--prefill", "1", "--decode", "1"), MIXED: ("--mixed", "2")}
 
 
 def classes() -> dict[str, Any]:
@@ -178,55 +190,84 @@ async def _single(server: RunningServer) -> dict[str, Any]:
 
 
 def roles() -> dict[str, Any]:
-    """Three workers of one thread each, on a load that turns from prompts to answers, and on steady loads.
+    """Two workers of one thread each, on a load that turns from prompts to answers, and on steady loads.
 
-    Arms take turns, so that a change of the machine's speed concerns all of them.
+    The load that turns needs both workers in each phase; the steady ones need only what the split has. Arms take turns,
+    so that a change of the machine's speed concerns all of them. The roles know the targets, and admission does not:
+    arms differ in nothing but their roles.
     """
-    splits = {"1P2D": ("--prefill", "1", "--decode", "2"), "2P1D": ("--prefill", "2", "--decode", "1")}
-    best = {"prompts": "2P1D", "answers": "1P2D"}
-    with configured(ROLES.format(roles="static-roles"), *splits[best["prompts"]]) as server:
-        prompt_rps, prompts = asyncio.run(_capacity(server, PROMPTS, 10))
-    with configured(ROLES.format(roles="static-roles"), *splits[best["answers"]]) as server:
-        answer_rps, answers = asyncio.run(_capacity(server, ANSWERS, 32))
-    targets = {
-        "prompts": Slo(ttft_s=6 * prompts.ttft_s, tpot_s=1.0),
-        "answers": Slo(ttft_s=6 * prompts.ttft_s, tpot_s=6 * answers.tpot_s),
-    }
-    rates = {"prompts": USE_RATIO * prompt_rps, "answers": USE_RATIO * answer_rps}
+    static = ROLES.format(roles="static-roles", options="")
+    requests, alone = {"prompts": PROMPTS, "answers": ANSWERS}, dict[str, Answer]()
+    capacities: dict[str, dict[str, float]] = {}
+    for name, fleet in FLEETS.items():
+        with configured(static, *fleet) as server:
+            capacities[name] = asyncio.run(_capacities(server, requests, alone))
+    ttft_s, tpot_s = TTFT_RATIO * alone["prompts"].ttft_s, TPOT_RATIO * alone["answers"].tpot_s
+    targets = {"prompts": Slo(ttft_s=ttft_s, tpot_s=1.0), "answers": Slo(ttft_s=ttft_s, tpot_s=tpot_s)}
+    adaptive = ROLES.format(roles="demand-roles", options=f"options = {{ ttft_s = {ttft_s}, tpot_s = {tpot_s} }}")
+    arms = {name: (fleet, static) for name, fleet in FLEETS.items()} | {ADAPTIVE: (FLEETS[SPLIT], adaptive)}
 
-    def play(turns: Sequence[tuple[str, float]], arms: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
-        """Return the sums over the rounds. `arms`: the split and the policy of each."""
+    def play(turns: Sequence[tuple[str, float]], capacity_of: str) -> dict[str, Any]:
+        """Return the sums over the rounds at the rates that this fleet can serve."""
+        rates = {kind: USE_RATIO * rate for kind, rate in capacities[capacity_of].items()}
         rows: dict[str, Counter[str]] = {arm: Counter() for arm in arms}
+        reasons: dict[str, list[str]] = {arm: [] for arm in arms}
         for seed in range(ROUNDS):
             plan = _draw(turns, rates, seed)
-            for arm, (split, policy) in arms.items():
-                with configured(ROLES.format(roles=policy), *splits[split]) as server:
-                    rows[arm].update(asyncio.run(_judged(server, plan, targets)))
-                print(seed, arm, dict(rows[arm]), flush=True)
+            for arm, (fleet, config) in arms.items():
+                with tempfile.TemporaryDirectory() as folder:
+                    log = Path(folder) / "decisions.log"
+                    with configured(config, *fleet, "--log", str(log)) as server:
+                        rows[arm].update(asyncio.run(_judged(server, plan, targets)))
+                    reasons[arm] += _reasons(log)
+                print(seed, arm, dict(rows[arm]), *reasons[arm], sep="\n", flush=True)
         goodputs = {arm: sum(row[f"{kind}_in_slo"] for kind in targets) for arm, row in rows.items()}
-        static = max(count for arm, count in goodputs.items() if arm != ADAPTIVE)
-        return {**rows, "over_best_static": round(goodputs[ADAPTIVE] / static, 3) if static else None}
+        ratio = round(goodputs[ADAPTIVE] / goodputs[SPLIT], 3) if goodputs[SPLIT] else None
+        return {**rows, "reasons": reasons[ADAPTIVE], "over_best_static": ratio}
 
     found: dict[str, Any] = {
-        "rates_rps": {name: round(rate, 2) for name, rate in rates.items()},
+        "capacities_rps": {
+            fleet: {kind: round(rate, 2) for kind, rate in each.items()} for fleet, each in capacities.items()
+        },
         "targets_s": {name: [round(slo.ttft_s, 3), round(slo.tpot_s, 4)] for name, slo in targets.items()},
         "rounds": ROUNDS,
     }
-    arms = {split: (split, "static-roles") for split in splits} | {ADAPTIVE: ("1P2D", "demand-roles")}
-    found["shifting"] = play([("prompts", TURN_S), ("answers", TURN_S)], arms)
-    for kind, split in best.items():
-        steady_arms = {split: (split, "static-roles"), ADAPTIVE: (split, "demand-roles")}
-        found[f"steady {kind}, from {split}"] = play([(kind, STEADY_S)], steady_arms)
+    print(found, flush=True)
+    found["shifting"] = play([("prompts", TURN_S), ("answers", TURN_S)], MIXED)
+    arms.pop(MIXED)
+    for kind in requests:
+        found[f"steady {kind}"] = play([(kind, STEADY_S)], SPLIT)
     return found
 
 
-async def _capacity(server: RunningServer, request: Planned, clients: int) -> tuple[float, Answer]:
-    """Return the requests per second with this many clients, and the answer of an idle server."""
+async def _capacities(
+    server: RunningServer, requests: Mapping[str, Planned], alone: dict[str, Answer]
+) -> dict[str, float]:
+    """Return the highest rate of each kind. Adds the answers of an idle server to `alone`, where they are missing."""
+    rates: dict[str, float] = {}
+    for kind, request in requests.items():
+        async with Load(server, seed=11) as load:
+            idle = sorted(await load.one_by_one(request, 3), key=lambda answer: answer.ttft_s)[1]
+        tpot_s = TPOT_RATIO * alone.setdefault(kind, idle).tpot_s
+        rates[kind] = await _capacity(server, request, CLIENTS[kind], tpot_s)
+    return rates
+
+
+async def _capacity(server: RunningServer, request: Planned, clients: Sequence[int], tpot_s_max: float) -> float:
+    """Return the highest rate of requests with such a number of clients whose median TPOT is within the maximum.
+
+    The rate with the first number counts in any case.
+    """
     async with Load(server, seed=11) as load:
-        alone = sorted(await load.one_by_one(request, 3), key=lambda answer: answer.ttft_s)[1]
-        answers = await load.play([request] * clients)
-    span_s = max(answer.ended_s for answer in answers) - min(answer.sent_s for answer in answers)
-    return len(answers) / span_s, alone
+        rate_rps = 0.0
+        for count in clients:
+            answers = await load.play([request] * count)
+            span_s = max(answer.ended_s for answer in answers) - min(answer.sent_s for answer in answers)
+            tpot_s = percentile([answer.tpot_s for answer in answers], 0.5)
+            print(count, "clients:", round(count / span_s, 2), "requests/s, TPOT", round(tpot_s, 4), flush=True)
+            if not rate_rps or tpot_s <= tpot_s_max:
+                rate_rps = max(rate_rps, count / span_s)
+    return rate_rps
 
 
 def _draw(turns: Sequence[tuple[str, float]], rates: dict[str, float], seed: int) -> list[Planned]:
@@ -247,9 +288,25 @@ async def _judged(server: RunningServer, plan: Sequence[Planned], targets: dict[
         "requests": len(answers),
         "refused": sum(answer.is_refused for answer in answers),
         **{f"{kind}_in_slo": _met(answers, kind, slo) for kind, slo in targets.items()},
+        **{f"{kind}_late": _late(answers, kind, slo) for kind, slo in targets.items()},
         "flips": await _flips(server),
     }
 
 
+def _reasons(log: Path) -> list[str]:
+    """Return the changes of roles in a log: when, of which worker, and why."""
+    return [
+        f"{span.start_s - line.roles[0].start_s:.1f} s, {name}, {span.role}: {span.reason}"
+        for name, line in read_timeline(open_log(log)[1]).workers.items()
+        for span in line.roles[1:]
+    ]
+
+
 def _met(answers: Sequence[Answer], kind: str, slo: Slo) -> int:
     return sum(answer.meets(slo) for answer in answers if answer.planned.label == kind)
+
+
+def _late(answers: Sequence[Answer], kind: str, slo: Slo) -> int:
+    """Return the number of answers whose first token came too late."""
+    mine = [answer for answer in answers if answer.planned.label == kind and answer.is_whole]
+    return sum(answer.ttft_s > slo.ttft_s for answer in mine)

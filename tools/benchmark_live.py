@@ -118,8 +118,8 @@ def _roles() -> list[list[str]]:
                 if isinstance(row, dict)
             }
             counts = ", ".join(f"{count} {arm}" for arm, count in met.items())
-            found.append(f"{name.partition(',')[0]}: {counts} ({arms['over_best_static']:.2f}x)")
-    return [["three workers, requests in SLO by split", "; ".join(found)]] if found else []
+            found.append(f"{name.partition(',')[0]}: {counts} ({arms['over_best_static']:.2f}x 1P1D)")
+    return [["two workers, requests in SLO by roles", "; ".join(found)]] if found else []
 
 
 def _storm() -> list[list[str]]:
