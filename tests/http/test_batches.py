@@ -28,11 +28,12 @@ from baton.serve.http.budgets import Budgets
 from baton.serve.http.edge import RequestContext
 from baton.serve.http.identity import NO_LIMITS, Identity
 from baton.serve.http.prompts import Prompt, RequestMaker
-from baton.serve.http.wire.files import Batch, Counts
+from baton.serve.http.wire.files import Batch, Counts, ExpiresAfter, UploadForm
 from baton.serve.http.wire.schemas import CompletionRequest, SloFields
 from tests.serving import RunningServer, serving
 
 CHAT = "/v1/chat/completions"
+FOR_BATCHES = UploadForm(purpose="batch")
 
 
 def line(number: int, **body: Any) -> dict[str, Any]:
@@ -146,6 +147,24 @@ def test_wrong_requests_are_named(client: Client, path: str, body: dict[str, Any
     assert words in response.json()["error"]["message"]
 
 
+def test_files_keep_their_purpose_and_only_those_for_batches_run(client: Client) -> None:
+    content, files = as_file([question(1)]), client.api.files
+    limit: Any = {"anchor": "created_at", "seconds": 3600}
+    file = files.create(file=("notes.txt", content), purpose="user_data", expires_after=limit)
+    assert (file.purpose, file.expires_at) == ("user_data", file.created_at + 3600)
+    assert [each.id for each in files.list(purpose="user_data")] == [file.id]
+    assert file.id not in [each.id for each in files.list(purpose="batch")]
+    with pytest.raises(openai.BadRequestError, match="upload it again with purpose=batch"):
+        client.api.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+    wrong: Any = {"anchor": "created_at", "seconds": 5}
+    with pytest.raises(openai.BadRequestError, match="3600"):
+        files.create(file=("notes.txt", content), purpose="user_data", expires_after=wrong)
+    unknown: Any = "other"
+    with pytest.raises(openai.BadRequestError, match="purpose must be"):
+        files.create(file=("notes.txt", content), purpose=unknown)
+    files.delete(file.id)
+
+
 def test_a_batch_goes_on_after_a_restart(tmp_path: Path) -> None:
     """The first server is killed while the batch runs. No request is lost, and none is answered twice."""
     arguments = ("hash", "--mixed", "1", "--batch-folder", str(tmp_path))
@@ -196,10 +215,10 @@ def stored(number: int, status: str = "completed") -> StoredBatch:
 def test_files_are_bounded_and_belong_to_their_owner(tmp_path: Path) -> None:
     folder = Folder(str(tmp_path))
     files = FileStore(folder, BatchesConfig(bytes_max=2000, files_max=2))
-    kept = files.add("me", "a", b"x" * 1500)
+    kept = files.add("me", "a", b"x" * 1500, FOR_BATCHES)
     for size in (1000, 600):
         with pytest.raises(RequestError, match=r"batches\.bytes_max"):
-            files.add("me", "b", b"x" * size)
+            files.add("me", "b", b"x" * size, FOR_BATCHES)
     assert files.content("me", kept.id).read_bytes() == b"x" * 1500
     for wrong in (kept.id[:-1], "../lock", "file-" + "0" * 24):
         with pytest.raises(RequestError, match="there is no file"):
@@ -210,6 +229,23 @@ def test_files_are_bounded_and_belong_to_their_owner(tmp_path: Path) -> None:
         Folder(str(tmp_path))
     folder.close()
     Folder(str(tmp_path)).close()
+
+
+def test_an_expired_file_is_gone_unless_an_open_batch_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Folder(str(tmp_path))
+    files, batches = FileStore(folder, BatchesConfig(files_max=2)), BatchStore(folder, 9)
+    form = UploadForm(purpose="batch", expires_after=ExpiresAfter(seconds=3600))
+    used, unused = (files.add("me", name, b"x", form) for name in "ab")
+    batch = stored(1, "in_progress")
+    batches.add(structs.replace(batch, batch=structs.replace(batch.batch, input_file_id=used.id)))
+    monkeypatch.setattr("baton.serve.http.batches.store.unix_s", lambda: used.created_at + 3600)
+    assert [file.id for file in files.list("me")] == [used.id]
+    with pytest.raises(RequestError, match="there is no file"):
+        files.content("me", unused.id)
+    assert files.content("me", used.id).read_bytes() == b"x"
+    files.add("me", "c", b"x", FOR_BATCHES)  # in the place of the expired one
+    assert not (tmp_path / f"{unused.id}.data").exists()
+    folder.close()
 
 
 def test_old_batches_are_forgotten_but_no_open_one(tmp_path: Path) -> None:
@@ -229,12 +265,12 @@ def test_a_temporary_folder_is_made_late_and_removed() -> None:
     folder = Folder("")
     files = FileStore(folder, BatchesConfig())
     assert files.list("me") == []
-    path = files.content("me", files.add("me", "a", b"x").id)
+    path = files.content("me", files.add("me", "a", b"x", FOR_BATCHES).id)
     assert path.exists()
     folder.close()
     assert not path.parent.exists()
     with pytest.raises(RequestError, match="shutting down"):
-        files.add("me", "a", b"x")
+        files.add("me", "a", b"x", FOR_BATCHES)
 
 
 def test_a_form_is_read_byte_by_byte() -> None:
@@ -329,7 +365,7 @@ def test_waiting_batches_hold_no_memory_and_no_file(tmp_path: Path) -> None:
     folder, endpoint, count = Folder(str(tmp_path)), BlockedEndpoint(), 50
     files, batches = FileStore(folder, config), WatchedStore(folder, count)
     content = as_file([question(number, user="x" * 100_000) for number in range(10)])
-    file = files.add("me", "in", content)
+    file = files.add("me", "in", content, FOR_BATCHES)
 
     async def run_all() -> tuple[int, int]:
         """Start all batches. Return the further open files and the bytes that they hold."""

@@ -84,7 +84,7 @@ def test_more_prompts_than_run_at_a_time(client: httpx.Client) -> None:
         ({"input": ["a", 3]}, 400, "input mixes texts and token ids"),
         ({"input": [[1, 2], []]}, 400, "prompt is empty"),
         ({"input": [999_999]}, 400, "999999"),
-        ({"input": "a", "dimensions": 8}, 400, "dimensions is 8, the vectors of 'hash' have 16 values"),
+        ({"input": "a", "dimensions": 17}, 400, "dimensions is 17, the vectors of 'hash' have 16 values"),
         ({"input": "a", "encoding_format": "int8"}, 400, "encoding_format must be"),
         ({"input": "a", "model": "other"}, 404, "is not served here"),
         ({"input": "a" * 5000}, 400, "at most"),
@@ -101,6 +101,15 @@ def test_what_is_refused_says_why(client: httpx.Client, body: dict[str, object],
 def test_the_models_own_number_of_dimensions_is_welcome(client: httpx.Client) -> None:
     answer = client.post("/v1/embeddings", json={"input": "a", "dimensions": EMBEDDING_DIM})
     assert len(answer.raise_for_status().json()["data"][0]["embedding"]) == EMBEDDING_DIM
+
+
+def test_a_shorter_vector_is_the_first_values_at_length_one(client: httpx.Client) -> None:
+    whole, short = (
+        client.post("/v1/embeddings", json={"input": "a", **fields}).raise_for_status().json()["data"][0]["embedding"]
+        for fields in ({}, {"dimensions": 5})
+    )
+    assert math.hypot(*short) == pytest.approx(1, abs=1e-6)
+    assert short == pytest.approx([value / math.hypot(*whole[:5]) for value in whole[:5]], abs=1e-6)
 
 
 def test_a_full_server_refuses_as_it_refuses_completions(

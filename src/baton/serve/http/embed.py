@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from msgspec import json
@@ -83,6 +84,7 @@ class Embed:
         work = _EmbeddingWork(model.gateway, maker)
         vectors = await _run_until_disconnect(receive, work, prompts)
         if vectors is not None:
+            vectors = [replace(vector, values=cut_vector(vector.values, body.dimensions)) for vector in vectors]
             response = _response(card.name, prompts, vectors, as_text=body.encoding_format == "base64")
             await send_bytes(send, json.encode(response), status=200, headers={"content-type": "application/json"})
 
@@ -149,12 +151,11 @@ def _check(body: EmbeddingRequest, card: ModelCard) -> None:
     """Raise RequestError if the model has no embeddings, or not of the requested length."""
     if card.embedding_dim == 0:
         raise RequestError(f"the model {card.name!r} makes no embeddings", status=501, code="embeddings_not_computed")
-    if body.dimensions not in (None, card.embedding_dim):
+    if body.dimensions is not None and body.dimensions > card.embedding_dim:
         raise RequestError(
-            f"dimensions is {body.dimensions}, the vectors of {card.name!r} have {card.embedding_dim} values and "
-            "cannot be cut; leave dimensions out",
+            f"dimensions is {body.dimensions}, the vectors of {card.name!r} have {card.embedding_dim} values; "
+            "send at most these",
             param="dimensions",
-            code="unsupported_parameter",
         )
     many: Sequence[Any] = () if isinstance(body.input, str) else body.input
     if len(many) > EMBEDDING_INPUTS_MAX and not isinstance(many[0], int):
@@ -178,6 +179,18 @@ def _response(model: str, prompts: Sequence[Prompt], vectors: Sequence[_Vector],
         ),
         timings=max((vector.timings for vector in vectors), key=lambda timings: timings.e2e_s or 0.0),
     )
+
+
+def cut_vector(values: bytes, dimensions: int | None) -> bytes:
+    """Return the first values of a vector (float32), scaled to length 1. None: all of them, as they are.
+
+    Models that were trained for it lose little (Source: Matryoshka Representation Learning, section 3).
+    """
+    if dimensions is None or 4 * dimensions == len(values):
+        return values
+    kept = struct.unpack_from(f"<{dimensions}f", values)
+    length = math.hypot(*kept) or 1.0
+    return struct.pack(f"<{dimensions}f", *(value / length for value in kept))
 
 
 def _as_text(values: bytes) -> str:

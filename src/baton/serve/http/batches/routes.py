@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -22,7 +23,7 @@ from baton.serve.http.edge import BodyLimit, context_of, read_body, read_object
 from baton.serve.http.pages import file_chunks, json_response
 from baton.serve.http.paging import page_of
 from baton.serve.http.resume import owner_of
-from baton.serve.http.wire.files import Batch, BatchRequest, FileDeleted
+from baton.serve.http.wire.files import Batch, BatchRequest, FileDeleted, UploadForm
 from baton.serve.http.wire.parsing import convert
 
 FILES_PATH, BATCHES_PATH = "/v1/files", "/v1/batches"
@@ -32,6 +33,8 @@ PART_HEAD_BYTES_MAX = 4096
 """Bytes before the content of a part that are searched for its names."""
 _BOUNDARY = re.compile(r'boundary=(?:"([^"]{1,70})"|([^\s;,]{1,70}))')
 _FIELD = re.compile(rb'[ ;]name="([^"]{0,64})"')
+_EXPIRES = re.compile(r"expires_after\[(anchor|seconds)\]")
+_SECONDS = re.compile(r"[0-9]{1,9}")
 _FILE_NAME = re.compile(rb'[ ;]filename="([^"]{0,1024})"')
 
 
@@ -71,18 +74,19 @@ class Batches:
     async def _upload(self, request: Request) -> Response:
         raw = (await read_body(request.scope, request.receive, self._file_limit)).raw
         fields = await asyncio.to_thread(read_form, raw, request.headers.get("content-type", ""))
-        if fields.get("purpose", ("", b""))[1] != b"batch":
-            raise RequestError('purpose must be "batch": files are only inputs of batches here', param="purpose")
+        form = _upload_form(
+            {name: text.decode(errors="replace") for name, (_, text) in fields.items() if name != "file"}
+        )
         if "file" not in fields:
             raise RequestError("file is required", param="file", code="missing_required_parameter")
         name, content = fields["file"]
         owner = _owner(request)
-        return json_response(await asyncio.to_thread(self._files.add, owner, name, content))
+        return json_response(await asyncio.to_thread(self._files.add, owner, name, content, form))
 
     async def _on_files(self, request: Request) -> Response:
         if request.method == "POST":
             return await self._upload(request)
-        files = await asyncio.to_thread(self._files.list, _owner(request))
+        files = await asyncio.to_thread(self._files.list, _owner(request), request.query_params.get("purpose"))
         return json_response(page_of(files, [file.id for file in files], request))
 
     async def _on_file(self, request: Request) -> Response:
@@ -103,7 +107,10 @@ class Batches:
         context = context_of(request.scope)
         body = convert(await read_object(request), BatchRequest)
         owner, identity = _owner(request), context.identity
-        await asyncio.to_thread(self._files.get, owner, body.input_file_id)
+        file = await asyncio.to_thread(self._files.get, owner, body.input_file_id)
+        if file.purpose != "batch":
+            message = f"the file {file.id} has the purpose {file.purpose!r}; upload it again with purpose=batch"
+            raise RequestError(message, param="input_file_id")
         stored = StoredBatch(
             owner=owner,
             key=context.client,
@@ -161,6 +168,15 @@ def read_form(raw: bytes, content_type: str) -> dict[str, tuple[str, bytes]]:
             text = file_name[1].decode(errors="replace") if file_name is not None else ""
             fields[name[1].decode(errors="replace")] = (text, content)
     return fields
+
+
+def _upload_form(fields: Mapping[str, str]) -> UploadForm:
+    """Return the fields of an upload. Raises RequestError (400)."""
+    values: dict[str, Any] = {name: fields[name] for name in ("purpose",) if name in fields}
+    expires: dict[str, Any] = {match[1]: text for name, text in fields.items() if (match := _EXPIRES.fullmatch(name))}
+    if _SECONDS.fullmatch(expires.get("seconds", "")):
+        expires["seconds"] = int(expires["seconds"])
+    return convert(values | ({"expires_after": expires} if expires else {}), UploadForm)
 
 
 def _owner(request: Request) -> str:

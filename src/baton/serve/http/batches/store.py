@@ -23,7 +23,7 @@ from baton.core.errors import ConfigError, RequestError
 from baton.core.files import make_private_folder, open_private
 from baton.core.http_config import BatchesConfig
 from baton.move.clock import unix_s
-from baton.serve.http.wire.files import Batch, FileObject, Purpose, Status
+from baton.serve.http.wire.files import Batch, ExpiresAfter, FileObject, Purpose, Status, UploadForm
 
 OPEN_STATUSES: tuple[Status, ...] = ("validating", "in_progress", "finalizing", "cancelling")
 _ID = re.compile(r"(file|batch)-[0-9a-f]{24}")
@@ -133,11 +133,14 @@ class FileStore:
         self._folder = folder
         self._config = config
 
-    def add(self, owner: str, name: str, content: bytes) -> FileObject:
+    def add(self, owner: str, name: str, content: bytes, form: UploadForm) -> FileObject:
         """Keep a file. Raises RequestError (507) if the folder is full."""
         config = self._config
         with self._folder.lock:
             self._folder.make()
+            for stored in self._folder.all("file", StoredFile):
+                if self._has_expired(stored.file):
+                    self._remove(stored.file.id)
             held = [path.stat().st_size for path in self._folder.path.glob("file-*.data")]
             if len(held) >= config.files_max or sum(held) + len(content) > config.bytes_max:
                 raise RequestError(
@@ -149,7 +152,7 @@ class FileStore:
             file_id = new_id("file")
             with open_private(self._data(file_id), "wb") as data:
                 data.write(content)
-            return self._record(owner, file_id, name[:256], "batch")
+            return self._record(owner, file_id, name[:256], form.purpose, form.expires_after)
 
     def adopt(self, owner: str, name: str, path: Path) -> str | None:
         """Keep results as a file, and return its id. None: there are none. Limits do not apply: no result is lost.
@@ -169,13 +172,14 @@ class FileStore:
     def get(self, owner: str, file_id: str) -> FileObject:
         """Return a file's properties. Raises RequestError (404) if the owner has no such file."""
         stored = self._folder.read(file_id, StoredFile)
-        if stored is None or stored.owner != owner:
+        if stored is None or stored.owner != owner or self._has_expired(stored.file):
             raise RequestError(f"there is no file {file_id[:80]!r}", param="file_id", status=404, code="file_not_found")
         return stored.file
 
-    def list(self, owner: str) -> list[FileObject]:
-        """Return the owner's files, the newest first."""
-        found = [stored.file for stored in self._folder.all("file", StoredFile) if stored.owner == owner]
+    def list(self, owner: str, purpose: str | None = None) -> list[FileObject]:
+        """Return the owner's files of a purpose, or all, the newest first."""
+        mine = [stored.file for stored in self._folder.all("file", StoredFile) if stored.owner == owner]
+        found = [file for file in mine if purpose in (None, file.purpose) and not self._has_expired(file)]
         return sorted(found, key=lambda file: (file.created_at, file.id), reverse=True)
 
     def content(self, owner: str, file_id: str) -> Path:
@@ -186,18 +190,37 @@ class FileStore:
     def delete(self, owner: str, file_id: str) -> None:
         """Delete a file. Raises RequestError (404, or 409 while a batch uses it)."""
         self.get(owner, file_id)
-        batches = [stored.batch for stored in self._folder.all("batch", StoredBatch)]
-        if any(batch.input_file_id == file_id and batch.status in OPEN_STATUSES for batch in batches):
+        if self._is_used(file_id):
             raise RequestError("a running batch uses this file; cancel the batch first", status=409, code="file_in_use")
+        self._remove(file_id)
+
+    def _is_used(self, file_id: str) -> bool:
+        batches = [stored.batch for stored in self._folder.all("batch", StoredBatch)]
+        return any(batch.input_file_id == file_id and batch.status in OPEN_STATUSES for batch in batches)
+
+    def _has_expired(self, file: FileObject) -> bool:
+        """Return whether a file's time is over. A batch that has begun may still read it."""
+        return file.expires_at is not None and file.expires_at <= unix_s() and not self._is_used(file.id)
+
+    def _remove(self, file_id: str) -> None:
         self._data(file_id).unlink(missing_ok=True)
         self._folder.remove(file_id)
 
     def _data(self, file_id: str) -> Path:
         return self._folder.path / f"{file_id}.data"
 
-    def _record(self, owner: str, file_id: str, name: str, purpose: Purpose) -> FileObject:
-        size_bytes = self._data(file_id).stat().st_size
-        file = FileObject(id=file_id, bytes=size_bytes, created_at=unix_s(), filename=name, purpose=purpose)
+    def _record(
+        self, owner: str, file_id: str, name: str, purpose: Purpose, expires: ExpiresAfter | None = None
+    ) -> FileObject:
+        created_at = unix_s()
+        file = FileObject(
+            id=file_id,
+            bytes=self._data(file_id).stat().st_size,
+            created_at=created_at,
+            expires_at=None if expires is None else created_at + expires.seconds,
+            filename=name,
+            purpose=purpose,
+        )
         self._folder.write(file_id, StoredFile(owner=owner, file=file))
         return file
 

@@ -50,7 +50,7 @@ def _describe_scalar(kind: inspect.Type) -> str:
         case inspect.NoneType():
             return "null"
         case inspect.LiteralType():
-            return " or ".join(f'"{value}"' for value in kind.values)
+            return " or ".join(show(value) for value in kind.values)
     return "any value"
 
 

@@ -8,7 +8,9 @@ from msgspec import Meta, Struct
 
 PAGE_MAX = 100
 """Elements of one page of a list."""
-Purpose = Literal["batch", "batch_output"]
+UploadPurpose = Literal["assistants", "batch", "evals", "fine-tune", "user_data", "vision"]
+"""Label of an uploaded file. Only `batch` files are used, as inputs of batches."""
+Purpose = UploadPurpose | Literal["batch_output"]
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "cancelling", "cancelled"]
 
 
@@ -19,9 +21,24 @@ class FileObject(Struct, frozen=True, kw_only=True):
     object: Literal["file"] = "file"
     bytes: int
     created_at: int
+    expires_at: int | None = None
     filename: str
     purpose: Purpose
     status: Literal["processed"] = "processed"
+
+
+class ExpiresAfter(Struct, frozen=True, kw_only=True):
+    """When a file is deleted."""
+
+    anchor: Literal["created_at"] = "created_at"
+    seconds: Annotated[int, Meta(ge=3600, le=2_592_000)]
+
+
+class UploadForm(Struct, frozen=True, kw_only=True):
+    """The fields of an upload, apart from the file."""
+
+    purpose: UploadPurpose
+    expires_after: ExpiresAfter | None = None
 
 
 class Problem(Struct, frozen=True, kw_only=True):

@@ -89,7 +89,7 @@ def openapi_document(card: ModelCard, version: str, *, choices_max: int, is_stri
     _narrow_tokens(components, card.vocab_tokens)
     embedding = components["EmbeddingRequest"]["properties"]
     embedding["input"] = _prompt_schema(card.vocab_tokens, EMBEDDING_INPUTS_MAX)
-    embedding["dimensions"] = {"enum": [card.embedding_dim, None], "default": None}
+    embedding["dimensions"]["anyOf"][0]["maximum"] = card.embedding_dim
     _relate_fields(components, card.vocab_tokens, choices_max)
     if not is_strict:
         for name in components.keys() - _STRICT_NAMES:

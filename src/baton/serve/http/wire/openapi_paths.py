@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
-from baton.serve.http.wire.files import PAGE_MAX
+from baton.serve.http.wire.files import PAGE_MAX, UploadPurpose
 
 Json = dict[str, Any]
 REF = "#/components/schemas/{name}"
@@ -145,8 +145,12 @@ def _post(summary: str, request: str, response: str, errors: tuple[int, ...] = _
 
 
 def _uploading(summary: str) -> Json:
-    fields = {"file": {"type": "string", "contentMediaType": "application/octet-stream"}, "purpose": {"const": "batch"}}
-    form = {"schema": {"type": "object", "properties": fields, "required": list(fields)}}
+    fields: Json = {
+        "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+        "purpose": {"enum": list(get_args(UploadPurpose))},
+        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2_592_000},
+    }
+    form = {"schema": {"type": "object", "properties": fields, "required": ["file", "purpose"]}}
     body = {"required": True, "content": {"multipart/form-data": form}}
     return {"summary": summary, "requestBody": body, "responses": _responses(content("FileObject"), (*_POSTING, 507))}
 

@@ -317,6 +317,8 @@ class RoleRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 UNSUPPORTED = {
     "suffix": "Baton does not fill in the middle",
+    "background": "send a batch to /v1/batches, or stream the answer",
+    "truncation": "leave out the oldest messages",
     "functions": "use tools",
     "function_call": "use tool_choice",
     "modalities": "Baton answers with text only",
