@@ -12,6 +12,7 @@ export class Store {
     if (sample.counts.failovers) this.marks.push({at: sample.unix_s, text: `${sample.counts.failovers} requests went on elsewhere after a loss`});
     this.marks = this.marks.slice(-200);
     this.requests = [...this.requests, ...sample.ended].slice(-30);
+    sample.ended = sample.marks = [];  // kept above: with them, the memory of the page grows with the rate of requests
   }
 
   column(values) { return this.samples.map(values); }
