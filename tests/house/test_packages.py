@@ -69,7 +69,7 @@ def test_the_wheel_serves_from_a_clean_environment(packages: tuple[Path, Path], 
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    where = run(str(python), "-c", "import baton; print(baton.__file__)")
+    where = run(str(python), "-c", "import baton.cli; print(baton.cli.__file__)")
     assert where.startswith(str(home))
     run(str(python), "-m", "baton.compute.native.build")
     assert any((tmp_path / "cache").rglob("*.so")), "the native sources are compiled"
