@@ -1,10 +1,10 @@
 """Control of a live server with the real model: what admission, classes, fair queues and roles hold under attack.
 
-    python benchmarks/live_control.py [SCENE ...] [--soak-minutes N]
+    python benchmarks/live_control.py [SCENE ...] [--soak-minutes N] [--storm-minutes N]
 
-Scenes: overload, aborts, deaths, hosts, prices, classes, fairness, roles, soak. `all`, the default, is all but the last
-two, in about ten minutes; roles takes ten more. Each load is scaled to the speed of the machine, which is measured
-first. Writes benchmarks/results/live-SCENE.json.
+Scenes: overload, aborts, deaths, hosts, prices, classes, fairness, roles, storm, soak. `all`, the default, is all but
+the last three, in about ten minutes; roles takes ten more. Each load is scaled to the speed of the machine, which is
+measured first. Writes benchmarks/results/live-SCENE.json.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import record
 from _live_faults import aborts, deaths, hosts, prices
 from _live_load import Answer, Load, Planned, configured, latencies, percentile, poisson
 from _live_sharing import classes, fairness, roles
+from _live_storm import storm
 
 from baton.core.types import Slo
 from tests.process.storm import descriptors, memory_bytes
@@ -161,13 +162,13 @@ SCENES: dict[str, Callable[[], dict[str, Any]]] = {
     "classes": classes,
     "fairness": fairness,
 }
-LONG_SCENES = ("roles", "soak")
+LONG_SCENES = ("roles", "storm", "soak")
 """Scenes that `all` leaves out."""
 
 
-def main(names: Sequence[str], soak_s: float) -> None:
+def main(names: Sequence[str], soak_s: float, storm_s: float) -> None:
     """Play the scenes and write their figures, each as soon as it is known."""
-    scenes = {**SCENES, "roles": roles, "soak": partial(soak, soak_s)}
+    scenes = {**SCENES, "roles": roles, "storm": partial(storm, storm_s), "soak": partial(soak, soak_s)}
     for name in names:
         record.write(f"live-{name}", scenes[name]())
 
@@ -176,5 +177,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scene", nargs="*", choices=(*SCENES, *LONG_SCENES, "all"), default="all", metavar="SCENE")
     parser.add_argument("--soak-minutes", type=float, default=60.0, metavar="N")
+    parser.add_argument("--storm-minutes", type=float, default=10.0, metavar="N")
     args = parser.parse_args()
-    main(list(SCENES) if "all" in args.scene else args.scene, 60 * args.soak_minutes)
+    main(list(SCENES) if "all" in args.scene else args.scene, 60 * args.soak_minutes, 60 * args.storm_minutes)

@@ -126,11 +126,10 @@ def _storm() -> list[list[str]]:
     result = load("live-storm")
     if not result:
         return []
-    answers, kinds = result["answers"], result["message_kinds"]
+    answers = result["answers"]
     found = (
-        f"{answers['right']} right answers, {answers.get('wrong', 0)} wrong, {answers.get('refused', 0)} refused; "
-        f"{kinds['repeated']} of {kinds['seen']} kinds of messages doubled, {kinds['lost']} lost; "
-        f"{result['used_blocks_after']} blocks, {result['old_workers_alive']} processes left over"
+        f"right answers {answers['right']}, wrong {answers.get('wrong', 0)}, refused {answers.get('refused', 0)}; "
+        f"blocks left {result['used_blocks_after']}"
     )
     return [[f"{result['faults']} faults in {result['minutes']:g} minutes", found]]
 

@@ -9,16 +9,19 @@ import random
 import resource
 import signal
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 
 import httpx
 
+from baton.move.clock import now_s
 from tests.hosting import MendableCluster, RunningHost
 from tests.machine_faults import PreloadedFaults
-from tests.process.lossy_wire import DIRECTIONS, LossyWire, Trouble
-from tests.serving import NO_TLS, RunningServer
+from tests.process.lossy_wire import ADDRESS, DIRECTIONS, LossyWire, Trouble, free_port
+from tests.serving import NO_TLS, RunningServer, listening
 
 CONFIG = """
 default_class = "copied"
@@ -45,15 +48,72 @@ HANG_UP_RATIO = 0.2
 STATED = (429, 503)
 """Statuses of a refusal. It needs Retry-After and a reason in words."""
 NO_LIMIT = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+BLOCKS = ("--kv-blocks", "512")
 
 
-def bodies(seed: int) -> list[dict]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A cluster, and the means to break it."""
+
+    cluster: MendableCluster
+    wire: LossyWire
+    preloaded: PreloadedFaults
+
+
+@contextmanager
+def staged(model: str, folder: Path, *arguments: str) -> Iterator[Stage]:
+    """Run a server with a mixed worker, and a host with a file tier that reaches the server through a lossy wire.
+
+    `arguments`: of the workers of both.
+    """
+    config, port, preloaded = folder / "baton.toml", free_port(), PreloadedFaults(folder)
+    config.write_text(CONFIG.format(tier=f"file://{folder / 'own'}?bytes=64e6&io=buffered", hosts_port=port))
+    server_arguments = ("--mixed", "1", "--hosts", "1", "--config", str(config), "--allowed-host", ADDRESS)
+    tier = ("--tier", f"file://{folder / 'a'}?bytes=64e6&io=buffered")
+    host: dict[str, Sequence[str]] = {"a": ("--prefill", "1", "--decode", "1", *tier, *BLOCKS, *arguments)}
+    environment = preloaded.environment
+    with listening(model, *server_arguments, *BLOCKS, *arguments, environment=environment) as server:
+        wire = LossyWire(http_port=int(server.url.rpartition(":")[2]), hosts_port=port)
+        made = MendableCluster(server, host, {}, url=wire.url, environment=environment)
+        try:
+            made.mend()
+            yield Stage(cluster=made, wire=wire, preloaded=preloaded)
+        finally:
+            made.close()
+            wire.close()
+
+
+async def storm(load: Load, faults: Faults, count: int, pause_s: float, *, until_s: float = inf) -> None:
+    """Play faults under load, each after every client could get an answer since the last one.
+
+    `until_s`: the time of the last fault, if the machine is too slow for all of them.
+    """
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(load.run())
+        for _ in range(count):
+            if now_s() >= until_s:
+                break
+            await load.wait_for(CLIENTS)
+            await asyncio.sleep(pause_s)
+            await asyncio.to_thread(faults.strike)
+        await load.wait_for(CLIENTS)
+        load.is_over = True
+
+
+def known_texts(server: RunningServer, asked: Sequence[dict]) -> dict[int, str]:
+    """Return the text of every request, as the calm server gives it."""
+    with server.client() as client:
+        answers = [client.post("/v1/completions", json=body).raise_for_status().json() for body in asked]
+    return {number: answer["choices"][0]["text"] for number, answer in enumerate(answers)}
+
+
+def bodies(seed: int, *, output_tokens_max: int = 300) -> list[dict]:
     """Draw requests of many lengths. Some share a beginning, some are sampled."""
     draw = random.Random(f"bodies {seed}")
     return [
         {
             "prompt": draw.choice(["", SHARED]) + f"{n} " * draw.randint(1, 60),
-            "max_tokens": draw.randint(1, 300),
+            "max_tokens": draw.randint(1, output_tokens_max),
             "temperature": draw.choice([0, 1]),
             "seed": n,
             "ignore_eos": True,

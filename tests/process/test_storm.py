@@ -5,69 +5,23 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.hosting import MendableCluster
-from tests.machine_faults import PreloadedFaults
-from tests.process.lossy_wire import ADDRESS, LossyWire, free_port
-from tests.process.storm import CLIENTS, CONFIG, Faults, Load, bodies, descriptors, memory_bytes
-from tests.serving import RunningServer, alive, listening
+from tests.process.storm import Faults, Load, Stage, bodies, descriptors, known_texts, memory_bytes, staged, storm
+from tests.serving import alive
 
 DEEP_S, FAULT_S = 600.0, 5.0
 DESCRIPTORS_MORE = 24
 """Descriptors that a server may have more after a storm: connections that clients still hold."""
 MEMORY_MORE_BYTES = 192 * 2**20
-HOST = ("--prefill", "1", "--decode", "1", "--kv-blocks", "512")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """A cluster, and the means to break it."""
-
-    cluster: MendableCluster
-    wire: LossyWire
-    preloaded: PreloadedFaults
 
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
-    """A server with a mixed worker, and a host with a file tier that reaches the server through a lossy wire."""
-    config, port, preloaded = tmp_path / "baton.toml", free_port(), PreloadedFaults(tmp_path)
-    config.write_text(CONFIG.format(tier=f"file://{tmp_path / 'own'}?bytes=64e6&io=buffered", hosts_port=port))
-    arguments = ("--mixed", "1", "--kv-blocks", "512", "--hosts", "1", "--config", str(config))
-    arguments += ("--allowed-host", ADDRESS)
-    with listening("hash", *arguments, environment=preloaded.environment) as server:
-        wire = LossyWire(http_port=int(server.url.rpartition(":")[2]), hosts_port=port)
-        host = {"a": (*HOST, "--tier", f"file://{tmp_path / 'a'}?bytes=64e6&io=buffered")}
-        made = MendableCluster(server, host, {}, url=wire.url, environment=preloaded.environment)
-        try:
-            made.mend()
-            yield Stage(cluster=made, wire=wire, preloaded=preloaded)
-        finally:
-            made.close()
-            wire.close()
-
-
-def known_texts(server: RunningServer, asked: list[dict]) -> dict[int, str]:
-    """Return the text of every request, as the calm server gives it."""
-    with server.client() as client:
-        answers = [client.post("/v1/completions", json=body).raise_for_status().json() for body in asked]
-    return {number: answer["choices"][0]["text"] for number, answer in enumerate(answers)}
-
-
-async def storm(cluster: MendableCluster, load: Load, faults: Faults, count: int, pause_s: float) -> None:
-    """Play faults under load, each after every client could get an answer since the last one."""
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(load.run())
-        for _ in range(count):
-            await load.wait_for(CLIENTS)
-            await asyncio.sleep(pause_s)
-            await asyncio.to_thread(faults.strike)
-        await load.wait_for(CLIENTS)
-        load.is_over = True
+    with staged("hash", tmp_path) as made:
+        yield made
 
 
 def play(stage: Stage, seed: int, count: int, pause_s: float) -> None:
@@ -78,7 +32,7 @@ def play(stage: Stage, seed: int, count: int, pause_s: float) -> None:
     pid = server.process.pid
     before = descriptors(pid), memory_bytes(pid)
     workers = server.worker_pids()
-    asyncio.run(storm(cluster, load, faults, count, pause_s))
+    asyncio.run(storm(load, faults, count, pause_s))
     assert not load.wrong, f"seed {seed}, {faults.seen}: {load.wrong[:3]}\n{server.output()[-4000:]}"
     assert load.answered["right"] > count, load.answered
     assert all(stage.wire.kinds.values()), stage.wire.kinds
