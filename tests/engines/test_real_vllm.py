@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,11 +18,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
-from tests.serving import NO_TLS, RunningServer, serving
+from tests.command_line import baton
+from tests.serving import NO_TLS, RunningServer, nothing_used, serving
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(1800)]
 START_S = 1200.0
@@ -29,7 +32,11 @@ PEERS = Path.home() / ".cache" / "baton" / "peers"
 WORDS = "The river ran past the old mill, and the miller counted his sacks before the rain came down again. "
 PROMPTS = [f"{number}. {WORDS * repeats}Then" for number, repeats in enumerate((1, 3, 7, 8, 11, 14))]
 """About 25 to 330 tokens: vLLM's blocks have 128 on a CPU."""
+APART = [f"Apart {number}. {WORDS * (1 + number % 15)}Then" for number in range(30)]
 TOKENS = 24
+ABORTS = 100
+POLLS_MAX = 600
+LOADED = "vllm:external_prefix_cache_hits_total"
 SETTINGS = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -66,6 +73,16 @@ class Vllm:
     def metric(self, name: str) -> float:
         lines = httpx.get(f"{self.url}/metrics", verify=NO_TLS).text.splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name}{{"))
+
+    def wait_unused(self) -> None:
+        """Wait until no request runs or waits. Fails if a block is in use then."""
+        counts = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+        for _ in range(POLLS_MAX):
+            if not any(self.metric(name) for name in counts):
+                break
+            threading.Event().wait(0.2)
+        assert [self.metric(name) for name in counts] == [0, 0]
+        assert self.metric("vllm:kv_cache_usage_perc") == 0
 
     def kill(self) -> None:
         """Kill the server and its engine process, as the system does when memory runs out."""
@@ -126,10 +143,12 @@ def _start(model: Path, folder: Path, name: str) -> Vllm:
     return Vllm(f"http://127.0.0.1:{port}", process, log)
 
 
-def text_through(server: RunningServer, prompt: str) -> str:
+def text_through(server: RunningServer, prompt: str, request_id: str = "") -> str:
     body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    headers = {"x-request-id": request_id} if request_id else {}
     with server.client(timeout_s=300) as client:
-        return client.post("/v1/completions", json=body).raise_for_status().json()["choices"][0]["text"]
+        answer = client.post("/v1/completions", json=body, headers=headers).raise_for_status()
+    return answer.json()["choices"][0]["text"]
 
 
 def test_greedy_texts_are_those_of_plain_vllm(engines: list[Vllm], model: Path) -> None:
@@ -137,15 +156,55 @@ def test_greedy_texts_are_those_of_plain_vllm(engines: list[Vllm], model: Path) 
         assert [text_through(server, prompt) for prompt in PROMPTS] == [engines[0].text(prompt) for prompt in PROMPTS]
 
 
-def test_texts_of_prefill_and_decode_apart_are_those_of_plain_vllm(engines: list[Vllm], model: Path) -> None:
-    """The decode server loads KV that it did not compute."""
+def test_texts_of_prefill_and_decode_apart_are_those_of_plain_vllm(
+    engines: list[Vllm], model: Path, tmp_path: Path
+) -> None:
+    """30 prompts. The decode server loads KV that it did not compute. The log repeats and explains all choices."""
     prefill, decode = engines
-    prompts = [f"Apart. {prompt}" for prompt in PROMPTS]
-    loaded = decode.metric("vllm:external_prefix_cache_hits_total")
-    with serving(str(model), f"--engine-url=prefill={prefill.url}", f"--engine-url=decode={decode.url}") as server:
-        texts = [text_through(server, prompt) for prompt in prompts]
-    assert decode.metric("vllm:external_prefix_cache_hits_total") > loaded
-    assert texts == [prefill.text(prompt) for prompt in prompts]
+    loaded, log = decode.metric(LOADED), str(tmp_path / "log")
+    ids = [f"apart-{number}" for number in range(len(APART))]
+    with ThreadPoolExecutor(6) as threads:
+        with serving(str(model), *pair(engines), "--log", log) as server:
+            texts = list(threads.map(lambda prompt, name: text_through(server, prompt, name), APART, ids))
+        expected = list(threads.map(prefill.text, APART))
+    assert decode.metric(LOADED) > loaded
+    assert texts == expected
+    assert "the same decisions" in baton("replay", log).stdout
+    assert {"vllm-0", "vllm-1"} <= set(re.findall(r"vllm-\d", baton("explain", "apart-29", "--log", log).stdout))
+
+
+def test_a_hundred_aborts_strand_no_block(engines: list[Vllm], model: Path) -> None:
+    """Clients leave before the first token, after it, and in mid-answer. Both servers and Baton have no block left."""
+    with serving(str(model), *pair(engines)) as server:
+        with ThreadPoolExecutor(10) as threads:
+            list(threads.map(lambda number: leave(server, number, events=number % 4), range(ABORTS)))
+        server.wait_until(nothing_used, reason="Baton has freed all blocks")
+        assert server.metric("baton_requests_total", 'outcome="cancelled"') > ABORTS / 2
+        for each in engines:
+            each.wait_unused()
+        assert text_through(server, APART[0]) == engines[0].text(APART[0])
+
+
+def leave(server: RunningServer, number: int, events: int) -> None:
+    """Send a request for a streamed answer, and close the connection after some events. 0: while it waits for one."""
+    fields = {"prompt": f"Left {number}. {WORDS * 10}", "max_tokens": 500, "ignore_eos": True, "stream": True}
+    body, place = json.dumps(fields).encode(), urlsplit(server.url)
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: {place.netloc}\r\ncontent-type: application/json"
+    with socket.create_connection((str(place.hostname), int(place.port or 0)), timeout=300) as connection:
+        connection.sendall(f"{head}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+        with connection.makefile("rb") as answer:
+            if not events:
+                threading.Event().wait(number / 200)
+            while events:
+                line = answer.readline()
+                assert line, "the answer has ended"
+                events -= line.startswith(b"data: {")
+
+
+def pair(engines: list[Vllm]) -> list[str]:
+    """Return the flags for a prefill and a decode server."""
+    roles = ("prefill", "decode")
+    return [f"--engine-url={role}={each.url}" for role, each in zip(roles, engines, strict=True)]
 
 
 @contextmanager
