@@ -105,9 +105,10 @@ def test_the_dashboard_agrees_with_the_metrics_and_shows_faults(hash_server: Run
             grown = {name: metric(hash_server, name) - counted[name] for name in COUNTED.values()}
             assert {name: sums.get(name, 0) for name in COUNTED} == {name: grown[of] for name, of in COUNTED.items()}
             assert sums["seconds with a decode queue"] >= 1
-            # Tests before this one may have used the server, too.
-            tokens = round(metric(hash_server, COUNTED["tenants"]))
-            assert f"no tenant: {tokens} tokens" in await page.run("document.querySelector('#shares').textContent")
+            # Tests before this one may have used the server in the same minute.
+            shares = await page.run("document.querySelector('#shares').textContent")
+            tenants, classes = re.findall(r"no (?:tenant|class): (\d+) tokens, 100 %", shares)
+            assert int(tenants) == int(classes) >= 240
             assert "no request was refused" in await page.run("document.querySelector('#refusals').textContent")
             await page.until("document.querySelector('#flow path') !== null")
             await page.run(SET_ROLE.format(row=1, role="mixed"))

@@ -99,7 +99,7 @@ def test_a_response_that_is_not_stored_cannot_be_continued(oai: openai.OpenAI) -
         ({"input": [{"role": "user"}]}, "input[0].content is required"),
         ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id is required"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type must be"),
-        ({"background": True}, "background must be"),
+        ({"background": True}, "background is not supported"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema is required"),
         ({"tool_choice": "required"}, "there are 0 tools"),
     ],
