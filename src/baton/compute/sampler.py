@@ -5,16 +5,15 @@ words, mask of stop tokens before the minimum length, mask of the grammar, tempe
 by top_k), min_p.
 Log probabilities are those of the raw logits, before all of these.
 
-Logits are a numpy array, or a torch tensor on a GPU. Functions called here have the same name in both libraries.
+Logits are numpy arrays here, of one row at a time; `baton.compute.torch.sampler` draws all rows on a device.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -31,11 +30,38 @@ TEMPERATURE_MIN = 1e-30
 """The smallest temperature that float32 can divide a logit by. A smaller one would give 0 / 0 and end the worker."""
 NAN_SCORES = "the model computes NaN for this prompt; compute with --dtype float32, or download the model again"
 """Reason of a request that fails because its logits are not numbers."""
-Numbers = Any
-"""A numpy array or a torch tensor. There is no common type."""
 
 
-def sample(logits: Numbers, slices: Sequence[Slice]) -> list[Drawn]:
+class Sampler(Protocol):
+    """Draws the tokens of a step."""
+
+    def draw(self, logits: Any, slices: Sequence[Slice]) -> list[tuple[list[Drawn], str]]:  # noqa: ANN401
+        """Return for each slice its next tokens, and the reason why it fails (empty: it does not).
+
+        logits: [rows, vocab] float32, the `drawn_rows` of each slice in order; not changed.
+        No token: the grammar's mask is late.
+        """
+        ...
+
+    def logprobs(self, logits: Any, tokens: Sequence[int], count: int) -> list[TokenLogprob]:  # noqa: ANN401
+        """Return for each row of logits [rows, vocab] the log probabilities of its token and of `count` likely ones."""
+        ...
+
+
+class HostSampler:
+    """Implements `Sampler` with numpy, for logits in host memory: numpy arrays, or torch tensors."""
+
+    def draw(self, logits: Any, slices: Sequence[Slice]) -> list[tuple[list[Drawn], str]]:  # noqa: ANN401
+        rows = np.asarray(logits)
+        likeliest = likeliest_tokens(rows)
+        drawn = sample_drafted(rows, slices, likeliest)
+        return list(zip(drawn, nan_failures(rows, slices, likeliest, drawn), strict=True))
+
+    def logprobs(self, logits: Any, tokens: Sequence[int], count: int) -> list[TokenLogprob]:  # noqa: ANN401
+        return [token_logprob(row, token, count) for row, token in zip(np.asarray(logits), tokens, strict=True)]
+
+
+def sample(logits: np.ndarray, slices: Sequence[Slice]) -> list[Drawn]:
     """Return the next token of every slice. No slice may have drafts or a late mask.
 
     logits: [slices, vocab]; not changed.
@@ -43,13 +69,13 @@ def sample(logits: Numbers, slices: Sequence[Slice]) -> list[Drawn]:
     return [drawn[0] for drawn in sample_drafted(logits, slices)]
 
 
-def likeliest_tokens(logits: Numbers) -> list[int]:
+def likeliest_tokens(logits: np.ndarray) -> list[int]:
     """Return the token with the largest logit of each row: the lowest id among equals, one with NaN if there is any."""
     return logits.argmax(-1).tolist()
 
 
 def sample_drafted(
-    logits: Numbers, slices: Sequence[Slice], likeliest: Sequence[int] | None = None
+    logits: np.ndarray, slices: Sequence[Slice], likeliest: Sequence[int] | None = None
 ) -> list[list[Drawn]]:
     """Sample the next tokens of every slice: one, and one more for each accepted draft.
 
@@ -71,14 +97,13 @@ def sample_drafted(
 
 
 def nan_failures(
-    logits: Numbers, slices: Sequence[Slice], likeliest: Sequence[int], drawn: Sequence[Sequence[Drawn]]
+    logits: np.ndarray, slices: Sequence[Slice], likeliest: Sequence[int], drawn: Sequence[Sequence[Drawn]]
 ) -> list[str]:
     """Return the reason why each slice fails: its tokens were drawn from NaN. Empty: it does not.
 
     logits, likeliest: as for `sample_drafted`, which has drawn the tokens. Rows of rejected drafts do not count.
     """
-    lib, rows = _library(logits), range(len(likeliest))
-    is_nan = lib.isnan(logits[list(rows), list(likeliest)]).tolist()
+    is_nan = np.isnan(logits[range(len(likeliest)), list(likeliest)]).tolist()
     starts = accumulate((1 + part.drafts for part in slices[:-1]), initial=0)
     return [
         NAN_SCORES if any(is_nan[start : start + len(found)]) else ""
@@ -97,7 +122,7 @@ def _float_errors_ignored() -> np.errstate:
     return np.errstate(over="ignore", invalid="ignore", divide="ignore")
 
 
-def _sample_slice(part: Slice, logits: Numbers, likeliest: Sequence[int]) -> list[Drawn]:
+def _sample_slice(part: Slice, logits: np.ndarray, likeliest: Sequence[int]) -> list[Drawn]:
     """Return the next tokens of one slice. Empty: its grammar's mask is late. logits: [1 + drafts, vocab]."""
     drawn: list[Drawn] = []
     if part.allowed is not None and not part.allowed.rows():
@@ -112,12 +137,11 @@ def _sample_slice(part: Slice, logits: Numbers, likeliest: Sequence[int]) -> lis
     return drawn
 
 
-def token_logprob(logits: Numbers, token: int, count: int) -> TokenLogprob:
+def token_logprob(logits: np.ndarray, token: int, count: int) -> TokenLogprob:
     """Return a token's log probability, and those of the `count` most likely tokens. logits: [vocab], raw."""
-    lib = _library(logits)
     with _float_errors_ignored():
         above = logits - logits.max()
-        logprobs = above - lib.log(lib.exp(above).sum())
+        logprobs = above - np.log(np.exp(above).sum())
         values, ids = largest(logprobs, count)
     top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
     return TokenLogprob(token=token, logprob=float(logprobs[token]), top=top)
@@ -129,27 +153,20 @@ def uniform(seed: int, position: int) -> float:
     return (int.from_bytes(digest, "little") >> 11) / (1 << 53)
 
 
-def largest(scores: Numbers, count: int) -> tuple[Numbers, Numbers]:
+def largest(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the `count` largest scores of [vocab] and their ids, descending; of equal scores the lower id first."""
-    lib, count = _library(scores), min(count, len(scores))
+    count = min(count, len(scores))
     if count == 0:
-        return scores[:0], lib.argsort(scores[:0])
-    (ids,) = lib.where(scores >= _threshold(scores, count))  # ascending
+        return scores[:0], np.argsort(scores[:0])
+    (ids,) = np.where(scores >= _threshold(scores, count))  # ascending
     if len(ids) < count:  # NaN scores of a broken model must not end the worker
-        (ids,) = lib.where(lib.ones_like(scores))
-    order = lib.argsort(-scores[ids], stable=True)[:count]
+        (ids,) = np.where(np.ones_like(scores))
+    order = np.argsort(-scores[ids], stable=True)[:count]
     return scores[ids][order], ids[order]
 
 
-def _library(numbers: Numbers) -> Any:  # noqa: ANN401
-    """Return numpy or torch, whichever made these numbers. Only processes with a tensor have imported torch."""
-    return np if isinstance(numbers, np.ndarray) else sys.modules["torch"]
-
-
-def _threshold(scores: Numbers, count: int) -> Numbers:
+def _threshold(scores: np.ndarray, count: int) -> np.ndarray:
     """Return a threshold that at least `count` scores reach, and not many more."""
-    if not isinstance(scores, np.ndarray):
-        return scores.topk(count).values[-1]
     if len(scores) >= 2 * _RUN * count:  # `count` of the runs' maxima reach it, so at least `count` scores do
         scores = scores[: len(scores) // _RUN * _RUN].reshape(-1, _RUN).max(1)
     at = len(scores) - count
@@ -157,10 +174,10 @@ def _threshold(scores: Numbers, count: int) -> Numbers:
 
 
 def _is_plain_greedy(part: Slice) -> bool:
-    return part.sampling.temperature == 0.0 and not _has_adjustments(part)
+    return part.sampling.temperature == 0.0 and not has_adjustments(part)
 
 
-def _has_adjustments(part: Slice) -> bool:
+def has_adjustments(part: Slice) -> bool:
     """Return whether the sampling options change this row's logits."""
     sampling = part.sampling
     return (
@@ -169,42 +186,42 @@ def _has_adjustments(part: Slice) -> bool:
         or sampling.frequency_penalty != 0.0
         or bool(sampling.logit_bias)
         or bool(sampling.bad_words)
-        or _masks_stop_tokens(part)
+        or masks_stop_tokens(part)
         or part.allowed is not None
     )
 
 
-def _masks_stop_tokens(part: Slice) -> bool:
+def masks_stop_tokens(part: Slice) -> bool:
     output_tokens = part.start + part.count - part.prompt_tokens
     return output_tokens < part.sampling.output_tokens_min and bool(part.sampling.stop_token_ids)
 
 
-def _draw(logits: Numbers, part: Slice) -> int:
-    scores = _adjusted_scores(logits, part) if _has_adjustments(part) else logits
-    sampling, lib = part.sampling, _library(logits)
+def _draw(logits: np.ndarray, part: Slice) -> int:
+    scores = _adjusted_scores(logits, part) if has_adjustments(part) else logits
+    sampling = part.sampling
     if sampling.temperature == 0.0:
         return int(scores.argmax())
     scaled = (scores - scores.max()) / max(sampling.temperature, TEMPERATURE_MIN)
     if sampling.top_k > 0:
         values, ids = largest(scaled, sampling.top_k)
-        weights = _filtered_weights(lib.exp(values), sampling)
+        weights = _filtered_weights(np.exp(values), sampling)
     else:
-        ids, weights = None, _filtered_weights(lib.exp(scaled), sampling)
+        ids, weights = None, _filtered_weights(np.exp(scaled), sampling)
     index = _index_at(weights, uniform(sampling.seed, part.start + part.count))
     return index if ids is None else int(ids[index])
 
 
-def _adjusted_scores(logits: Numbers, part: Slice) -> Numbers:
+def _adjusted_scores(logits: np.ndarray, part: Slice) -> np.ndarray:
     """Return a copy of logits [vocab] with penalties, bias and masks applied."""
-    sampling, lib = part.sampling, _library(logits)
-    scores = lib.asarray(logits, copy=True)
-    tokens = lib.asarray(list(part.tokens[: part.start + part.count]), device=logits.device)
+    sampling = part.sampling
+    scores = logits.copy()
+    tokens = np.array(part.tokens[: part.start + part.count])
     if sampling.repetition_penalty != 1.0:
-        seen = lib.unique(tokens)
+        seen = np.unique(tokens)
         old = scores[seen]
-        scores[seen] = lib.where(old > 0, old / sampling.repetition_penalty, old * sampling.repetition_penalty)
+        scores[seen] = np.where(old > 0, old / sampling.repetition_penalty, old * sampling.repetition_penalty)
     if sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0:
-        output, counts = lib.unique(tokens[part.prompt_tokens :], return_counts=True)
+        output, counts = np.unique(tokens[part.prompt_tokens :], return_counts=True)
         scores[output] -= sampling.presence_penalty + sampling.frequency_penalty * counts
     for token, bias in sampling.logit_bias:
         if token < len(scores):
@@ -212,26 +229,26 @@ def _adjusted_scores(logits: Numbers, part: Slice) -> Numbers:
     for token in part.bad_tokens():
         if token < len(scores):
             scores[token] = float("-inf")
-    if _masks_stop_tokens(part):
+    if masks_stop_tokens(part):
         scores[[token for token in sampling.stop_token_ids if token < len(scores)]] = float("-inf")
     return scores if part.allowed is None else _constrained(scores, logits, part.allowed.rows()[0])
 
 
-def _constrained(scores: Numbers, logits: Numbers, row: bytes) -> Numbers:
+def _constrained(scores: np.ndarray, logits: np.ndarray, row: bytes) -> np.ndarray:
     """Mask the tokens that the grammar forbids. The grammar wins if it and the minimum length leave no token."""
     bits = np.unpackbits(np.frombuffer(row, dtype=np.uint8), bitorder="little", count=len(scores))
-    forbidden = _library(scores).asarray(bits == 0, device=scores.device)
+    forbidden = bits == 0
     masked = _masked(scores, forbidden)
     return masked if bool(masked.max() > float("-inf")) else _masked(logits, forbidden)
 
 
-def _masked(scores: Numbers, forbidden: Numbers) -> Numbers:
-    masked = _library(scores).asarray(scores, copy=True)
+def _masked(scores: np.ndarray, forbidden: np.ndarray) -> np.ndarray:
+    masked = scores.copy()
     masked[forbidden] = float("-inf")
     return masked
 
 
-def _filtered_weights(weights: Numbers, sampling: Sampling) -> Numbers:
+def _filtered_weights(weights: np.ndarray, sampling: Sampling) -> np.ndarray:
     """Return the weights [count] with those removed by top_p and min_p set to 0. float32; the largest is 1."""
     if sampling.top_p < 1.0:
         weights = weights * _nucleus(weights, sampling.top_p)
@@ -240,44 +257,42 @@ def _filtered_weights(weights: Numbers, sampling: Sampling) -> Numbers:
     return weights
 
 
-def _nucleus(weights: Numbers, top_p: float) -> Numbers:
+def _nucleus(weights: np.ndarray, top_p: float) -> np.ndarray:
     """Return which weights [count] are in the smallest set of largest weights with a sum of `top_p` of the total.
 
     Of equal weights the lower id comes first. Weights are added to buckets by their leading bits, and only the bucket
     at the edge is sorted.
     """
-    lib = _library(weights)
     if not bool(weights.sum() < float("inf")):  # NaN weights of a broken model: see `largest`
-        return lib.ones_like(weights)
-    keys = weights.view(lib.int32) >> _BUCKET_BITS
-    sums = lib.bincount(keys, weights=lib.asarray(weights, dtype=lib.float64))
-    from_above = lib.flip(lib.cumsum(lib.flip(sums, (0,)), 0), (0,))
+        return np.ones_like(weights)
+    keys = weights.view(np.int32) >> _BUCKET_BITS
+    sums = np.bincount(keys, weights=weights.astype(np.float64))
+    from_above = np.cumsum(sums[::-1])[::-1]
     target = top_p * from_above[0]  # from the same sum, because a sum in another order may be less than the target
-    edge = int(lib.where(from_above >= target)[0][-1])
-    (at_edge,) = lib.where(keys == edge)
-    at_edge = at_edge[lib.argsort(-weights[at_edge], stable=True)]
-    inside = lib.asarray(weights[at_edge], dtype=lib.float64)
-    above = from_above[edge] - sums[edge] + lib.cumsum(inside, 0) - inside  # of each: the sum of all larger weights
+    edge = int(np.where(from_above >= target)[0][-1])
+    (at_edge,) = np.where(keys == edge)
+    at_edge = at_edge[np.argsort(-weights[at_edge], stable=True)]
+    inside = weights[at_edge].astype(np.float64)
+    above = from_above[edge] - sums[edge] + np.cumsum(inside, 0) - inside  # of each: the sum of all larger weights
     kept = keys > edge
     kept[at_edge[above < target]] = True
     kept[weights.argmax()] = True
     return kept
 
 
-def _index_at(weights: Numbers, point: float) -> int:
+def _index_at(weights: np.ndarray, point: float) -> int:
     """Return the index where the cumulative weights pass `point` (0..1) of their sum. It never has weight 0."""
-    lib = _library(weights)
     whole = len(weights) // _RUN * _RUN
-    runs = weights[:whole].reshape(-1, _RUN).sum(1, dtype=lib.float64)
-    ends = lib.cumsum(lib.concatenate((runs, weights[whole:].sum(dtype=lib.float64)[None])), 0)
+    runs = weights[:whole].reshape(-1, _RUN).sum(1, dtype=np.float64)
+    ends = np.cumsum(np.concatenate((runs, weights[whole:].sum(dtype=np.float64)[None])), 0)
     target = point * ends[-1]
-    run = int(lib.searchsorted(ends, target, side="right"))
+    run = int(np.searchsorted(ends, target, side="right"))
     if run < len(ends):
         before = ends[run - 1] if run else 0.0
         part = weights[run * _RUN : (run + 1) * _RUN]
-        index = int(lib.searchsorted(lib.cumsum(part, 0, dtype=lib.float64), target - before, side="right"))
+        index = int(np.searchsorted(np.cumsum(part, 0, dtype=np.float64), target - before, side="right"))
         if index < len(part):
             return run * _RUN + index
         weights = weights[: (run + 1) * _RUN]  # rounding moved the point past this run: take its last weight
-    (positive,) = lib.where(weights)
+    (positive,) = np.where(weights)
     return int(positive[-1])

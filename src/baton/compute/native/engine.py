@@ -9,7 +9,7 @@ import numpy as np
 from baton.compute.models.model_config import ModelConfig
 from baton.compute.models.rope import inverse_frequencies
 from baton.compute.native.library import NativeLibrary, NativeStep
-from baton.compute.sampler import Drawn, drawn_rows, likeliest_tokens, nan_failures, sample_drafted, token_logprob
+from baton.compute.sampler import Drawn, HostSampler, drawn_rows
 from baton.compute.step_engine import Progress
 from baton.core.step import Slice, SliceResult, Step, StepResult
 from baton.core.types import BlockId, RequestId, Sampling, TokenLogprob
@@ -35,6 +35,7 @@ class NativeEngine:
         self._config = config
         self._arena = np.frombuffer(memory, dtype=np.uint8)
         self._angles = AngleTable(config)
+        self._sampler = HostSampler()
         self._logits_buffer = np.empty(0, dtype=np.float32)
         self._set_arena(self._arena)
 
@@ -117,11 +118,7 @@ class NativeEngine:
         if not sampled:
             return []
         rows = [row for part, first in sampled for row in drawn_rows(part, first)]
-        logits = self._logits(rows)
-        likeliest = likeliest_tokens(logits)
-        parts = [part for part, _ in sampled]
-        drawn = sample_drafted(logits, parts, likeliest)
-        return list(zip(drawn, nan_failures(logits, parts, likeliest, drawn), strict=True))
+        return self._sampler.draw(self._logits(rows), [part for part, _ in sampled])
 
     def _logits(self, rows: Sequence[int]) -> np.ndarray:
         """Return the logits of rows of the last step: [rows, vocab], float32, valid until the next call."""
@@ -145,9 +142,8 @@ class NativeEngine:
         for begin in range(0, count, LOGPROB_ROWS):
             size = min(LOGPROB_ROWS, count - begin)
             logits = self._logits(range(first + begin, first + begin + size))
-            for offset in range(size):
-                token = part.tokens[part.start + begin + offset + 1]
-                yield token_logprob(logits[offset], token, part.sampling.top_logprobs or 0)
+            tokens = part.tokens[part.start + begin + 1 : part.start + begin + 1 + size]
+            yield from self._sampler.logprobs(logits, tokens, part.sampling.top_logprobs or 0)
 
 
 class AngleTable:

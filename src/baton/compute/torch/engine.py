@@ -9,17 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from baton.compute.sampler import (
-    Drawn,
-    Numbers,
-    drawn_rows,
-    likeliest_tokens,
-    nan_failures,
-    sample_drafted,
-    token_logprob,
-)
+from baton.compute.sampler import Drawn, HostSampler, Sampler, drawn_rows
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row, ragged_rows, scratch_block
 from baton.compute.torch.layers.decoder import Decoder
+from baton.compute.torch.sampler import DeviceSampler
 from baton.compute.torch.step_runner import StepRunner
 from baton.core.errors import DeviceError, StepMemoryError
 from baton.core.step import Slice, SliceResult, Step, StepResult
@@ -95,6 +88,7 @@ class TorchEngine:
         self._runner = runner
         self._device = device
         self._queue = queue or queue_of(device)
+        self._sampler: Sampler = DeviceSampler() if device.type == "cuda" else HostSampler()
 
     def execute(self, step: Step) -> StepResult:
         """Compute all slices in one ragged batch.
@@ -181,15 +175,7 @@ class TorchEngine:
         if not sampled:
             return []
         picked = [index for part, row in sampled for index in drawn_rows(part, row.first)]
-        logits, parts = self._logits(hidden, picked), [part for part, _ in sampled]
-        likeliest = likeliest_tokens(logits)
-        drawn = sample_drafted(logits, parts, likeliest)
-        return list(zip(drawn, nan_failures(logits, parts, likeliest, drawn), strict=True))
-
-    def _logits(self, hidden: Tensor, picked: Sequence[int]) -> Numbers:
-        """Project rows to logits [picked, vocab]: a torch tensor on a GPU, a numpy array on a CPU."""
-        logits = self._runner.logits(hidden, picked)
-        return logits if logits.is_cuda else logits.numpy()
+        return self._sampler.draw(self._runner.logits(hidden, picked), [part for part, _ in sampled])
 
     def _embedding(self, row: Row, hidden: Tensor) -> bytes:
         """Return the last token's final hidden state [hidden], normalized to length 1, as little-endian float32."""
@@ -202,10 +188,9 @@ class TorchEngine:
         count = min(row.count, part.prompt_tokens - 1 - part.start)
         for first in range(0, count, LOGPROB_ROWS):
             size = min(LOGPROB_ROWS, count - first)
-            logits = self._logits(hidden, range(row.first + first, row.first + first + size))
-            for offset in range(size):
-                token = part.tokens[part.start + first + offset + 1]
-                yield token_logprob(logits[offset], token, part.sampling.top_logprobs or 0)
+            logits = self._runner.logits(hidden, range(row.first + first, row.first + first + size))
+            tokens = part.tokens[part.start + first + 1 : part.start + first + 1 + size]
+            yield from self._sampler.logprobs(logits, tokens, part.sampling.top_logprobs or 0)
 
 
 def _out_of_memory(error: BaseException | None) -> str:
