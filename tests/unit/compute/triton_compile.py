@@ -2,7 +2,8 @@
 
 The real launch code runs over CPU tensors; a driver without a device takes the binaries. So types, alignments and
 options are those of a launch. Prints one line per binary: its name, then the registers of a thread, the bytes of its
-stack (spilled registers), and the shared memory of a program.
+stack (spilled registers), and the shared memory of a program. Contexts, layers and windows of all sizes must run the
+same binary: a further one of the same name is printed as `again`.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class Device:
             command = [str(TOOLS / "cuobjdump"), "--dump-resource-usage", file.name]
             told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         registers, stack = (int(re.findall(rf"{what}:(\d+)", told)[-1]) for what in ("REG", "STACK"))
-        self.binaries[f"sm_{self.capability} {self.case} {name}"] = (registers, stack, shared)
+        key = f"sm_{self.capability} {self.case} {name}"
+        self.binaries[f"{key} again" if key in self.binaries else key] = (registers, stack, shared)
         return 0, 0, registers, stack // 4, 1024
 
     def unload_module(self, module: int) -> None:
@@ -69,16 +71,19 @@ class Device:
 
 
 def decode(heads: tuple[int, int, int], number: torch.dtype, *, rope_dim: int) -> None:
-    """Launch one layer of a decode step with a long table."""
+    """Launch decode steps with tables of several widths, in two layers."""
     count, kv_heads, head_dim = heads
     stored = "bfloat16" if number == torch.bfloat16 else "float32"
     layout = KVLayout(
         layers=2, kv_heads=kv_heads, head_dim=head_dim, block_tokens=16, dtype=stored, planes=1 if rope_dim else 2
     )
     kv = PagedKV(torch.zeros(layout.block_bytes, dtype=torch.uint8), layout)
-    tables = DecodeTables(torch.zeros((2, 256), dtype=torch.int32), torch.ones(2, dtype=torch.int32))
     queries = torch.zeros((2, count, head_dim), dtype=number)
-    TritonDecodeKernel(products=number, rope_dim=rope_dim).plan(tables, kv).run(1, queries, None)
+    for blocks, window in ((256, None), (1, None), (48, 1), (512, 16), (37, 30)):  # 8 splits, 1, 2, 16, 2
+        tables = DecodeTables(torch.zeros((2, blocks), dtype=torch.int32), torch.ones(2, dtype=torch.int32))
+        plan = TritonDecodeKernel(products=number, rope_dim=rope_dim).plan(tables, kv)
+        for layer in range(2):
+            plan.run(layer, queries, window)
 
 
 def main() -> None:

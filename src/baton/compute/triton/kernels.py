@@ -3,6 +3,7 @@
 They also run on CPU tensors with TRITON_INTERPRET=1, but with products in float32 only, because the interpreter
 multiplies the bit patterns of bfloat16 numbers (triton-lang/triton issue 11584). So the type
 of products is a parameter.
+Numbers that differ between steps and layers are not specialized, so every step runs the binaries of the warm-up.
 Sources: FlashAttention-2 (arXiv 2307.08691) for the loop, Flash-Decoding (Dao et al., 2023) for the splits.
 """
 
@@ -11,12 +12,12 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_row", "window", "table_width", "splits"])
 def split_kernel(
-    queries, kv, blocks, lengths, parts, sums, first_row, scale_log2, window, table_width, row_stride,
+    queries, kv, blocks, lengths, parts, sums, first_row, scale_log2, window, table_width, splits, row_stride,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, ROPE: tl.constexpr,
     ROPE_PAD: tl.constexpr, LATENT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    SPLIT: tl.constexpr, SPLITS: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr, DOT: tl.constexpr,
+    SPLIT: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr, DOT: tl.constexpr,
 ) -> None:  # fmt: skip
     """Attend to one split of one request. Write its normalized sum to parts, its base-2 log-sum-exp to sums.
 
@@ -72,17 +73,16 @@ def split_kernel(
         sums_of_values = sums_of_values * decay[:, None] + tl.dot(weights.to(DOT), v, input_precision="ieee")
         total = total * decay + tl.sum(weights, 1)
         peak = higher
-    place = (token * KV_HEADS * GROUP + head) * SPLITS + split
+    place = (token * KV_HEADS * GROUP + head) * splits + split
     whole = real[:, None] & (dim[None, :] < DIM)
     tl.store(parts + place[:, None] * DIM + dim[None, :], sums_of_values / total[:, None], mask=whole)
     tl.store(sums + place, peak + tl.log2(total), mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["window", "splits"])
 def merge_kernel(
-    parts, sums, lengths, out, window,
+    parts, sums, lengths, out, window, splits,
     HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, OUT_DIM: tl.constexpr, SPLIT: tl.constexpr,
-    SPLITS: tl.constexpr,
 ) -> None:  # fmt: skip
     """Merge the splits of one head of one request, in order."""
     token = tl.program_id(0).to(tl.int64)
@@ -93,13 +93,13 @@ def merge_kernel(
     dim = tl.arange(0, DIM_PAD)
     peak = float("-inf")
     for split in range(first, count):
-        peak = tl.maximum(peak, tl.load(sums + place * SPLITS + split))
+        peak = tl.maximum(peak, tl.load(sums + place * splits + split))
     total = 0.0
     summed = tl.zeros([DIM_PAD], tl.float32)
     for split in range(first, count):
-        weight = tl.exp2(tl.load(sums + place * SPLITS + split) - peak)
+        weight = tl.exp2(tl.load(sums + place * splits + split) - peak)
         total += weight
-        summed += weight * tl.load(parts + (place * SPLITS + split) * DIM + dim, mask=dim < DIM, other=0.0)
+        summed += weight * tl.load(parts + (place * splits + split) * DIM + dim, mask=dim < DIM, other=0.0)
     mean = summed / tl.where(count > first, total, 1.0)  # a request without keys gets zeros
     tl.store(out + place * OUT_DIM + dim, mean.to(out.dtype.element_ty), mask=dim < DIM)
 

@@ -62,15 +62,15 @@ class TritonDecodePlan:
         split_kernel[(tokens, layout.kv_heads * -(-group // head_rows), splits)](
             queries, self.kv.data, self.tables.blocks, self.tables.lengths, parts, sums,
             layer * layout.planes * layout.block_tokens, width**-0.5 * math.log2(math.e), back,
-            self.tables.blocks.shape[1], layout.kv_heads * width,
+            self.tables.blocks.shape[1], splits, layout.kv_heads * width,
             GROUP=group, KV_HEADS=layout.kv_heads, DIM=dim, DIM_PAD=_padded(dim), ROPE=self.kernel.rope_dim,
             ROPE_PAD=_padded(self.kernel.rope_dim), LATENT=layout.planes == 1, BLOCK_TOKENS=layout.block_tokens,
-            BLOCK_ROWS=layout.layers * layout.planes * layout.block_tokens, SPLIT=SPLIT_TOKENS, SPLITS=splits,
+            BLOCK_ROWS=layout.layers * layout.planes * layout.block_tokens, SPLIT=SPLIT_TOKENS,
             KEYS=keys, HEADS=head_rows, DOT=TRITON_DTYPES[self.kernel.products], num_warps=warps,
         )  # fmt: skip
         merge_kernel[(tokens, heads)](
-            parts, sums, self.tables.lengths, out, back,
-            HEADS=heads, DIM=dim, DIM_PAD=_padded(dim), OUT_DIM=width, SPLIT=SPLIT_TOKENS, SPLITS=splits,
+            parts, sums, self.tables.lengths, out, back, splits,
+            HEADS=heads, DIM=dim, DIM_PAD=_padded(dim), OUT_DIM=width, SPLIT=SPLIT_TOKENS,
         )  # fmt: skip
         return out.flatten(1)
 
