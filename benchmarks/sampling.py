@@ -4,6 +4,10 @@ python benchmarks/sampling.py [--rows 32] [--repeats 7]
 
 Logits are normally distributed with a deviation of 3.5, like those of a small model: about a thousand tokens have 95 %
 of the probability. One thread samples, between two steps. Each figure is the minimum of the repeats.
+
+`device_host_cpu_s` is the time that the sampler of a GPU takes of the host's CPU for 64 rows: planning, and launching
+torch's operations on a vocabulary so small that their arithmetic is negligible. Before, it draws the tokens of the
+host's sampler from the large vocabulary, or the program fails.
 """
 
 from __future__ import annotations
@@ -13,12 +17,19 @@ import time
 
 import numpy as np
 import record
+import torch
+from msgspec import structs
 
-from baton.compute.sampler import sample
+from baton.compute.sampler import HostSampler, sample
+from baton.compute.torch.sampler import DeviceSampler
 from baton.core.step import Slice
 from baton.core.types import BlockId, RequestId, Sampling
 
 VOCAB = 49_152
+LAUNCH_VOCAB = 512
+LAUNCH_ROWS = 64
+DIFFERING_MAX = 1
+"""Draws of a batch that may differ between the samplers: those at the edge between two tokens."""
 ASKED = {
     "greedy": Sampling(temperature=0.0),
     "temperature 1": Sampling(temperature=1.0),
@@ -43,6 +54,28 @@ def row(index: int, sampling: Sampling) -> Slice:
     )
 
 
+def launch_s(logits: torch.Tensor, sampling: Sampling, repeats: int) -> float:
+    """Return the CPU seconds of the device's sampler for a batch [rows, vocab] with options."""
+    rows = [row(index, sampling) for index in range(len(logits))]
+    taken: list[float] = []
+    with torch.inference_mode():
+        for _ in range(repeats):
+            begun_s = time.process_time()
+            DeviceSampler().draw(logits, rows)
+            taken.append(time.process_time() - begun_s)
+    return min(taken)
+
+
+def check(logits: np.ndarray, sampling: Sampling) -> None:
+    """Exit if the samplers draw different tokens. Every row has a seed of its own."""
+    rows = [row(index, structs.replace(sampling, seed=index)) for index in range(len(logits))]
+    expected, found = (each.draw(torch.from_numpy(logits), rows) for each in (HostSampler(), DeviceSampler()))
+    tokens = [[[token for token, _ in drawn] for drawn, _ in each] for each in (expected, found)]
+    differing = sum(one != other for one, other in zip(*tokens, strict=True))
+    if differing > DIFFERING_MAX:
+        raise SystemExit(f"the samplers draw {differing} of {len(rows)} tokens differently with {sampling}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=32)
@@ -58,7 +91,15 @@ def main() -> None:
             taken.append(time.process_time() - begun_s)
         cpu_s[name] = min(taken)
         print(f"{name:34} {cpu_s[name] * 1e3:6.1f} ms")
-    record.write("sampling", {"rows": args.rows, "vocab": VOCAB, "cpu_s": cpu_s})
+    torch.set_num_threads(1)
+    few = torch.from_numpy(logits[:1, :LAUNCH_VOCAB].copy()).expand(LAUNCH_ROWS, -1).contiguous()
+    device_s: dict[str, float] = {}
+    for name, sampling in ASKED.items():
+        check(logits, sampling)
+        device_s[name] = launch_s(few, sampling, args.repeats)
+        print(f"{name:34} {device_s[name] * 1e3:6.2f} ms of the host's CPU for {LAUNCH_ROWS} rows on a device")
+    figures = {"rows": args.rows, "vocab": VOCAB, "cpu_s": cpu_s}
+    record.write("sampling", {**figures, "device_rows": LAUNCH_ROWS, "device_host_cpu_s": device_s})
 
 
 if __name__ == "__main__":
