@@ -10,10 +10,24 @@ def live_control() -> list[str]:
     scenes = (_overload, _classes, _fairness, _aborts, _deaths, _hosts, _prices, _roles, _storm, _soak)
     rows = [row for scene in scenes for row in scene()]
     note = (
-        "Live; each attack has its own `live-SCENE.json`. `pytest --deep tests/process/test_storm.py` and "
-        "`test_second_copies.py` assert the storm and the reads of second copies."
+        f"Each attack has its `live-SCENE.json`.{_other_machines()} `pytest --deep tests/process/test_storm.py` "
+        "and `test_second_copies.py` assert the storm and the reads of second copies."
     )
     return section("Control under attack", "live-overload", ["Attack", "Found"], rows, note)
+
+
+def _other_machines() -> str:
+    """Name the scenes that were played on another machine than the one that the section names, with their load."""
+    machine = load("live-overload")["environment"]["cpu"]
+    found = {
+        scene: load(f"live-{scene}").get("environment", {}) for scene in ("aborts", "hosts", "roles", "storm", "soak")
+    }
+    others = {scene: each for scene, each in found.items() if each and each["cpu"] != machine}
+    if not others:
+        return ""
+    loads = sorted(each["load_before"] for each in others.values())
+    cpus = ", ".join(sorted({each["cpu"] for each in others.values()}))
+    return f" On {cpus}, load {loads[0]:.0f} to {loads[-1]:.0f}: {', '.join(others)}."
 
 
 def _overload() -> list[list[str]]:
