@@ -14,14 +14,7 @@ from uuid import uuid4
 import aiohttp
 from aiohttp import web
 
-REMOTE_DECODE = {
-    "do_remote_decode": True,
-    "do_remote_prefill": False,
-    "remote_engine_id": None,
-    "remote_block_ids": None,
-    "remote_host": None,
-    "remote_port": None,
-}
+from baton.integrations.vllm.wire import ASK_FOR_KV
 
 
 class Proxy:
@@ -49,7 +42,7 @@ class Proxy:
 
     async def _prefilled(self, body: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
         """Let the first server compute the prompt. Return the request for the second one."""
-        first = {**body, "stream": False, "max_tokens": 1, "kv_transfer_params": REMOTE_DECODE}
+        first = {**body, "stream": False, "max_tokens": 1, "kv_transfer_params": ASK_FOR_KV}
         first.pop("stream_options", None)
         first.pop("min_tokens", None)
         url = f"{self._servers[0]}/v1/completions"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from benchmark_results import load, ms, percent, section
 
 
@@ -28,6 +30,11 @@ def _other_machines() -> str:
     loads = sorted(each["load_before"] for each in others.values())
     cpus = ", ".join(sorted({each["cpu"] for each in others.values()}))
     return f" On {cpus}, load {loads[0]:.0f} to {loads[-1]:.0f}: {', '.join(others)}."
+
+
+def _beside(cases: Iterable[Sequence[str]]) -> list[str]:
+    """Return each figure of all cases as one text, in the order of the cases."""
+    return [" / ".join(figures) for figures in zip(*cases, strict=True)]
 
 
 def _overload() -> list[list[str]]:
@@ -73,12 +80,8 @@ def _aborts() -> list[list[str]]:
     if not result:
         return []
     cases = [result, *([result["with_slo"]] if "with_slo" in result else [])]
-    after, idle, waiting = (
-        " / ".join(cells)
-        for cells in zip(
-            *((ms(c["first_ttft_after_s"]), ms(c["idle_ttft"]["p50_s"]), str(c["stayed_and_waiting"])) for c in cases),
-            strict=True,
-        )
+    after, idle, waiting = _beside(
+        (ms(c["first_ttft_after_s"]), ms(c["idle_ttft"]["p50_s"]), str(c["stayed_and_waiting"])) for c in cases
     )
     found = f"TTFT 1 s later {after} ms, idle {idle}; queue of clients that stayed {waiting}"
     return [["10x load, 90 % hang up, without / with SLO", found]]
@@ -97,12 +100,8 @@ def _hosts() -> list[list[str]]:
     if not result:
         return []
     rows = [result["killed"], result["silent"]]
-    gaps, again, same = (
-        " / ".join(cells)
-        for cells in zip(
-            *((ms(row["longest_gap_s"]), str(row["recomputed_tokens"]), str(row["same_text"])) for row in rows),
-            strict=True,
-        )
+    gaps, again, same = _beside(
+        (ms(row["longest_gap_s"]), str(row["recomputed_tokens"]), str(row["same_text"])) for row in rows
     )
     found = (
         f"longest gap {gaps} ms, same text in {same} of {rows[0]['streams']}; of {rows[0]['moved_prompt_tokens']} "

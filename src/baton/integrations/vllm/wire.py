@@ -18,7 +18,7 @@ GENERATE = "/inference/v1/generate"
 COMPLETIONS = "/v1/completions"
 ABORT = "/inference/v1/abort_requests"
 _SEED_MASK = 2**63 - 1
-_ASK_FOR_KV: dict[str, Any] = {
+ASK_FOR_KV: dict[str, Any] = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
     "remote_engine_id": None,
@@ -91,7 +91,7 @@ def _sampling(generation: Generation) -> dict[str, Any]:
 
 
 def _extras(generation: Generation) -> dict[str, Any]:
-    params = _ASK_FOR_KV if generation.hands_off else generation.kv_transfer_params
+    params = ASK_FOR_KV if generation.hands_off else generation.kv_transfer_params
     extras: dict[str, Any] = {} if params is None else {"kv_transfer_params": params}
     return {**extras, "cache_salt": generation.cache_salt} if generation.cache_salt else extras
 
