@@ -14,7 +14,7 @@ ARG PIP_EXTRA_INDEX_URL
 RUN pip install --no-cache-dir --no-deps --require-hashes --only-binary :all: --requirement locks/base.txt \
     && pip install --no-cache-dir --constraint constraints.txt torch \
     && sed -e '/--hash=/d' -e 's/ *\\$//' locks/dev.txt > versions.txt \
-    && pip install --no-cache-dir --constraint versions.txt huggingface-hub grpcio==1.85.1 hpack==4.2.0 protobuf==7.36.2
+    && pip install --no-cache-dir --constraint versions.txt huggingface-hub hpack==4.2.0 protobuf==7.36.2
 COPY pyproject.toml README.md LICENSE ./
 COPY src src
 RUN pip install --no-cache-dir --no-deps --no-build-isolation . \

@@ -15,7 +15,7 @@ _INSTALL_S = 120.0
 
 
 def grpc_folder() -> Path:
-    """Return a folder for PYTHONPATH with the packages of `gateway` and `keda`. Skip the test if pip fails."""
+    """Return a folder for PYTHONPATH with a gRPC client and the packages of `gateway`. Skip the test if pip fails."""
     return _installed("grpc-2", "grpcio==1.85.1", "protobuf==7.36.2", "hpack==4.2.0")
 
 

@@ -3,36 +3,94 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from baton.integrations.keda import scaler as keda
-from baton.integrations.keda.scaler import CallRefusedError, Scaler, Targets, workers_per_pod
+from baton.integrations.keda.scaler import (
+    SERVICE,
+    CallRefusedError,
+    Targets,
+    message_classes,
+    serve_scaler,
+    workers_per_pod,
+)
 from tests.clusters.cached_packages import grpc_folder
 from tests.command_line import baton
 from tests.serving import RunningServer, serving
 
-CODES = {name: name for name in ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNAVAILABLE")}
 PREFILL = {"role": "prefill"}
+WAIT_S = 60.0
 
 
-class AbortedError(Exception):
-    pass
+@pytest.fixture(scope="module", autouse=True)
+def _grpc() -> None:
+    sys.path.append(str(grpc_folder()))
 
 
-class Context:
-    async def abort(self, code: object, details: str) -> None:
-        raise AbortedError(f"{code}: {details}")
+@dataclass
+class Asked:
+    """A running scaler and a client's channel to it."""
+
+    targets: Targets
+    channel: Any
+    messages: dict[str, Any]
+
+    def open(self, method: str, answer: str, metadata: Mapping[str, str], *, stream: bool = False) -> Any:
+        """Begin a call about an object with this metadata."""
+        made = self.channel.unary_stream if stream else self.channel.unary_unary
+        call = made(
+            f"/{SERVICE}/{method}",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=self.messages[answer].FromString,
+        )
+        asked = self.messages["ScaledObjectRef"](name="baton", namespace="llm", scalerMetadata=metadata)
+        if method == "GetMetrics":
+            asked = self.messages["GetMetricsRequest"](scaledObjectRef=asked)
+        return call(asked, timeout=WAIT_S)
+
+    async def value(self, metadata: Mapping[str, str]) -> Any:
+        return (await self.open("GetMetrics", "GetMetricsResponse", metadata)).metricValues[0]
+
+    async def is_active(self, metadata: Mapping[str, str]) -> bool:
+        return (await self.open("IsActive", "IsActiveResponse", metadata)).result
 
 
-def scaler(targets: Targets) -> Scaler:
-    return Scaler(targets, CODES)
+@asynccontextmanager
+async def scaling(folder: Path) -> AsyncIterator[Asked]:
+    targets, listens, address = Targets(), asyncio.Event(), f"unix:{folder}/scaler"
+    task = asyncio.create_task(serve_scaler(address, targets, listens.set))
+    waiting = asyncio.create_task(listens.wait())
+    await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        task.result()
+    try:
+        async with import_module("grpc.aio").insecure_channel(address) as channel:
+            yield Asked(targets, channel, message_classes())
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def play(folder: Path, script: Callable[[Asked], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with scaling(folder) as asked:
+            await script(asked)
+
+    asyncio.run(run())
 
 
 def known(**by_role: int) -> Targets:
@@ -41,37 +99,66 @@ def known(**by_role: int) -> Targets:
     return targets
 
 
-def test_the_metric_is_the_number_of_workers_and_its_target_those_of_a_pod() -> None:
+def test_the_metric_is_the_number_of_workers_and_its_target_those_of_a_pod(tmp_path: Path) -> None:
     """So the autoscaler asks for as many pods as the policy asks for workers, divided by the workers of a pod."""
-    served = scaler(known(prefill=3))
-    value = asyncio.run(served.metric_value(PREFILL, Context()))
-    assert (value.name, value.value) == ("baton-workers-prefill", 3.0)
-    spec = asyncio.run(served.metric_spec({**PREFILL, "workers": "2"}, Context()))
-    assert (spec.name, spec.value) == ("baton-workers-prefill", 2.0)
+
+    async def script(asked: Asked) -> None:
+        asked.targets.update({"prefill": 3})
+        value = await asked.value(PREFILL)
+        assert (value.metricName, value.metricValue, value.metricValueFloat) == ("baton-workers-prefill", 3, 3.0)
+        answer = await asked.open("GetMetricSpec", "GetMetricSpecResponse", {**PREFILL, "workers": "2"})
+        spec = answer.metricSpecs[0]
+        assert (spec.metricName, spec.targetSize, spec.targetSizeFloat) == ("baton-workers-prefill", 2, 2.0)
+
+    play(tmp_path, script)
 
 
-def test_a_role_is_active_unless_its_target_is_zero() -> None:
+def test_a_role_is_active_unless_its_target_is_zero(tmp_path: Path) -> None:
     """A server without hosts runs no policy: without this, a fleet at zero could never start again."""
-    assert asyncio.run(scaler(known(prefill=1)).is_active(PREFILL, Context()))
-    assert asyncio.run(scaler(known()).is_active(PREFILL, Context()))
-    assert not asyncio.run(scaler(known(prefill=0)).is_active(PREFILL, Context()))
+
+    async def script(asked: Asked) -> None:
+        for by_role, active in (({"prefill": 1}, True), ({}, True), ({"prefill": 0}, False)):
+            asked.targets.update(by_role)
+            assert await asked.is_active(PREFILL) is active
+
+    play(tmp_path, script)
 
 
 @pytest.mark.parametrize(
-    ("by_role", "metadata", "said"),
+    ("by_role", "metadata", "code", "said"),
     [
-        ({"decode": 1}, PREFILL, "FAILED_PRECONDITION: the scaling policy has no target for prefill"),
-        ({}, {"role": "router"}, "INVALID_ARGUMENT: metadata.role is 'router'"),
-        ({}, {}, "INVALID_ARGUMENT: metadata.role is ''"),
-        (None, PREFILL, "UNAVAILABLE: the server was not asked yet"),
+        ({"decode": 1}, PREFILL, "FAILED_PRECONDITION", "the scaling policy has no target for prefill: configure"),
+        ({}, {"role": "router"}, "INVALID_ARGUMENT", "metadata.role is 'router': write "),
+        ({}, {}, "INVALID_ARGUMENT", "metadata.role is ''"),
+        ({}, {"role": "50 % für alle\n"}, "INVALID_ARGUMENT", "metadata.role is '50 % für alle\\n'"),
+        (None, PREFILL, "UNAVAILABLE", "the server was not asked yet"),
     ],
 )
 def test_a_call_without_an_answer_says_why(
-    by_role: dict[str, int] | None, metadata: Mapping[str, str], said: str
+    tmp_path: Path, by_role: dict[str, int] | None, metadata: Mapping[str, str], code: str, said: str
 ) -> None:
-    targets = Targets() if by_role is None else known(**by_role)
-    with pytest.raises(AbortedError, match=said):
-        asyncio.run(scaler(targets).metric_value(metadata, Context()))
+    async def script(asked: Asked) -> None:
+        if by_role is not None:
+            asked.targets.update(by_role)
+        with pytest.raises(import_module("grpc").RpcError) as raised:
+            await asked.value(metadata)
+        assert raised.value.code().name == code
+        assert said in raised.value.details()
+
+    play(tmp_path, script)
+
+
+def test_a_reason_of_many_bytes_arrives(tmp_path: Path) -> None:
+    """A header of more than 126 bytes has a size of several bytes."""
+    reasons = ["a" * size for size in (126, 127, 128, 254, 255, 300, 500)]
+
+    async def script(asked: Asked) -> None:
+        for asked.targets.problem in reasons:
+            with pytest.raises(import_module("grpc").RpcError) as raised:
+                await asked.value(PREFILL)
+            assert raised.value.details() == asked.targets.problem
+
+    play(tmp_path, script)
 
 
 @pytest.mark.parametrize("text", ["0", "257", "-1", "two", "\u0662", ""])
@@ -80,17 +167,37 @@ def test_a_wrong_number_of_workers_is_refused(text: str) -> None:
         workers_per_pod({"workers": text})
 
 
-def test_a_change_is_pushed_at_once() -> None:
-    async def play() -> list[bool]:
-        targets, said = Targets(), list[bool]()
-        stream = scaler(targets).stream_is_active(PREFILL, Context())
-        for by_role in ({}, {"prefill": 0}, {"prefill": 2}):
-            waiting = asyncio.ensure_future(anext(stream))
-            targets.update(by_role)
-            said.append(await asyncio.wait_for(waiting, 10))
-        return said
+def test_a_change_is_pushed_at_once(tmp_path: Path) -> None:
+    async def script(asked: Asked) -> None:
+        asked.targets.update({})
+        stream = asked.open("StreamIsActive", "IsActiveResponse", PREFILL, stream=True)
+        said = [(await stream.read()).result]
+        for target in (0, 0, 2):
+            asked.targets.update({"prefill": target})
+            if target != 0 or said[-1]:
+                said.append((await stream.read()).result)
+        assert said == [True, False, True]
+        stream.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stream.read()
+        await asked.is_active(PREFILL)
+        assert not asked.targets.watches
 
-    assert asyncio.run(play()) == [True, False, True]
+    play(tmp_path, script)
+
+
+def test_a_push_waits_for_a_server_that_answers(tmp_path: Path) -> None:
+    async def script(asked: Asked) -> None:
+        stream = asked.open("StreamIsActive", "IsActiveResponse", PREFILL, stream=True)
+        with pytest.raises(import_module("grpc").RpcError, match="the server was not asked yet"):
+            await asked.is_active(PREFILL)
+        asked.targets.update({"prefill": 0})
+        assert not (await stream.read()).result
+        wrong = asked.open("StreamIsActive", "IsActiveResponse", {"role": "router"}, stream=True)
+        with pytest.raises(import_module("grpc").RpcError, match=r"metadata\.role"):
+            await wrong.read()
+
+    play(tmp_path, script)
 
 
 def test_the_last_answer_of_a_server_counts_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +213,7 @@ def test_the_last_answer_of_a_server_counts_for_a_while(monkeypatch: pytest.Monk
 def test_a_missing_extra_and_an_open_port_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     done = baton("keda", "--host", "0.0.0.0")
     assert (done.returncode, "allow that with --insecure" in done.stderr) == (2, True)
-    monkeypatch.setitem(sys.modules, "grpc", None)
+    monkeypatch.setitem(sys.modules, "hpack", None)
     done = baton("keda", "--port", "6000")
     assert (done.returncode, "pip install 'baton[keda]'" in done.stderr) == (2, True)
 
@@ -159,7 +266,7 @@ print(json.dumps({"pushed": pushed, "spec": [spec.metricName, spec.targetSizeFlo
 
 @pytest.fixture(scope="module")
 def environment() -> dict[str, str]:
-    """Return the variables with which Baton finds gRPC."""
+    """Return the variables with which the client finds gRPC, and Baton `hpack`."""
     return {"PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(grpc_folder())])}
 
 

@@ -10,7 +10,6 @@ from baton.core.errors import RequestError
 from baton.core.types import HostId
 from baton.integrations import protobuf
 from baton.integrations.gateway.asked import read_request, without_topology
-from baton.integrations.gateway.http2 import INVALID_ARGUMENT, Stream
 from baton.integrations.gateway.messages import (
     FULL_DUPLEX_STREAMED,
     OVERWRITE,
@@ -20,6 +19,7 @@ from baton.integrations.gateway.messages import (
     ProcessingRequest,
 )
 from baton.integrations.gateway.picker import Pick, Picker
+from baton.integrations.grpc.http2 import INVALID_ARGUMENT, Stream
 from baton.move.clock import now_s
 from baton.serve.http.wire.errors import ClusterError, error_body, error_headers
 

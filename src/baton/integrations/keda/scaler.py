@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib import import_module
+from functools import partial
 from math import inf
-from typing import Any, TypeVar
+from typing import Any
 
 import aiohttp
 import msgspec
 
 from baton.core.types import ROLES
 from baton.integrations import protobuf
-from baton.integrations.grpc_server import CallContext, import_grpc, run_server
+from baton.integrations.grpc.http2 import FAILED_PRECONDITION, INVALID_ARGUMENT, UNAVAILABLE, Services, Stream
+from baton.integrations.grpc.server import Listening, import_messages, serve_calls
 from baton.integrations.protobuf import BOOL, DOUBLE, INT64, TEXT, Fields
 from baton.move.clock import now_s
 from baton.serve.live.status import ClusterStatus
@@ -37,21 +39,58 @@ def message_classes() -> dict[str, Any]:
     return protobuf.message_classes(PACKAGE, _MESSAGES)
 
 
-Answer = TypeVar("Answer")
 SERVICE = f"{PACKAGE}.ExternalScaler"
 _CALLS_MAX = 256
-"""Maximum calls at once. KEDA keeps one open for each of its objects."""
+"""Maximum calls at once on a connection. KEDA keeps one open for each of its objects."""
+_MESSAGE_BYTES_MAX = 64 * 1024
 _FRESH_S = 15.0
 """Targets count for this long after the server's last answer."""
 _TIMEOUT_S = 5.0
 
 
 class CallRefusedError(Exception):
-    """A call has no answer. `code` is the name of a gRPC status."""
+    """A call has no answer. `code` is a gRPC status."""
 
-    def __init__(self, code: str, reason: str) -> None:
+    def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
         self.code = code
+
+
+@dataclass(slots=True, eq=False)
+class Watch:
+    """A call that is told whether an object is active, at once and after each change. Implements `Call`.
+
+    A server that does not answer changes nothing.
+    """
+
+    scaler: Scaler
+    stream: Stream
+    metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    told: bool | None = None
+
+    def handle(self, message: bytes) -> None:
+        try:
+            self.metadata = self.scaler.metadata(message)
+            role_of(self.metadata)
+        except CallRefusedError as error:
+            self.stream.end(error.code, str(error))
+            return
+        self.scaler.targets.watches.add(self)
+        self.push()
+
+    def push(self) -> None:
+        """Tell the client if the object has changed."""
+        with suppress(CallRefusedError):
+            active = self.scaler.targets.is_active(self.metadata)
+            if active != self.told:
+                self.told = active
+                self.stream.send(self.scaler.activity(active=active))
+
+    def finish(self) -> None:
+        """Note that the client has asked: the call lasts until the client cancels it."""
+
+    def close(self) -> None:
+        self.scaler.targets.watches.discard(self)
 
 
 @dataclass(slots=True)
@@ -64,23 +103,21 @@ class Targets:
     """Why the last read has failed. Empty: it has not."""
     read_s: float = -inf
     """When they were read."""
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set after each change, and replaced."""
+    watches: set[Watch] = field(default_factory=set[Watch])
+    """The open calls that wait for changes."""
 
     def update(self, by_role: Mapping[str, int]) -> None:
         """Take the targets that were just read."""
-        is_new = bool(self.problem) or by_role != self.by_role
         self.read_s, self.problem, self.by_role = now_s(), "", dict(by_role)
-        if is_new:
-            self.changed.set()
-            self.changed = asyncio.Event()
+        for watch in self.watches:
+            watch.push()
 
     def of(self, metadata: Mapping[str, str]) -> int:
         """Return the target of the role that an object's metadata names. Raises CallRefusedError."""
         role = self._role(metadata)
         if role not in self.by_role:
             reason = f"the scaling policy has no target for {role}: configure policy.scaling and start a {role} worker"
-            raise CallRefusedError("FAILED_PRECONDITION", reason)
+            raise CallRefusedError(FAILED_PRECONDITION, reason)
         return self.by_role[role]
 
     def is_active(self, metadata: Mapping[str, str]) -> bool:
@@ -93,7 +130,7 @@ class Targets:
     def _role(self, metadata: Mapping[str, str]) -> str:
         role = role_of(metadata)
         if self.problem and now_s() - self.read_s > _FRESH_S:
-            raise CallRefusedError("UNAVAILABLE", self.problem)
+            raise CallRefusedError(UNAVAILABLE, self.problem)
         return role
 
 
@@ -101,16 +138,16 @@ def role_of(metadata: Mapping[str, str]) -> str:
     """Return the role that an object's metadata names. Raises CallRefusedError."""
     role = metadata.get("role", "")
     if role not in ROLES:
-        raise CallRefusedError("INVALID_ARGUMENT", f"metadata.role is {role[:40]!r}: write {', '.join(ROLES)}")
+        raise CallRefusedError(INVALID_ARGUMENT, f"metadata.role is {role[:40]!r}: write {', '.join(ROLES)}")
     return role
 
 
-def workers_per_pod(metadata: Mapping[str, str]) -> float:
+def workers_per_pod(metadata: Mapping[str, str]) -> int:
     """Return the workers of a pod that an object's metadata names, by default 1. Raises CallRefusedError."""
     text = metadata.get("workers", "1")
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 256:
-        raise CallRefusedError("INVALID_ARGUMENT", f"metadata.workers is {text[:40]!r}: write 1 to 256")
-    return float(text)
+        raise CallRefusedError(INVALID_ARGUMENT, f"metadata.workers is {text[:40]!r}: write 1 to 256")
+    return int(text)
 
 
 class ServerReader:
@@ -149,57 +186,62 @@ class ServerReader:
         return problem
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """The metric of an object, with a value or a target."""
-
-    name: str
-    value: float
-
-    @staticmethod
-    def of(metadata: Mapping[str, str], value: float) -> Metric:
-        return Metric(f"baton-workers-{role_of(metadata)}", value)
-
-
 class Scaler:
-    """The methods of the service. They get the metadata of an object: `role`, and `workers` of each pod."""
+    """Answers calls about an object by its metadata: `role`, and `workers` of each pod. All messages are encoded."""
 
-    def __init__(self, targets: Targets, codes: Mapping[str, object]) -> None:
-        """`codes`: the statuses of gRPC by their names."""
-        self._targets = targets
-        self._codes = codes
+    def __init__(self, targets: Targets, messages: Mapping[str, Any]) -> None:
+        """`messages`: their classes by their names."""
+        self.targets = targets
+        self._messages = messages
 
-    async def is_active(self, metadata: Mapping[str, str], context: CallContext) -> bool:
-        return await self._answer(context, lambda: self._targets.is_active(metadata))
+    def metadata(self, request: bytes) -> dict[str, str]:
+        """Return the metadata of a ScaledObjectRef."""
+        return dict(self._messages["ScaledObjectRef"].FromString(request).scalerMetadata)
 
-    async def stream_is_active(self, metadata: Mapping[str, str], context: CallContext) -> AsyncIterator[bool]:
-        """Yield whether the object is active: at once, and after each change. An unreachable server changes nothing."""
-        await self._answer(context, lambda: role_of(metadata))
-        said: bool | None = None
-        while True:
-            changed = self._targets.changed
-            try:
-                active = self._targets.is_active(metadata)
-            except CallRefusedError:
-                active = said
-            if active is not None and active != said:
-                said = active
-                yield active
-            await changed.wait()
+    def activity(self, *, active: bool) -> bytes:
+        return self._messages["IsActiveResponse"](result=active).SerializeToString()
 
-    async def metric_spec(self, metadata: Mapping[str, str], context: CallContext) -> Metric:
-        """Return the target of the metric for one pod."""
-        return await self._answer(context, lambda: Metric.of(metadata, workers_per_pod(metadata)))
+    def is_active(self, request: bytes) -> bytes:
+        """Answer whether the role of an object needs a pod. Raises CallRefusedError, as the other answers do."""
+        return self.activity(active=self.targets.is_active(self.metadata(request)))
 
-    async def metric_value(self, metadata: Mapping[str, str], context: CallContext) -> Metric:
-        return await self._answer(context, lambda: Metric.of(metadata, float(self._targets.of(metadata))))
+    def metric_spec(self, request: bytes) -> bytes:
+        """Answer with the target of an object's metric for one pod."""
+        metadata = self.metadata(request)
+        workers = workers_per_pod(metadata)
+        spec = {"metricName": _metric(metadata), "targetSize": workers, "targetSizeFloat": workers}
+        return self._messages["GetMetricSpecResponse"](metricSpecs=[spec]).SerializeToString()
 
-    async def _answer(self, context: CallContext, ask: Callable[[], Answer]) -> Answer:
+    def metric_value(self, request: bytes) -> bytes:
+        """Answer with the value of an object's metric: the target of its role."""
+        metadata = dict(self._messages["GetMetricsRequest"].FromString(request).scaledObjectRef.scalerMetadata)
+        workers = self.targets.of(metadata)
+        value = {"metricName": _metric(metadata), "metricValue": workers, "metricValueFloat": workers}
+        return self._messages["GetMetricsResponse"](metricValues=[value]).SerializeToString()
+
+
+def _metric(metadata: Mapping[str, str]) -> str:
+    return f"baton-workers-{role_of(metadata)}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A call with one answer. Implements `Call`."""
+
+    answer: Callable[[bytes], bytes]
+    stream: Stream
+
+    def handle(self, message: bytes) -> None:
         try:
-            return ask()
+            self.stream.send(self.answer(message))
+            self.stream.end()
         except CallRefusedError as error:
-            await context.abort(self._codes[error.code], str(error))
-            raise
+            self.stream.end(error.code, str(error))
+
+    def finish(self) -> None:
+        self.stream.end(INVALID_ARGUMENT, "the call has no message")
+
+    def close(self) -> None: ...
 
 
 async def serve_scaler(address: str, targets: Targets, said: Callable[[], None]) -> None:
@@ -207,33 +249,11 @@ async def serve_scaler(address: str, targets: Targets, said: Callable[[], None])
 
     Raises ConfigError if it cannot listen, or the extra is missing.
     """
-    grpc, messages = import_grpc("keda", message_classes)
-    server = import_module("grpc.aio").server(maximum_concurrent_rpcs=_CALLS_MAX)
-    scaler = Scaler(targets, grpc.StatusCode.__members__)
-
-    def of_reference(raw: bytes) -> dict[str, str]:
-        return dict(messages["ScaledObjectRef"].FromString(raw).scalerMetadata)
-
-    def of_request(raw: bytes) -> dict[str, str]:
-        return dict(messages["GetMetricsRequest"].FromString(raw).scaledObjectRef.scalerMetadata)
-
-    def activity(active: object) -> bytes:
-        return messages["IsActiveResponse"](result=active).SerializeToString()
-
-    def spec(metric: Metric) -> bytes:
-        said = {"metricName": metric.name, "targetSize": int(metric.value), "targetSizeFloat": metric.value}
-        return messages["GetMetricSpecResponse"](metricSpecs=[said]).SerializeToString()
-
-    def value(metric: Metric) -> bytes:
-        said = {"metricName": metric.name, "metricValue": int(metric.value), "metricValueFloat": metric.value}
-        return messages["GetMetricsResponse"](metricValues=[said]).SerializeToString()
-
-    unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
-    methods = {
-        "IsActive": unary(scaler.is_active, of_reference, activity),
-        "StreamIsActive": stream(scaler.stream_is_active, of_reference, activity),
-        "GetMetricSpec": unary(scaler.metric_spec, of_reference, spec),
-        "GetMetrics": unary(scaler.metric_value, of_request, value),
+    scaler = Scaler(targets, import_messages("keda", message_classes))
+    services: Services = {
+        f"/{SERVICE}/IsActive": partial(_Question, scaler.is_active),
+        f"/{SERVICE}/StreamIsActive": partial(Watch, scaler),
+        f"/{SERVICE}/GetMetricSpec": partial(_Question, scaler.metric_spec),
+        f"/{SERVICE}/GetMetrics": partial(_Question, scaler.metric_value),
     }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
-    await run_server(server, address, said)
+    await serve_calls(Listening(address), services, said, streams_max=_CALLS_MAX, message_bytes_max=_MESSAGE_BYTES_MAX)

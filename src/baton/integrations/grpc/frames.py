@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from string import punctuation
 from struct import Struct
 from typing import Final
+from urllib.parse import quote
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
@@ -24,6 +26,9 @@ MESSAGE: Final = Struct(">BL")
 """Is compressed, length."""
 ANSWER_HEADERS = b"\x88\x0f\x10\x10application/grpc"
 """:status 200 and the content type, by the static table of HPACK."""
+_REASON_MAX = 500
+_PLAIN = " " + punctuation.replace("%", "")
+"""Characters that a message of gRPC has as they are, beside letters and digits."""
 INDEX = 0x80
 """A byte of HPACK above this one names an entry of its table."""
 
@@ -44,6 +49,18 @@ def unpadded(payload: bytes, flags: int) -> bytes:
     return payload[1 : len(payload) - payload[0]]
 
 
-def literal(name: bytes, value: bytes) -> bytes:
-    """Return a header for HPACK, of at most 126 bytes each, which is kept in no table."""
-    return bytes((0, len(name))) + name + bytes((len(value),)) + value
+def trailers(status: int, reason: str) -> bytes:
+    """Return the headers that end a call. `reason`: its beginning is sent, in the escaped form of gRPC."""
+    message = quote(reason[:_REASON_MAX], safe=_PLAIN).encode()
+    return _literal(b"grpc-status", b"%d" % status) + _literal(b"grpc-message", message)
+
+
+def _literal(name: bytes, value: bytes) -> bytes:
+    """Return a header for HPACK which is kept in no table. `name`: at most 126 bytes."""
+    size, rest = bytearray((min(len(value), 127),)), len(value) - 127
+    while rest > 127:
+        size.append(rest & 127 | 128)
+        rest >>= 7
+    if len(value) >= 127:
+        size.append(rest)
+    return bytes((0, len(name))) + name + bytes(size) + value

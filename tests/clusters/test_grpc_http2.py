@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from baton.integrations.gateway.frames import PREFACE
-from baton.integrations.gateway.http2 import Connection, Stream
+from baton.integrations.grpc.frames import PREFACE
+from baton.integrations.grpc.http2 import Connection, Stream
 from tests.clusters.cached_packages import grpc_folder
 
 DATA, HEADERS, RST, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
