@@ -7,6 +7,8 @@ from functools import partial
 from random import Random
 from statistics import median
 
+import pytest
+
 from baton.core.config import Topology
 from baton.core.types import Request, RequestId, Slo
 from baton.decide.policy.policy_sets import policy_set
@@ -23,7 +25,7 @@ PROMPT_TOKENS, OUTPUT_TOKENS = 64, 32
 SLO = Slo(ttft_s=1.2, tpot_s=1.0)
 
 
-def ttft_after(seed: int, slo: Slo | None) -> tuple[float, float]:
+def ttft_after(seed: int, slo: Slo | None, rate_rps: float = RATE_RPS) -> tuple[float, float]:
     """Return the TTFT on the idle cluster, and the one of a request `LATER_S` after the storm."""
     spec, lengths = ClusterSpec(topology=Topology(prefill=1, decode=1)), dict[RequestId, int]()
     ended: list[Life] = []
@@ -51,8 +53,8 @@ def ttft_after(seed: int, slo: Slo | None) -> tuple[float, float]:
 
     loop.at(0.0, partial(arrive, "idle"))
     began_s = 10.0
-    for place in range(round(RATE_RPS * STORM_S)):
-        name, at_s = f"storm-{place}", began_s + place / RATE_RPS
+    for place in range(round(rate_rps * STORM_S)):
+        name, at_s = f"storm-{place}", began_s + place / rate_rps
         loop.at(at_s, partial(arrive, name))
         if draw.random() < 0.9:
             loop.at(draw.uniform(at_s, began_s + STORM_S), partial(server.cancel, RequestId(name)))
@@ -67,3 +69,10 @@ def test_with_an_slo_a_request_after_the_storm_waits_for_none_of_it() -> None:
     ratios = [fresh_s / idle_s for idle_s, fresh_s in (ttft_after(seed, SLO) for seed in range(8))]
     assert median(ratios) < 1.3
     assert max(ratios) < 2.5
+
+
+@pytest.mark.parametrize("rate_rps", [25.0, 50.0])
+def test_without_an_slo_a_request_after_the_storm_overtakes_the_backlog(rate_rps: float) -> None:
+    """It waits for the step that runs. In order of arrival, it waited for up to 3 s of prompts."""
+    waits_s = [fresh_s - idle_s for idle_s, fresh_s in (ttft_after(seed, None, rate_rps) for seed in range(8))]
+    assert max(waits_s) < 0.7

@@ -75,7 +75,7 @@ def test_those_that_find_the_workers_empty_are_not_judged() -> None:
     assert late.results.requests == late.length.sequences * late.length.judged
     assert late.length.judged < late.length.requests
     assert late.length.sequences * late.length.requests <= PLAYED_MAX + 9
-    assert late.attainment_ratio < 0.1
+    assert late.attainment_ratio < 0.2
 
 
 def words_of(fleet: PlannedFleet, played: PlayLength, demand: WorkloadDemand) -> str:

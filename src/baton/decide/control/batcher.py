@@ -29,9 +29,10 @@ from baton.core.messages import (
     WorkerCommand,
 )
 from baton.core.step import EMPTY_STEP, LayerStream, Slice, SliceResult, Step, StepResult
-from baton.core.types import BlockHash, HostId, Request, RequestId, Role, WorkerId, WorkerView, unpack_tokens
+from baton.core.types import BlockHash, HostId, RequestId, Role, WorkerId, WorkerView, unpack_tokens
 from baton.decide.control.decode_run import DecodeRun, asks_after, plan_decode_run, room_steps
 from baton.decide.control.lane import LOOKAHEAD_TOKENS, Lane, drafts_for, in_order, load_of, share_step
+from baton.decide.control.lane_order import LaneOrder
 from baton.decide.control.report_builder import ReportBuilder
 from baton.decide.cost.online import StepLearner
 from baton.decide.kv.hashing import runs_per_block
@@ -61,6 +62,7 @@ class Batcher:
         self._limits = limits
         self._growth_tokens = max(LOOKAHEAD_TOKENS, limits.growth_tokens)
         self._policies = policies
+        self._order = LaneOrder(policies.fairness)
         self._lanes: dict[RequestId, Lane] = {}
         self._waiting: list[Lane] = []
         self._ready: list[Lane] = []
@@ -118,7 +120,7 @@ class Batcher:
             until=command.until,
             block_tokens=self._block_tokens,
             hash_runs=self._hash_runs,
-            key=self._key(command.request),
+            key=self._order.key(command.request, self._lanes.values(), self.learner.cost),
             hashes=list(command.request.block_hashes),
             stream=LayerStream(command.attempt, command.layer_groups) if command.layer_groups > 1 else None,
         )
@@ -130,10 +132,6 @@ class Batcher:
             self._make_ready(lane)
         else:
             self._wait(lane)
-
-    def _key(self, request: Request) -> tuple[float, ...]:
-        """Return the sort key among waiting requests: the coordinator's if it has a fair queue, else the policy's."""
-        return (float(request.turn_key),) if request.turn else self._policies.fairness.key(request)
 
     def _wait(self, lane: Lane) -> None:
         insort(self._waiting, lane, key=in_order)
@@ -261,7 +259,7 @@ class Batcher:
         coming = (*self._ready, *asking)
         soon = {held for lane in coming if lane.hashes for held in lane.cached_hashes(lane.sealed_blocks)} - here
         for lane in waiting:
-            is_first = lane.request.turn > 0 and all(lane.key < other.key for other in coming)
+            is_first = bool(coming) and all(lane.key < other.key for other in coming)
             if room <= 0 and not lane.output_tokens:
                 continue
             if tokens >= 2 * self._limits.step_tokens_max and not is_first:

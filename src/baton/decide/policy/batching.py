@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import sqrt
 from operator import itemgetter
 from typing import Protocol, runtime_checkable
 
@@ -80,6 +81,8 @@ SHORT_CHUNK_TOKENS, SHORT_CHUNK_RATIO = 64, 1.4
 """A chunk up to so many tokens may take 1.4 times the bound of its step, if a shorter one costs nearly as much."""
 FIXED_COSTS_MIN = 8
 """Bounds on the prompts of a step are at least this many times the fixed cost of a step, so that steps waste little."""
+BACKLOG_STEPS = 2
+"""Prompts of so many full steps are a backlog: steps are full, since throughput matters more than the mean TTFT."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +175,8 @@ class SloChunked:
     """The prompts in a step take at most this share of the shortest TTFT SLO of more urgent classes."""
     shared_ratio: float = 0.05
     """Several prompts in a step take at most this share of their shortest TTFT SLO, because the step's end gives all
-    of their first tokens. This does not limit a single prompt: to split it shortens no other request's wait."""
+    of their first tokens. Without an SLO, their number gives the lowest mean TTFT. This does not limit a single
+    prompt: to split it shortens no other request's wait."""
 
     def select(self, candidates: Sequence[Candidate], limits: BatchLimits, cost: CostModel) -> Chosen:
         decoding, prompts = _split(candidates)
@@ -190,8 +194,13 @@ class SloChunked:
         def prompts_s(tokens: int) -> float:
             return cost.step_s(_shape(_EMPTY, candidates, chunks_of(tokens)))
 
-        tokens = sum(count for _, count in chunks)
-        for bound_s, tokens_min in self._prompt_bounds([candidates[index] for index, _ in chunks], chunks[0][1], cost):
+        tokens, waiting_tokens = sum(count for _, count in chunks), sum(count for _, count in prompts)
+        bounds = self._prompt_bounds([candidates[index] for index, _ in chunks], chunks[0][1], cost)
+        if not bounds and len(chunks) > 1 and waiting_tokens < BACKLOG_STEPS * limits.step_tokens_max:
+            fixed_s = cost.step_s(_ONE_TOKEN)
+            waiting_s = prompts_s(tokens) * waiting_tokens / tokens - fixed_s
+            bounds = [(fixed_s + sqrt(fixed_s * max(0.0, waiting_s)), chunks[0][1])]
+        for bound_s, tokens_min in bounds:
             tokens = _largest(tokens_min, tokens, prompts_s, bound_s)
         targets = [candidates[index].tpot_s or self.tpot_s for index, _ in chosen]
         tpots_s = [tpot_s for tpot_s in targets if tpot_s is not None]

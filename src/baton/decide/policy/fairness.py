@@ -18,6 +18,19 @@ class FairnessPolicy(Protocol):
 
 
 @runtime_checkable
+class BacklogOrder(FairnessPolicy, Protocol):
+    """An order in which a request may overtake the requests that an overload has left."""
+
+    def overtakes(self, request: Request, *, gap_s: float, oldest_wait_s: float, prompt_s: float) -> bool:
+        """Return whether a new request goes before the waiting ones of its priority that have no SLO.
+
+        `gap_s`: time since the arrival before it. `oldest_wait_s`: how long the oldest of the others has waited.
+        `prompt_s`: predicted time of its prompt.
+        """
+        ...
+
+
+@runtime_checkable
 class ServiceFairness(FairnessPolicy, Protocol):
     """An order that depends on the service that tenants receive. Its keys change.
 
@@ -62,13 +75,26 @@ class SloOrder(FirstComeFirstServed):
     requests can overtake, and requests miss an SLO that they could meet. Here the priority moves a request with an SLO
     by at most `head_start_ratio` of its TTFT in either direction. Requests without an SLO are sorted as in
     `FirstComeFirstServed`; requests with an SLO count as priority 0 among them.
+
+    After an overload has ended, a new request without an SLO does not wait for the backlog. It overtakes only if it
+    arrives so long after the last one that such requests use at most half of the worker: the backlog goes on at half
+    speed or more.
     """
 
     head_start_ratio: float = 0.25
     """The most urgent priority counts as an arrival earlier by this share of the TTFT. Must be below 0.5."""
+    overtake_gap: float = 2.0
+    """A request overtakes a backlog if it arrives this many times the time of its prompt after the last one."""
+    backlog_wait: float = 4.0
+    """Requests are a backlog once the oldest has waited this many times the time of the new prompt."""
 
     def key(self, request: Request) -> tuple[float, ...]:
         if request.slo is None:
             return (float(request.priority), request.arrived_at_s)
         between = request.priority / (1 + abs(request.priority))  # maps any integer to (-1, 1)
         return (0.0, request.arrived_at_s + self.head_start_ratio * request.slo.ttft_s * between)
+
+    def overtakes(self, request: Request, *, gap_s: float, oldest_wait_s: float, prompt_s: float) -> bool:
+        if request.slo is not None:
+            return False
+        return gap_s >= self.overtake_gap * prompt_s and oldest_wait_s >= self.backlog_wait * prompt_s

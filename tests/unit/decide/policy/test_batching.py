@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.config import BatchLimits
+from baton.core.types import StepShape
 from baton.decide.cost.linear import LinearCost
 from baton.decide.policy.batching import (
     FIXED_COSTS_MIN,
@@ -151,10 +152,22 @@ def _prompt_tokens(policy: SloChunked, candidates: list[Part], step_tokens_max: 
 
 def test_prompts_share_a_step_only_for_a_twentieth_of_their_ttft_slo() -> None:
     """Eight prompts in one step of 1.2 s would all wait for its end, and so would a ninth."""
-    assert _prompt_tokens(SloChunked(), [Part(64)] * 8) == [64] * 8
     counts = _prompt_tokens(SloChunked(), [Part(64, ttft_s=8.0), *[Part(64)] * 7])
     assert COST.prefill_s(new_tokens=sum(counts), cached_tokens=0) <= 0.4 * 1.02
     assert COST.prefill_s(new_tokens=sum(counts) + 2, cached_tokens=0) > 0.4
+
+
+def test_without_an_slo_prompts_share_steps_for_the_lowest_mean_ttft() -> None:
+    """Compare every number of prompts per step. A backlog fills its steps."""
+    [size] = {len(_prompt_tokens(SloChunked(), [Part(64)] * 8))}
+
+    def mean_ttft_s(size: int) -> float:
+        step_s = COST.step_s(StepShape(prefill_tokens=64 * size, prefill_chunks=size, prefill_pairs=size * 64 * 65 / 2))
+        return sum((number // size + 1) * step_s for number in range(8)) / 8
+
+    assert mean_ttft_s(size) < 1.1 * min(map(mean_ttft_s, range(1, 9)))
+    assert mean_ttft_s(size) < 0.75 * mean_ttft_s(8)
+    assert _prompt_tokens(SloChunked(), [Part(64)] * 16) == [64] * 8
 
 
 def test_a_single_prompt_is_not_split_for_its_own_ttft_slo() -> None:
