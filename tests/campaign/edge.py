@@ -147,7 +147,7 @@ class HttpEdge:
             settings=HttpSettings(seed=cluster.seed),
             keyring=Keyring(KeySources()),
             hooks=Hooks(),
-            render_metrics=lambda: b"",
+            render_metrics=lambda with_tenants: b"",
             recorder=recorder,
         )
         self._app = build_app(services)

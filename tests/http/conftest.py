@@ -96,7 +96,7 @@ def build_house(
         keyring=Keyring(keys or KeySources()),
         hooks=hooks or Hooks(),
         recorder=recorder,
-        render_metrics=lambda: b"# TYPE baton_up gauge\nbaton_up 1\n",
+        render_metrics=lambda with_tenants: b"# TYPE baton_up gauge\nbaton_up 1\n",
     )
     return House(gateway, build_app(services), limits or LimitsConfig(), recorder, metrics, grammars, history)
 

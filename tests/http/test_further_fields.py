@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any
 
@@ -205,3 +206,27 @@ def test_the_tokenizer_is_described_for_clients_without_one(client: httpx.Client
     info = client.get("/tokenizer_info").raise_for_status().json()
     assert (info["bos_token"], info["eos_token"]) == ("<bos>", "<eos>")
     assert info["model_max_length"] == client.get("/v1/models/hash").json()["max_model_len"]
+
+
+def test_tokenize_takes_llama_cpps_name_of_the_prompt(client: httpx.Client) -> None:
+    tokens = client.post("/tokenize", json={"content": "abc"}).json()["tokens"]
+    assert tokens == client.post("/tokenize", json={"prompt": "abc"}).json()["tokens"] != []
+    both = client.post("/tokenize", json={"content": "abc", "prompt": "abc"})
+    assert (both.status_code, both.json()["error"]["message"]) == (400, "send one of prompt, content and messages")
+
+
+@pytest.mark.parametrize("kind", ["json_object", "json_schema"])
+def test_a_schema_in_llama_cpps_place_is_followed(client: httpx.Client, kind: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"const": 7}}, "required": ["a"], "additionalProperties": False}
+    body = {"messages": USER, "max_tokens": 200, "response_format": {"type": kind, "schema": schema}}
+    response = client.post(CHAT, json=body)
+    assert "warning" not in response.headers
+    assert json.loads(response.json()["choices"][0]["message"]["content"]) == {"a": 7}
+
+
+@pytest.mark.parametrize(
+    "sent", [{"type": "text", "schema": {}}, {"type": "json_schema", "schema": {}, "json_schema": {"name": "a"}}]
+)
+def test_a_schema_in_llama_cpps_place_excludes_another(client: httpx.Client, sent: dict[str, Any]) -> None:
+    refused = client.post(CHAT, json={"messages": USER, "response_format": sent})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "response_format.schema")

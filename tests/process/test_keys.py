@@ -106,3 +106,23 @@ def test_no_process_shows_or_inherits_a_key(tenants: Tenants) -> None:
         workers = client.get("/cluster", headers=headers).raise_for_status().json()["workers"]
     for worker in workers:
         assert ADMIN_KEY.encode() not in Path(f"/proc/{worker['pid']}/environ").read_bytes()
+
+
+def test_only_an_administrator_sees_the_metrics_of_tenants(
+    tenants: Tenants, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = tenants.add(capsys, "counted")
+    tenants.reload()
+    tenants.post(key, "abc").raise_for_status()
+    with tenants.server.client() as client:
+        shown, hidden = (
+            client.get("/metrics", headers={"authorization": f"Bearer {each}"}).raise_for_status().text
+            for each in (ADMIN_KEY, key)
+        )
+    for series in ('tokens_total{kind="prompt",', 'tokens_total{kind="output",', 'requests_total{outcome="finished",'):
+        [value] = [
+            line.split()[1] for line in shown.splitlines() if line.startswith(f'baton_tenant_{series}tenant="counted"')
+        ]
+        assert float(value) == (3 if "prompt" in series else 1)
+    assert "tenant" not in hidden
+    assert "baton_requests_total" in hidden

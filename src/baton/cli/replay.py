@@ -20,8 +20,9 @@ from baton.core.config import PolicyConfig
 from baton.core.errors import ConfigError
 from baton.decide.control.decision_log import Decision, LogHeader, replay
 from baton.lab.report.log_records import LoggedRun, Outcomes, outcomes, render_trace, run_of_log, trace_of_log
+from baton.lab.report.page import short_number
 from baton.lab.report.perfetto import render_perfetto
-from baton.lab.report.run_page import render_log, short_number
+from baton.lab.report.run_page import render_log
 from baton.lab.report.summary import Distribution, SloTargets
 from baton.lab.report.timeline import read_timeline
 from baton.lab.sim.log_cluster import cluster_of_log

@@ -108,7 +108,7 @@ def _rates(window: Sequence[Sample]) -> str:
 
 def _latencies(window: Sequence[Sample]) -> Table:
     table = Table("latency in ms")
-    for column in ("p50, median second", "p99, median second", "p99, worst second"):
+    for column in ("p50, median", "p99, median", "p99, highest"):
         table.add_column(column, justify="right")
     for name, title in LATENCIES.items():
         found = [spread for sample in window if (spread := sample.latencies.get(name)) is not None]

@@ -73,13 +73,13 @@ class Models:
         for fleet in self.fleets:
             fleet.parts.gateway.cancel_all()
 
-    def render_metrics(self, edge: Metrics) -> bytes:
+    def render_metrics(self, edge: Metrics, *, with_tenants: bool) -> bytes:
         """Return the exposition text of all models, and of the HTTP edge."""
         for fleet in self.fleets:
             fleet.refresh_metrics()
         models = {name: fleet.parts.metrics for name, fleet in self._fleets.items()}
         others = [VllmNames(models)] if self._config.http.metrics_names == "vllm" else []
-        return render(edge, models, *others)
+        return render(edge, models, *others, with_tenants=with_tenants)
 
     # ---- while the server runs
 

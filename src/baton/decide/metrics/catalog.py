@@ -59,6 +59,8 @@ FINISH_REASON = Label("reason", get_args(FinishReason))
 REFUSAL_STATUS = Label("status", ("408", "413", "429", "431", "503"))
 REFUSAL_CODE = Label("reason")
 CLASS = Label("class")
+TENANT = Label("tenant")
+TOKEN_KIND = Label("kind", ("prompt", "cached", "output"))
 MODEL = Label("model")
 """Of every metric but `EDGE_METRICS`, if the server has several models."""
 WORKER = Label("worker")
@@ -139,6 +141,19 @@ HTTP_REFUSALS = Counter(
 CLASS_REQUESTS = Counter(
     "baton_class_requests_total", "requests", "Closed requests by service class.", labels=(CLASS, OUTCOME)
 )
+CLASS_TOKENS = Counter(
+    "baton_class_tokens_total", "tokens", "Tokens by class. `cached` is part of `prompt`.",
+    labels=(CLASS, TOKEN_KIND),
+)  # fmt: skip
+TENANT_REQUESTS = Counter(
+    "baton_tenant_requests_total", "requests",
+    "Closed requests by tenant (at most 64, then `other`), for the scope `admin`.",
+    labels=(TENANT, OUTCOME),
+)  # fmt: skip
+TENANT_TOKENS = Counter(
+    "baton_tenant_tokens_total", "tokens", "The same by tenant, for the scope `admin`.",
+    labels=(TENANT, TOKEN_KIND),
+)  # fmt: skip
 CLASS_TTFT = Histogram(
     "baton_class_time_to_first_token_seconds", "seconds", "As baton_time_to_first_token_seconds, by service class.",
     labels=(CLASS,), buckets=REQUEST_BUCKETS_S,
@@ -153,6 +168,10 @@ WAITING = Gauge(
     "Requests that wait on the worker.",
     labels=(WORKER, ROLE),
 )
+KV_USAGE = Gauge(
+    "baton_kv_usage_ratio", "ratio", "Used share of a host's KV blocks.",
+    labels=(HOST,),
+)  # fmt: skip
 KV_BLOCKS = Gauge(
     "baton_kv_blocks", "blocks",
     "KV blocks; free + used + cached is the tier's size. A shared store is shown at one host.",
@@ -228,6 +247,7 @@ METRICS: tuple[Metric, ...] = (
     SPECULATION_DRAFTED_TOKENS, SPECULATION_ACCEPTED_TOKENS, TIER_BLOCKS, TIER_RESTS, HANDOFF_LAYER_BYTES,
     LIVE_MOVES, READ_BACK_BLOCKS, HTTP_REFUSALS, PREDICTION_ERROR, STEP_ERROR, CLASS_REQUESTS, CLASS_TTFT,
     GENERATED_TOKENS, RESUMED, UNLOGGED_DECISIONS, FINISH_REASONS, FAILOVER_TOKENS, DECODE_QUEUE, HANDOFF_COPY,
+    CLASS_TOKENS, TENANT_REQUESTS, TENANT_TOKENS, KV_USAGE,
 )  # fmt: skip
 EDGE_METRICS: tuple[Metric, ...] = (HTTP_REFUSALS, RESUMED)
 """Metrics of the HTTP edge, which all models of a server share."""

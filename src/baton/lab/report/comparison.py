@@ -10,8 +10,7 @@ from msgspec import Struct
 
 from baton.lab.report import bins
 from baton.lab.report.drawings import Color, Curves, Mark, Series
-from baton.lab.report.page import notes, page, plot, plots, section, table
-from baton.lab.report.run_page import short_number
+from baton.lab.report.page import notes, page, plot, plots, section, short_number, table
 from baton.lab.report.run_plots import BINS, binned, distribution, over_time, rates, seconds
 from baton.lab.report.summary import Distribution, RequestRecord, Results, SloTargets
 
@@ -20,7 +19,7 @@ DASHES: tuple[tuple[int, ...], ...] = ((), (6, 4), (2, 2))
 RUNS_MAX = len(COLORS) * len(DASHES)
 """Bound on the runs of a comparison: each has a colour and a dash of its own."""
 HEAD = (
-    "cluster", "policy", "completed", "rejected", "failed", "TTFT ms p50, p99", "TPOT ms p50, p99", "tokens/s",
+    "cluster", "policy", "completed", "rejected", "failed", "TTFT ms p50 / p99", "TPOT ms p50 / p99", "tokens/s",
     "in SLO", "goodput",
 )  # fmt: skip
 
@@ -59,7 +58,7 @@ def _cells(results: Results) -> list[str]:
 
 def _two(latency: Distribution) -> str:
     """Return p50 and p99 in milliseconds."""
-    return ", ".join(short_number(None if value is None else value * 1000) for value in (latency.p50, latency.p99))
+    return " / ".join(short_number(None if value is None else value * 1000) for value in (latency.p50, latency.p99))
 
 
 def render_comparison(

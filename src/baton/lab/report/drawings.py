@@ -11,7 +11,7 @@ from msgspec import Struct
 from baton.core.messages import Outcome
 from baton.core.types import Role
 
-Color = Literal["--prefill", "--decode", "--mixed", "--other", "--bad"]
+Color = Literal["--prefill", "--decode", "--mixed", "--other", "--bad", "--p50", "--p90", "--p99"]
 """A colour of the page's style. It differs between light and dark mode."""
 Format = Literal["seconds", "share", "number", "rate"]
 """How values are written: `seconds` with a fitting unit, `share` in percent, `rate` per second."""

@@ -11,7 +11,7 @@ from baton.core.types import Role
 from baton.lab.report import bins
 from baton.lab.report.bins import Values
 from baton.lab.report.drawings import DASHED, Color, HeatLanes, HeatRow, WorkerLanes, WorkerRow, rounded
-from baton.lab.report.page import plot
+from baton.lab.report.page import plot, short_number
 from baton.lab.report.run_plots import BINS, binned, over_time
 from baton.lab.report.timeline import Timeline, WorkerLine
 
@@ -114,4 +114,4 @@ def _heat_plot(
         row_height=max(4.0, min(18.0, 640 / len(rows))),
     )
     sampled = f"; one of every {every} workers" if every > 1 else ""
-    return plot(title, drawing, f"the strongest color is {most:,.4g} {unit}{sampled}", wide=True)
+    return plot(title, drawing, f"the strongest color is {short_number(most)} {unit}{sampled}", wide=True)

@@ -33,6 +33,11 @@ def _scripts() -> tuple[str, str, str]:
     return styles, site.joinpath("uplot.js").read_text(encoding="utf-8"), joined
 
 
+def short_number(value: float | None) -> str:
+    """Return a number with four digits, or all before the point. None: `-`."""
+    return "-" if value is None else f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
+
+
 def page(title: str, subtitle: str, sections: Iterable[str]) -> str:
     styles, uplot, modules = _scripts()
     return (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.lab.report.fleet_plots import fleet_plots
-from baton.lab.report.page import notes, page, plots, section, table, tiles
+from baton.lab.report.page import notes, page, plots, section, short_number, table, tiles
 from baton.lab.report.run_plots import e2e_plot, latency_plots, lives_plot, load_plots, time_plots, ttft_plot
 from baton.lab.report.summary import Distribution, RequestRecord, Results, SloTargets, summarize
 from baton.lab.report.timeline import RequestLine, Timeline
@@ -135,11 +135,6 @@ def _row(name: str, records: Sequence[RequestRecord], slo: SloTargets) -> list[s
 def milliseconds(seconds: Distribution) -> list[str]:
     values = (seconds.mean, seconds.p50, seconds.p90, seconds.p99)
     return ["-" if value is None else f"{value * 1000:,.2f}" for value in values]
-
-
-def short_number(value: float | None) -> str:
-    """Return a number with four digits, or all before the point. None: `-`."""
-    return "-" if value is None else f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
 
 
 def _seconds(value: float | None) -> str:

@@ -177,9 +177,9 @@ def _percentile_plots(records: Sequence[RequestRecord], slo: SloTargets, start_s
         if len(values_s):
             p50, p90, p99 = bins.quantiles(at_s - start_s, values_s, borders, SHARES)
             series = [
-                binned("p50", "--mixed", borders, p50, DOTTED),
-                binned("p90", "--decode", borders, p90, DASHED),
-                binned("p99", "--prefill", borders, p99),
+                binned("p50", "--p50", borders, p50, DOTTED),
+                binned("p90", "--p90", borders, p90, DASHED),
+                binned("p99", "--p99", borders, p99),
             ]
             limits = [] if target_s is None else [target_s]
             note = "" if target_s is None else "dashed: SLO"

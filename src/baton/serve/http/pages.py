@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from baton.core.errors import RequestError
 from baton.serve.http.body_threads import ReceivedBody
-from baton.serve.http.edge import check_content_type, read_body
+from baton.serve.http.edge import check_content_type, context_of, read_body
 from baton.serve.http.model_services import ModelServices
 from baton.serve.http.prompts import Prompt, chat_prompt
 from baton.serve.http.services import Services
@@ -133,7 +133,9 @@ class Pages:
         return json_response(body, status=503, headers={"retry-after": f"{RETRY_AFTER_S:.0f}"})
 
     async def _metrics(self, request: Request) -> Response:
-        return Response(self._services.render_metrics(), headers={"content-type": CONTENT_TYPE})
+        is_admin = "admin" in context_of(request.scope).identity.scopes
+        text = self._services.render_metrics(with_tenants=is_admin)
+        return Response(text, headers={"content-type": CONTENT_TYPE})
 
     async def _cluster(self, request: Request) -> Response:
         return json_response(asked_model(self._services, request).gateway.cluster())
@@ -201,13 +203,16 @@ def _past_samples(request: Request) -> int:
 
 
 def _tokenized(body: TokenizeRequest, model: ModelServices) -> Prompt:
-    texts = model.texts
-    if body.prompt is not None and body.messages is None:
-        add_special = body.add_special_tokens is not False
-        return Prompt(texts.encode(body.prompt, "prompt", add_special=add_special), body.prompt)
-    if body.messages is not None and body.prompt is None:
-        return chat_prompt(body, texts, model.template)
-    raise RequestError("send either prompt or messages", param="prompt")
+    match body:
+        case TokenizeRequest(prompt=str(text), content=None, messages=None):
+            param = "prompt"
+        case TokenizeRequest(prompt=None, content=str(text), messages=None):
+            param = "content"
+        case TokenizeRequest(prompt=None, content=None, messages=list()):
+            return chat_prompt(body, model.texts, model.template)
+        case _:
+            raise RequestError("send one of prompt, content and messages", param="prompt")
+    return Prompt(model.texts.encode(text, param, add_special=body.add_special_tokens is not False), text)
 
 
 def _detokenized(body: DetokenizeRequest, model: ModelServices) -> str:

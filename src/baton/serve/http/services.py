@@ -80,7 +80,8 @@ class Services:
     keyring: Keyring
     hooks: Hooks
     recorder: Recorder
-    render_metrics: Callable[[], bytes]
+    render_metrics: Callable[..., bytes]
+    """`Models.render_metrics` with the metrics of the edge."""
     telemetry: Telemetry | None = None
     """None: the server makes no traces."""
     unknown_fields: UnknownFields = field(init=False)

@@ -11,13 +11,15 @@ from msgspec import Struct, json
 from baton.core.types import Slo
 from baton.move.clock import now_s, unix_s
 from baton.serve.live.gateway import LiveGateway
-from baton.serve.live.recent import EndedRequest, Recent, Spread, WorkerSteps
+from baton.serve.live.recent import EndedRequest, Recent, Spread, WorkerSteps, spreads
 from baton.serve.live.recorder import Recorder
 from baton.serve.live.status import ClusterStatus, HostStatus, TierStatus, WorkerStatus
 
 SAMPLE_S = 1.0
 KEPT_SAMPLES = 900
 """Number of samples that are kept: 15 minutes."""
+LATENCY_SAMPLES = 10
+"""Percentiles use values of at most so many samples."""
 MARKS_MAX = 8
 """Maximum changes of the fleet that one sample names."""
 
@@ -81,7 +83,7 @@ class Sample(Struct, frozen=True, kw_only=True):
     """Seconds: `ttft`, `itl`, `tpot`, `queue`, `prefill`, `handoff`, `decode_queue`.
     Measured / predicted: `ttft_ratio`, `tpot_ratio`.
 
-    A latency that was not measured in this sample is left out.
+    Percentiles of the last second, or, of fewer than 100 values, of up to 10 s. A latency without values is left out.
     """
     counts: dict[str, int]
     """Tokens: `prompt_tokens`, `cached_tokens`, `output_tokens`. Bytes: `handoff_bytes`. Requests: `with_slo` and
@@ -123,6 +125,8 @@ class History:
         self._gateway = gateway
         self._recorder = recorder
         self._samples: deque[bytes] = deque(maxlen=KEPT_SAMPLES)
+        self._latencies: deque[dict[str, list[float]]] = deque(maxlen=LATENCY_SAMPLES)
+        """Values of each latency, the latest sample first."""
         self._taken = 0
         """Number of samples taken so far."""
         self._sampled_at_s = now_s()
@@ -142,7 +146,9 @@ class History:
         elapsed_s, self._sampled_at_s = max(1e-3, moment_s - self._sampled_at_s), moment_s
         recent = self._recorder.take_recent()
         marks = _marks(self._last, cluster) if self._last is not None else ()
-        self._samples.append(json.encode(_sample(recent, cluster, marks, elapsed_s, self._gateway.state)))
+        self._latencies.appendleft(recent.latencies)
+        sample = _sample(recent, spreads(self._latencies), cluster, marks, elapsed_s, self._gateway.state)
+        self._samples.append(json.encode(sample))
         self._last = cluster
         self._taken += 1
         self._wake()
@@ -187,13 +193,19 @@ class History:
             self._changed.set()
 
 
-def _sample(recent: Recent, cluster: ClusterStatus, marks: tuple[str, ...], elapsed_s: float, state: str) -> Sample:
-    spreads = {name: recent.spread(name) for name in recent.latencies}
+def _sample(
+    recent: Recent,
+    latencies: dict[str, Spread],
+    cluster: ClusterStatus,
+    marks: tuple[str, ...],
+    elapsed_s: float,
+    state: str,
+) -> Sample:
     return Sample(
         unix_s=unix_s(),
         elapsed_s=elapsed_s,
         state=state,
-        latencies={name: spread for name, spread in spreads.items() if spread is not None},
+        latencies=latencies,
         counts=dict(recent.counts),
         rejected=dict(recent.rejected),
         tenants=dict(recent.tenants),
@@ -247,10 +259,13 @@ def _marks(before: ClusterStatus, now: ClusterStatus) -> tuple[str, ...]:
         if known.role != worker.role:
             reason = f" ({worker.role_reason})" if worker.role_reason else ""
             marks.append(f"{name}: {known.role} to {worker.role}{reason}")
-        if known.state == "ready" and worker.state != "ready":
-            marks.append(f"{name} is {worker.state}")
-        elif known.pid != worker.pid or (known.state != "ready" and worker.state == "ready"):
-            marks.append(f"{name} is {worker.state} (new process)" if known.pid != worker.pid else f"{name} is ready")
+        if known.state == "ready" and (worker.state != "ready" or known.pid != worker.pid):
+            if name in before.restarting:
+                marks.append(f"{name} restarts")
+            else:
+                marks.append(f"{name} was lost" + (" and is ready again" if worker.state == "ready" else ""))
+        elif known.state != "ready" and worker.state == "ready":
+            marks.append(f"{name} is ready")
     marks += [f"{name} has left" for name in old if name not in new]
     hosts = {host.id for host in before.hosts}, {host.id for host in now.hosts}
     marks += [f"host {name} was lost" for name in sorted(hosts[0] - hosts[1])]

@@ -13,13 +13,16 @@ from prometheus_client.registry import Collector
 
 from baton.core.types import HostId, HostView, WorkerView
 from baton.decide.metrics.catalog import (
+    ARENA_TIER,
     EDGE_METRICS,
     HOST,
     KV_BLOCKS,
+    KV_USAGE,
     METRICS,
     MODEL,
     RUNNING,
     STEP_ERROR,
+    TENANT,
     WAITING,
     Counter,
     Gauge,
@@ -70,12 +73,15 @@ class Metrics:
 
     def set_blocks(self, views: Iterable[tuple[str, HostView]]) -> None:
         """Set the gauges of KV blocks: pairs of a tier's name and a host's view. Remove those of other tiers."""
-        blocks = self._families[KV_BLOCKS.name]
+        blocks, usage = self._families[KV_BLOCKS.name], self._families[KV_USAGE.name]
         blocks.series.clear()
+        usage.series.clear()
         for tier, view in views:
             blocks.add((view.id, tier, "free")).sum = view.blocks_free
             blocks.add((view.id, tier, "used")).sum = view.blocks_used
             blocks.add((view.id, tier, "cached")).sum = view.blocks_cached
+            if tier == ARENA_TIER:
+                usage.add((view.id,)).sum = view.blocks_used / max(1, view.blocks_total)
 
     def forget_host(self, host: HostId) -> None:
         """Remove the series of a lost host, because hosts that join under new names would grow the metrics forever."""
@@ -89,13 +95,14 @@ class Metrics:
         return self._families[metric.name].series
 
 
-def render(edge: Metrics, models: Mapping[str, Metrics], *others: Collector) -> bytes:
+def render(edge: Metrics, models: Mapping[str, Metrics], *others: Collector, with_tenants: bool = True) -> bytes:
     """Return the exposition text, of type `CONTENT_TYPE`, of the HTTP edge and of every model by its name.
 
     With several models, each series of a model has the label `model`. `others`: exposed after them.
+    `with_tenants`: also the metrics by tenant.
     """
     registry = CollectorRegistry()
-    for collector in (_Exposition(edge, models), *others):
+    for collector in (_Exposition(edge, models, with_tenants=with_tenants), *others):
         registry.register(collector)
     return generate_latest(registry)
 
@@ -139,12 +146,13 @@ class _Exposition(Collector):
     have and which can be disabled only process-wide. They also lock for each value, so for each output token.
     """
 
-    def __init__(self, edge: Metrics, models: Mapping[str, Metrics]) -> None:
+    def __init__(self, edge: Metrics, models: Mapping[str, Metrics], *, with_tenants: bool) -> None:
         self._edge = edge
         self._models = models
+        self._shown = [metric for metric in METRICS if with_tenants or TENANT not in metric.labels]
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]:
-        for metric in METRICS:
+        for metric in self._shown:
             names = [label.name for label in metric.labels]
             if metric in EDGE_METRICS:
                 yield _exposed(metric, names, self._edge.series(metric))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import Struct
@@ -14,6 +14,8 @@ from baton.serve.live.live_request import Finish, LiveRequest, Timings
 
 VALUES_MAX = 4096
 """Maximum values of one latency in one sample. Further values do not count for the percentiles."""
+ENOUGH_VALUES = 100
+"""With fewer values of a latency, its percentiles include those of earlier samples."""
 REQUESTS_MAX = 16
 """Maximum ended requests that one sample shows."""
 NAMES_MAX = 16
@@ -22,7 +24,7 @@ OTHER = "other"
 
 
 class Spread(Struct, frozen=True):
-    """Percentiles of the values of one sample."""
+    """Percentiles of the latest values of a latency."""
 
     p50: float
     p90: float
@@ -148,10 +150,23 @@ class Recent:
         if timings.handoff_s is not None and timings.prefill_worker and timings.decode_worker:
             self.handoffs[timings.prefill_worker, timings.decode_worker] += 1
 
-    def spread(self, name: str) -> Spread | None:
-        """Return the percentiles of a latency. None: no value was added."""
-        values = sorted(self.latencies.get(name, ()))
-        return Spread(_nearest(values, 0.5), _nearest(values, 0.9), _nearest(values, 0.99)) if values else None
+
+def spreads(samples: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Spread]:
+    """Return the percentiles of each latency, by name. `samples`: values by latency, the latest sample first.
+
+    A sample with few values says little about a percentile, so earlier ones are added up to `ENOUGH_VALUES`.
+    """
+    found: dict[str, list[float]] = {}
+    for sample in samples:
+        for name, values in sample.items():
+            known = found.setdefault(name, [])
+            if len(known) < ENOUGH_VALUES:
+                known += values
+    return {name: _spread(sorted(values)) for name, values in found.items() if values}
+
+
+def _spread(ascending: Sequence[float]) -> Spread:
+    return Spread(*(_nearest(ascending, share) for share in (0.5, 0.9, 0.99)))
 
 
 def _count(counts: Counter[str], name: str, amount: int) -> None:

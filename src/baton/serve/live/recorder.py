@@ -13,6 +13,8 @@ from baton.serve.live.metrics_registry import Metrics
 from baton.serve.live.recent import HostCopies, Recent
 
 Event = Literal["preemptions", "failovers", "moves", "role_flips", "unlogged_decisions"]
+TENANTS_MAX = 64
+OTHER_TENANTS = "other"
 _EVENTS: dict[Event, catalog.Counter] = {
     "preemptions": catalog.PREEMPTIONS,
     "failovers": catalog.FAILOVERS,
@@ -28,6 +30,8 @@ class Recorder:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._recent = Recent()
+        self._tenants: set[str] = set()
+        """Tenants with series of their own."""
 
     def take_recent(self) -> Recent:
         """Return what was recorded since the last call."""
@@ -46,6 +50,8 @@ class Recorder:
         """Record that the first step with a part of the prompt has run."""
         self._metrics.count(catalog.PREFIX_QUERY_TOKENS, amount=live.request.prompt_tokens)
         self._metrics.count(catalog.PREFIX_HIT_TOKENS, amount=live.stamps.cached_tokens)
+        self._count_tokens(live, "prompt", live.request.prompt_tokens)
+        self._count_tokens(live, "cached", live.stamps.cached_tokens)
         self._recent.counts["prompt_tokens"] += live.request.prompt_tokens
         self._recent.counts["cached_tokens"] += live.stamps.cached_tokens
 
@@ -87,6 +93,7 @@ class Recorder:
                 self._metrics.observe(catalog.ITL, gap_s)
                 self._recent.value("itl", gap_s)
         self._metrics.count(catalog.GENERATED_TOKENS, amount=tokens)
+        self._count_tokens(live, "output", tokens)
         self._recent.tokens_sent(live, tokens)
         live.stamps.sent(tokens, now_s)
         if live.is_taken and live.finish is not None and live.finish.outcome == "finished":
@@ -96,6 +103,8 @@ class Recorder:
     def closed(self, live: LiveRequest, finish: Finish) -> None:
         if live.request.service is not None:
             self._metrics.count(catalog.CLASS_REQUESTS, live.request.service.name, finish.outcome)
+        if live.request.tenant:
+            self._metrics.count(catalog.TENANT_REQUESTS, self._tenant(live.request.tenant), finish.outcome)
         self._metrics.count(catalog.REQUESTS, finish.outcome)
         if finish.outcome == "finished" and finish.reason is not None:
             self._metrics.count(catalog.FINISH_REASONS, finish.reason)
@@ -109,6 +118,20 @@ class Recorder:
         """Record a refused HTTP request or connection. Ignores statuses that the metric does not list."""
         if str(status) in catalog.REFUSAL_STATUS.values:
             self._metrics.count(catalog.HTTP_REFUSALS, str(status), code or "other")
+
+    def _count_tokens(self, live: LiveRequest, kind: str, amount: int) -> None:
+        """Count tokens for the class and the tenant of a request."""
+        service, tenant = live.request.service, live.request.tenant
+        if service is not None:
+            self._metrics.count(catalog.CLASS_TOKENS, service.name, kind, amount=amount)
+        if tenant:
+            self._metrics.count(catalog.TENANT_TOKENS, self._tenant(tenant), kind, amount=amount)
+
+    def _tenant(self, name: str) -> str:
+        """Return the label of a tenant."""
+        if len(self._tenants) < TENANTS_MAX:
+            self._tenants.add(name)
+        return name if name in self._tenants else OTHER_TENANTS
 
     def _compare(self, latency: str, actual_s: float, predicted_s: float) -> None:
         if predicted_s > 0:

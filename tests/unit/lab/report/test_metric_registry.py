@@ -37,6 +37,10 @@ BESIDE = [
     "baton_failover_tokens_total{kv}",
     "baton_decode_queue_seconds",
     "baton_handoff_copy_seconds_total{during}",
+    "baton_class_tokens_total{class,kind}",
+    "baton_tenant_requests_total{tenant,outcome}",
+    "baton_tenant_tokens_total{tenant,kind}",
+    "baton_kv_usage_ratio{host}",
 ]
 """What we tell beyond it. A name that is once told is kept."""
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from baton.core.types import Request, RequestId
+from baton.decide.metrics import catalog
 from baton.serve.live.live_request import Finish, LiveRequest
-from baton.serve.live.recent import NAMES_MAX, OTHER, REQUESTS_MAX, VALUES_MAX, Recent, Spread
+from baton.serve.live.metrics_registry import Metrics
+from baton.serve.live.recent import NAMES_MAX, OTHER, REQUESTS_MAX, VALUES_MAX, Recent, Spread, spreads
+from baton.serve.live.recorder import OTHER_TENANTS, TENANTS_MAX, Recorder
 
 
 def live_request(name: str, tenant: str = "") -> LiveRequest:
@@ -12,12 +15,15 @@ def live_request(name: str, tenant: str = "") -> LiveRequest:
     return LiveRequest(request, [1, 2, 3])
 
 
-def test_percentiles_are_of_the_values_since_the_last_sample() -> None:
-    recent = Recent()
+def test_percentiles_use_earlier_samples_until_there_are_enough_values() -> None:
+    recent, earlier = Recent(), {"ttft": [1000.0], "itl": [2.0, 1.0], "queue": []}
     for value in range(100, 0, -1):
         recent.value("ttft", value)
-    assert recent.spread("ttft") == Spread(p50=51, p90=91, p99=100)
-    assert recent.spread("itl") is None
+    recent.value("itl", 3.0)
+    assert spreads([recent.latencies, earlier]) == {
+        "ttft": Spread(p50=51, p90=91, p99=100),
+        "itl": Spread(p50=2.0, p90=3.0, p99=3.0),
+    }
 
 
 def test_values_requests_and_names_are_bounded() -> None:
@@ -33,3 +39,13 @@ def test_values_requests_and_names_are_bounded() -> None:
     assert recent.classes == {"": 2 * (VALUES_MAX + 10)}
     assert len(recent.ended) == REQUESTS_MAX
     assert recent.rejected["share"] == recent.counts["rejected"] == VALUES_MAX + 10
+
+
+def test_tenants_with_metrics_of_their_own_are_bounded() -> None:
+    metrics = Metrics()
+    recorder = Recorder(metrics)
+    for number in range(TENANTS_MAX + 10):
+        recorder.closed(live_request("r", tenant=f"tenant-{number}"), Finish(outcome="failed"))
+    series = metrics.series(catalog.TENANT_REQUESTS)
+    assert len(series) == TENANTS_MAX + 1
+    assert series[OTHER_TENANTS, "failed"].sum == 10

@@ -1,13 +1,18 @@
 // What an operator does on the dashboard: cancel a request, restart a worker, drain a host, ask why a request went where it did.
 import {$, amount, duration, headers, make, ofModel} from "./common.js";
 
-const SURE_MS = 4000;
+const SURE_MS = 4000, SHOWN_MS = 15000;
+let hide = 0;
 
-// Send an action. An error appears in the status line.
+// Send an action. An error appears below the header.
 export async function post(path, body) {
-  const response = await fetch(ofModel(path), {method: "POST", headers: headers(), body: JSON.stringify(body)});
-  if (!response.ok) $("state").textContent = (await response.json()).error.message;
-  return response.ok;
+  let refusal = "";
+  try {
+    const response = await fetch(ofModel(path), {method: "POST", headers: headers(), body: JSON.stringify(body)});
+    if (!response.ok) refusal = (await response.json()).error.message;
+  } catch { refusal = "no answer from the server"; }
+  $("refused").textContent = refusal; $("refused").hidden = !refusal;
+  clearTimeout(hide); hide = setTimeout(() => { $("refused").hidden = true; }, SHOWN_MS);
 }
 
 // A button that acts at the second press, so that one slip of the hand ends nothing.
@@ -40,6 +45,7 @@ export async function running() {
   const response = await fetch(ofModel("/cluster/requests"), {headers: headers()});
   if (!response.ok) return;
   const {total, requests} = await response.json();
+  $("running-table").hidden = !total; $("no-running").hidden = total > 0;
   $("running-total").textContent = total > requests.length ? `the oldest ${requests.length} of ${total}` : String(total);
   if (table.contains(document.activeElement)) return;
   const cell = (text, kind = "") => make("td", kind, text);

@@ -45,6 +45,7 @@ export function duration(seconds) {
 export function amount(value) {
   if (value == null) return "-";
   if (value >= 1e6) return (value / 1e6).toFixed(1) + " M";
+  if (value >= 1e5) return Math.round(value / 1e3) + " k";
   if (value >= 1e4) return (value / 1e3).toFixed(1) + " k";
   return value >= 100 || Number.isInteger(value) ? String(Math.round(value)) : value.toFixed(value < 10 ? 2 : 1);
 }

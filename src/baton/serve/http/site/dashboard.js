@@ -1,7 +1,7 @@
 // The dashboard: reads /cluster/events, and shows each sample once it has arrived.
 import {running, scaleFields} from "./actions.js";
-import {$, amount, duration, events, headers, keepKey, ofModel, showModels, time} from "./common.js";
-import {ROLES, cache, flow, marks, refusals, requests, shares, tiles, workerLanes, workers} from "./panels.js";
+import {$, amount, duration, events, headers, keepKey, ofModel, ratio, showModels, time} from "./common.js";
+import {ROLES, cache, flow, marks, mostRunning, refusals, requests, shares, tiles, workerLanes, workers} from "./panels.js";
 import {Axis, curves, lanes} from "./plots.js";
 import {Store} from "./store.js";
 
@@ -13,10 +13,16 @@ const latency = (name, part) => sample => sample.latencies[name]?.[part] ?? null
 const rate = name => sample => (sample.counts[name] ?? 0) / sample.elapsed_s;
 const total = counts => Object.values(counts).reduce((sum, count) => sum + count, 0);
 const percentiles = name => [
-  {label: "p50", color: "--mixed", values: latency(name, "p50"), dash: [2, 2]},
-  {label: "p90", color: "--decode", values: latency(name, "p90"), dash: [6, 4]},
-  {label: "p99", color: "--prefill", values: latency(name, "p99"), width: 2},
+  {label: "p50", color: "--p50", values: latency(name, "p50"), dash: [2, 2]},
+  {label: "p90", color: "--p90", values: latency(name, "p90"), dash: [6, 4]},
+  {label: "p99", color: "--p99", values: latency(name, "p99"), width: 2},
 ];
+
+const ofWorkers = field => sample => sample.workers.reduce((sum, worker) => sum + worker[field], 0);
+const ofBlocks = field => sample => {
+  const sum = name => sample.hosts.reduce((total, host) => total + host[name], 0), whole = sum("used") + sum("cached") + sum("free");
+  return whole ? sum(field) / whole : null;
+};
 
 const LEAST_SECONDS = 60;
 // The shown seconds: the latest ones, as far as there are samples.
@@ -34,6 +40,7 @@ function build() {
   lanes($("lanes"), $("lane-value"), axis, {
     name: "Role and load of each worker over time; the table below has the present values",
     rows: () => workerLanes(store, axis.span()), marks: () => store.marks,
+    hint: () => `Point at a lane for its values. Top of the lines: ${amount(mostRunning(store, axis.span()))} running requests.`,
   });
   timePlot("ttft", {format: duration, series: percentiles("ttft"), limits: () => store.slo ? [store.slo.ttft_s] : []});
   timePlot("itl", {format: duration, series: percentiles("itl"), limits: () => store.slo ? [store.slo.tpot_s] : []});
@@ -41,6 +48,14 @@ function build() {
     {label: "output", color: "--decode", values: rate("output_tokens"), width: 2},
     {label: "prompt", color: "--prefill", values: rate("prompt_tokens")},
     {label: "cached", color: "--mixed", values: rate("cached_tokens"), dash: [6, 4]},
+  ]});
+  timePlot("load", {format: amount, floor: 2, series: [
+    {label: "running", color: "--decode", values: ofWorkers("running"), width: 2},
+    {label: "waiting", color: "--prefill", values: ofWorkers("waiting"), dash: [6, 4]},
+  ]});
+  timePlot("kv", {format: ratio, floor: 0.1, series: [
+    {label: "used", color: "--decode", values: ofBlocks("used"), width: 2},
+    {label: "cached", color: "--mixed", values: ofBlocks("cached"), dash: [6, 4]},
   ]});
   timePlot("phases", {format: duration, series: [
     {label: "queue for prefill", color: "--other", values: latency("queue", "p50"), dash: [2, 2]},
@@ -60,10 +75,16 @@ function build() {
   ]});
 }
 
+// Show the state of the server, as an error if it serves no requests.
+function say(text, isWell) { $("state").textContent = text; $("state").className = isWell ? "pill well" : "pill error"; }
+
 function show() {
   const now = store.samples.at(-1);
   if (!now || document.hidden) return;
-  $("state").textContent = now.state;
+  say(now.state, now.state === "ready");
+  for (const [place, name] of [["ttft", "ttft_s"], ["itl", "tpot_s"]]) {
+    $(place).previousElementSibling.querySelector(".slo").textContent = store.slo ? `dashed: SLO, ${duration(store.slo[name])}` : "no SLO is set";
+  }
   for (const draw of [tiles, workers, cache, flow, shares, refusals, marks, requests]) draw(store);
   axis.refresh();
   running().catch(() => {});  // the stream tells whether the server answers
@@ -86,10 +107,10 @@ async function read() {
       store.add(message);
       if (!due) { due = true; setTimeout(() => { due = false; show(); }, 0); }  // the kept samples arrive at once: one drawing
     }
-    $("state").textContent = "the server has ended the stream";
+    say("the server has ended the stream", false);
   } catch (error) {
     if (current.signal.aborted) return;
-    $("state").textContent = error instanceof TypeError ? "no answer from the server" : error.message;
+    say(error instanceof TypeError ? "no answer from the server" : error.message, false);
   }
   if (reading === current) setTimeout(() => { if (reading === current) read(); }, RETRY_MS);
 }

@@ -13,18 +13,20 @@ export function tiles(store) {
   const rate = name => recent.reduce((sum, sample) => sum + (sample.counts[name] ?? 0), 0) / seconds;
   const worst = (name, part) => store.last(MINUTE).reduce((most, sample) => Math.max(most, sample.latencies[name]?.[part] ?? 0), 0) || null;
   const withSlo = store.sum("with_slo", MINUTE), asked = store.sum("prompt_tokens", MINUTE);
-  const sum = field => now.workers.reduce((total, worker) => total + worker[field], 0);
+  const sum = field => now.workers.reduce((total, worker) => total + worker[field], 0), [ttft, itl] = [worst("ttft", "p99"), worst("itl", "p99")];
   const shown = [
-    [amount(rate("output_tokens")), "output tokens/s"],
-    [amount(rate("prompt_tokens")), "prompt tokens/s"],
-    [sum("running"), "requests running"],
-    [sum("waiting"), "requests waiting"],
-    [duration(worst("ttft", "p99")), "highest TTFT p99, last minute"],
-    [duration(worst("itl", "p99")), "highest ITL p99, last minute"],
-    [withSlo ? ratio(store.sum("in_slo", MINUTE) / withSlo) : "-", "within the SLO, last minute"],
-    [asked ? ratio(store.sum("cached_tokens", MINUTE) / asked) : "-", "of prompts cached, last minute"],
+    [amount(rate("output_tokens")), "output tokens/s", "mean of 10 s"],
+    [amount(rate("prompt_tokens")), "prompt tokens/s", "mean of 10 s"],
+    [sum("running"), "running requests", "now"],
+    [sum("waiting"), "waiting requests", "now"],
+    [duration(ttft), "TTFT p99", "highest of 1 minute", store.slo && ttft > store.slo.ttft_s],
+    [duration(itl), "ITL p99", "highest of 1 minute", store.slo && itl > store.slo.tpot_s],
+    [withSlo ? ratio(store.sum("in_slo", MINUTE) / withSlo) : "-", "SLO attainment", withSlo ? "of 1 minute" : "no SLO"],
+    [asked ? ratio(store.sum("cached_tokens", MINUTE) / asked) : "-", "prefix hit ratio", "of 1 minute"],
   ];
-  $("tiles").replaceChildren(...shown.map(([value, label]) => make("div", "tile", [make("b", "", String(value)), make("span", "", label)])));
+  $("tiles").replaceChildren(...shown.map(([value, label, span, isMissed]) => make("div", isMissed ? "tile missed" : "tile", [
+    make("b", "", String(value)), make("span", "", label), make("small", "", isMissed ? `${span}: above the SLO` : span),
+  ])));
 }
 
 async function setRole(worker, select) {
@@ -46,10 +48,13 @@ export function workers(store) {
   }));
 }
 
-// One lane for each worker: a band in the colour of its role, as strong as it was busy, with a line for its batch.
-export function workerLanes(store, [from, to]) {
-  const seen = store.samples.filter(sample => sample.unix_s >= from - 2 && sample.unix_s <= to + 2);
-  const most = Math.max(1, ...seen.flatMap(sample => sample.workers.map(worker => worker.running)));
+const within = (store, [from, to]) => store.samples.filter(sample => sample.unix_s >= from && sample.unix_s <= to + 2);
+// The most running requests of one worker, to which the lines of all lanes are scaled.
+export const mostRunning = (store, span) => Math.max(1, ...within(store, span).flatMap(sample => sample.workers.map(worker => worker.running)));
+
+// One lane for each worker: a band in the colour of its role, as strong as it was busy, with a line for its running requests.
+export function workerLanes(store, span) {
+  const seen = within(store, span), most = mostRunning(store, span);
   return store.workerNames().slice(0, LANES_MAX).map(name => {
     const bands = [], line = []; let role = null;
     for (const sample of seen) {
@@ -77,14 +82,14 @@ export function cache(store) {
     const total = host.used + host.cached + host.free || 1;
     const size = bytes(total * host.block_bytes), before = first.hosts.find(each => each.id === host.id);
     const rows = [
-      make("div", "host", [`${host.id}, ${size}`, ...(now.hosts.length > 1 ? [drain(host.id)] : [])]),
+      make("div", "host", [`${host.id}: ${size}`, ...(now.hosts.length > 1 ? [drain(host.id)] : [])]),
       make("div", "bar", [part("used", host.used / total), part("cached", host.cached / total)]),
-      make("div", "muted key", [make("i", "used"), `${count(host.used)} used`, make("i", "cached"), `${count(host.cached)} cached`, `, ${count(host.free)} free`]),
+      make("div", "muted key", [make("i", "used"), `${count(host.used)} used`, make("i", "cached"), `${count(host.cached)} cached`, make("i", "free"), `${count(host.free)} free`]),
     ];
     for (const tier of host.tiers) {
-      rows.push(make("div", "", `${host.id}, tier ${tier.name}${tier.state === "used" ? "" : ": " + tier.state}`));
+      rows.push(make("div", "host", `${host.id}, tier ${tier.name}${tier.state === "used" ? "" : ": " + tier.state}`));
       rows.push(make("div", "bar", [part("cached", tier.kv_blocks_cached / (tier.kv_blocks_total || 1))]));
-      rows.push(make("div", "muted", `${tier.kv_blocks_cached} of ${tier.kv_blocks_total} blocks; ${tierRates(tier, before, host.block_bytes, now.unix_s - first.unix_s)}`));
+      rows.push(make("div", "muted", `${count(tier.kv_blocks_cached)} of ${count(tier.kv_blocks_total)} blocks; ${tierRates(tier, before, host.block_bytes, now.unix_s - first.unix_s)}`));
     }
     return rows;
   }));
@@ -113,17 +118,18 @@ export function flow(store) {
   if (!ways.size) { $("flow").replaceChildren(make("p", "muted", "No request was handed from one worker to another.")); return; }
   const links = [...ways].map(([key, requests]) => [...JSON.parse(key), requests]).sort();
   const sides = [0, 1].map(side => [...new Set(links.map(link => link[side]))].sort());
-  const height = 34 * Math.max(sides[0].length, sides[1].length) + 10, most = Math.max(...links.map(link => link[2]));
+  const height = 34 * Math.max(sides[0].length, sides[1].length) + 10, from = new Map(), most = Math.max(...links.map(link => link[2]));
   const svg = drawn("svg", {class: "flow", viewBox: `0 0 420 ${height}`, role: "img", "aria-label": links.map(([a, b, count]) => `${a} to ${b}: ${count} requests`).join(", ")});
   const y = (side, name) => 34 * sides[side].indexOf(name) + 22;
   for (const [source, target, requests] of links) {
-    const [from, to] = [y(0, source), y(1, target)];
-    const line = drawn("path", {d: `M110 ${from} C200 ${from} 220 ${to} 310 ${to}`, fill: "none", stroke: "currentColor", "stroke-opacity": "0.35", "stroke-width": 1.5 + 12 * requests / most});
+    const [start, end] = [y(0, source), y(1, target)];
+    const line = drawn("path", {d: `M110 ${start} C200 ${start} 220 ${end} 310 ${end}`, fill: "none", stroke: "currentColor", "stroke-opacity": "0.35", "stroke-width": 1.5 + 12 * requests / most});
     line.append(drawn("title", {}, `${source} to ${target}: ${requests} requests`));
-    svg.append(line, drawn("text", {x: 210, y: (from + to) / 2 + 4, "text-anchor": "middle"}, `${(requests / MINUTE).toFixed(2)}/s`));
+    svg.append(line); from.set(source, (from.get(source) ?? 0) + requests);
   }
-  sides[0].forEach(name => svg.append(drawn("text", {x: 104, y: y(0, name) + 4, "text-anchor": "end"}, name)));
-  sides[1].forEach(name => svg.append(drawn("text", {x: 316, y: y(1, name) + 4}, name)));
+  const perSecond = requests => `${(requests / MINUTE).toFixed(2)}/s`, into = name => links.reduce((sum, link) => sum + (link[1] === name ? link[2] : 0), 0);
+  sides[0].forEach(name => svg.append(drawn("text", {x: 104, y: y(0, name) + 4, "text-anchor": "end"}, `${name} ${perSecond(from.get(name))}`)));
+  sides[1].forEach(name => svg.append(drawn("text", {x: 316, y: y(1, name) + 4}, `${name} ${perSecond(into(name))}`)));
   $("flow").replaceChildren(svg, ...copies(store));
 }
 
@@ -148,7 +154,10 @@ function summed(store, name) {
 export function shares(store) {
   const rows = [["tenants", "tenant"], ["classes", "class"]].flatMap(([name, kind]) => {
     const sums = summed(store, name), total = sums.reduce((sum, [, tokens]) => sum + tokens, 0);
-    return sums.flatMap(([key, tokens]) => [make("div", "", `${key ? `${kind} ${key}` : `no ${kind}`}: ${amount(tokens)} tokens, ${ratio(tokens / total)}`), make("div", "bar", [part("used", tokens / total)])]);
+    return sums.map(([key, tokens]) => make("div", "share", [
+      make("span", key ? "" : "muted", key ? `${kind} ${key}` : `no ${kind}`), make("div", "bar", [part("used", tokens / total)]),
+      make("span", "n", `${amount(tokens)} tokens, ${ratio(tokens / total)}`),
+    ]));
   });
   $("shares").replaceChildren(...(rows.length ? rows : [make("p", "muted", "No output in the last minute.")]));
 }
@@ -159,7 +168,7 @@ export function refusals(store) {
 }
 
 export function marks(store) {
-  const rows = store.marks.slice(-50).reverse().map(mark => make("li", "", `${time(mark.at)}  ${mark.text}`));
+  const rows = store.marks.slice(-50).reverse().map(mark => make("li", "", [make("time", "", time(mark.at)), mark.text]));
   $("marks").replaceChildren(...(rows.length ? rows : [make("li", "muted", "No worker or host changed.")]));
 }
 

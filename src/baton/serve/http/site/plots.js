@@ -48,11 +48,12 @@ export function curves(element, axis, {columns, series, format, floor = 0, limit
   const look = {stroke: () => canvasColor("CanvasText"), grid: {stroke: () => canvasColor("--line"), width: 1}, ticks: {stroke: () => canvasColor("--line"), width: 1}, labelSize: 18, labelFont: "12px system-ui, sans-serif"};
   const plot = new uPlot({
     ...size(),
+    padding: [8, 26, 0, 0],  // room for half of the last time
     cursor: {sync: axis.key ? {key: axis.key} : undefined, drag: {x: true, y: false, setScale: false}},
-    legend: {live: true},
+    legend: {live: true, markers: {dash: (_, number) => ({6: "dashed", 2: "dotted"})[series[number - 1]?.dash?.[0]] ?? "solid"}},
     scales: {x: {time: axis.isClock, range: () => axis.span()}, y: {range: (_, low, high) => [0, Math.max(floor, ...limits(), high ?? 0) * 1.1 || 1]}},
     axes: [
-      {...look, ...(axis.label ? {label: axis.label} : {}), space: 90, values: (_, values) => values.map(axis.words)},
+      {...look, ...(axis.label ? {label: axis.label} : {}), size: 32, space: 90, values: (_, values) => values.map(axis.words)},
       {...look, ...(label ? {label} : {}), size: 62, values: (_, values) => values.map(format)},
     ],
     series: [
@@ -129,7 +130,8 @@ function drawMarks(plot, marks, [from, to]) {
 const LEFT = 110, BOTTOM = 18, NAMED_HEIGHT = 12;
 // Draw a lane for each row: bands over time, and a line. rows() -> [{name, bands, line}].
 // bands: [{from, to, color, strength (0..1), letter, words}]; line: [[at, share of the height]]. readout: element for the words of the band below the pointer.
-export function lanes(canvas, readout, axis, {rows, marks = () => [], height = 30, name}) {
+// hint() -> what it says while nothing is pointed at.
+export function lanes(canvas, readout, axis, {rows, marks = () => [], height = 30, name, hint = () => "\u00a0"}) {
   let shown = [], chosen = null, dragged = null;
   const place = () => { const [from, to] = axis.span(), width = canvas.clientWidth - LEFT; return {x: at => LEFT + (at - from) / (to - from) * width, at: x => from + (x - LEFT) / width * (to - from), from, to}; };
   const draw = () => {
@@ -149,23 +151,31 @@ export function lanes(canvas, readout, axis, {rows, marks = () => [], height = 3
         if (end <= LEFT || start >= width) continue;
         ctx.globalAlpha = 0.2 + 0.8 * (each.strength ?? 1); ctx.fillStyle = canvasColor(each.color);
         ctx.fillRect(start, top, Math.max(1, end - start), band); ctx.globalAlpha = 1;
-        if (each.letter) { ctx.fillStyle = canvasColor("CanvasText"); ctx.fillText(each.letter, start + 3, top + band / 2); }
       }
       ctx.save(); ctx.beginPath(); ctx.rect(LEFT, top, width - LEFT, band); ctx.clip();
-      ctx.strokeStyle = canvasColor("CanvasText"); ctx.lineWidth = 1; ctx.beginPath();
+      ctx.beginPath();
       (row.line ?? []).forEach(([at, share], point) => { const y = top + band - share * (band - 2) - 1; if (point) ctx.lineTo(x(at), y); else ctx.moveTo(x(at), y); });
-      ctx.stroke(); ctx.restore();
+      for (const [color, thick] of [["Canvas", 3], ["CanvasText", 1]]) { ctx.strokeStyle = canvasColor(color); ctx.lineWidth = thick; ctx.stroke(); }  // readable on every colour
+      ctx.restore();
+      for (const each of row.bands.filter(each => each.letter && each.to > from && each.from < to)) {  // above the bands, which may be narrower
+        const start = Math.max(LEFT, Math.round(x(each.from)));
+        ctx.fillStyle = canvasColor("Canvas"); ctx.fillRect(start + 1, top + 1, 15, band - 2);
+        ctx.fillStyle = canvasColor("CanvasText"); ctx.fillText(each.letter, start + 4, top + band / 2);
+      }
     });
+    say();
     ctx.strokeStyle = ctx.fillStyle = canvasColor("--muted"); ctx.setLineDash([2, 3]);
     for (const mark of marks()) if (mark.at >= from && mark.at <= to) { const px = x(mark.at); ctx.beginPath(); ctx.moveTo(px, 0); ctx.lineTo(px, whole - BOTTOM + 2); ctx.stroke(); }
     ctx.setLineDash([]); ctx.fillText(axis.words(from), LEFT, whole - 8); const last = axis.words(to); ctx.fillText(last, width - ctx.measureText(last).width, whole - 8);
   };
   const say = () => {
     const row = chosen && shown[chosen.row], found = row?.bands.findLast(each => each.from <= chosen.at && chosen.at <= each.to);
-    readout.textContent = found ? `${axis.words(chosen.at)}  ${row.name}: ${found.words}` : "\u00a0";
+    const {from, to} = place(), event = chosen && marks().find(mark => Math.abs(mark.at - chosen.at) < (to - from) / 100);
+    readout.textContent = found || event ? [found && `${axis.words(chosen.at)}  ${row.name}: ${found.words}`, event?.text ?? event?.label].filter(Boolean).join("; ") : hint();
   };
   const pointed = event => { const box = canvas.getBoundingClientRect(); return {at: place().at(event.clientX - box.left), row: Math.floor((event.clientY - box.top) / height)}; };
   canvas.addEventListener("pointermove", event => { chosen = pointed(event); say(); });
+  canvas.addEventListener("pointerleave", () => { chosen = null; say(); });
   canvas.addEventListener("pointerdown", event => { dragged = event.clientX; });
   canvas.addEventListener("pointerup", event => {
     const left = canvas.getBoundingClientRect().left, ends = [dragged - left, event.clientX - left].sort((a, b) => a - b);

@@ -49,7 +49,7 @@ const ROWS = {workers: workerRows, heat: heatRows, requests: requestRows};
 for (const [element, plot] of found) {
   const name = element.previousElementSibling.textContent;
   if (plot.type === "curves") { drawCurves(element, plot); continue; }
-  const canvas = make("canvas", "lanes"), readout = make("p", "muted", "\u00a0"), rows = ROWS[plot.type](plot);
+  const canvas = make("canvas", "lanes"), readout = make("p", "muted readout", "\u00a0"), rows = ROWS[plot.type](plot);
   element.replaceChildren(canvas, readout);
-  lanes(canvas, readout, overTime, {rows: () => rows, height: plot.row_height, name});
+  lanes(canvas, readout, overTime, {rows: () => rows, height: plot.row_height, name, hint: () => "Point at a row for its values."});
 }

@@ -32,8 +32,8 @@ export class Store {
   }
 
   workerNames() {
-    const names = new Set();
-    for (const sample of this.samples) for (const worker of sample.workers) names.add(worker.id);
-    return [...names].sort();
+    const names = new Set();  // those of the present first, in the order of the table of workers
+    for (const sample of [...this.samples].reverse()) for (const worker of sample.workers) names.add(worker.id);
+    return [...names];
   }
 }

@@ -135,7 +135,8 @@ def _relate_fields(components: Json, vocab_tokens: int, choices_max: int) -> Non
     chat["allOf"] = [_implies({"top_logprobs": positive}, _having("logprobs", {"const": True}))]
     _relate_formats(components)
     _relate_tools(components)
-    tokenize["oneOf"] = [_having("prompt", {"type": "string"}), _having("messages", {"type": "array"})]
+    texts = [_having(name, {"type": "string"}) for name in ("prompt", "content")]
+    tokenize["oneOf"] = [*texts, _having("messages", {"type": "array"})]
 
 
 def _relate_formats(components: Json) -> None:
@@ -146,8 +147,10 @@ def _relate_formats(components: Json) -> None:
     """
     named = {"type": {"const": "json_schema"}}
     components["ResponseFormat"]["if"] = {"properties": named}
-    components["ResponseFormat"]["then"] = _having("json_schema", {"type": "object"})
-    components["ResponseFormat"]["else"] = {"properties": {"json_schema": {"type": "null"}}}
+    places = [_having(name, {"type": "object"}) for name in ("json_schema", "schema")]
+    components["ResponseFormat"]["then"] = {"oneOf": places}
+    plain = _having("schema", {"type": "object"}) | {"not": {"properties": {"type": {"const": "json_object"}}}}
+    components["ResponseFormat"]["else"] = {"properties": {"json_schema": {"type": "null"}}, "not": plain}
     structured = components["StructuredOutputs"]
     del structured["properties"]["grammar"]
     structured["properties"]["json"] = {"anyOf": [{"type": "object"}, {"type": "null"}]}

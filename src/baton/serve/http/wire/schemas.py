@@ -45,7 +45,9 @@ class NamedSchema(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class ResponseFormat(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
-    """Required if `type` is `json_schema`, else forbidden."""
+    """Required if `type` is `json_schema` and there is no `schema`, else forbidden."""
+    schema: JsonSchema | None = None
+    """llama.cpp's place of the schema, for `json_object` and `json_schema`."""
 
 
 class StructuredOutputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -276,10 +278,12 @@ class EmbeddingRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class TokenizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Either `prompt` or `messages`."""
+    """One of `prompt`, `content` and `messages`."""
 
     model: str | None = None
     prompt: str | None = None
+    content: str | None = None
+    """llama.cpp's name of `prompt`."""
     messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
