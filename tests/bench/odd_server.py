@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
+from tests.loop_server import loop_server
+
 Body = dict[str, object]
 Streamer = Callable[["Stream", Body], Awaitable[None]]
 
@@ -133,14 +135,8 @@ def error(status: int, message: str) -> web.Response:
 @asynccontextmanager
 async def serving(server: OddServer) -> AsyncIterator[str]:
     """Serve on a free port of this loop; yields the URL."""
-    runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with loop_server(server.app()) as running:
+        yield f"http://127.0.0.1:{running.port}"
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from baton.core.config import Config
 from baton.core.types import Role
@@ -20,6 +19,7 @@ from baton.integrations.gateway.kubernetes import InferencePool
 from baton.integrations.gateway.picker import Picker
 from baton.integrations.gateway.pool import FixedPool, Pool
 from tests.clusters.picker_changes import Changes
+from tests.loop_server import LoopServer, loop_server
 
 SGLANG = 'sglang:num_running_reqs{model_name="m"} 5.0\nsglang:num_queue_reqs{model_name="m"} 2.0\n'
 BATON = (
@@ -35,7 +35,7 @@ class Engine:
 
     health: int = 200
     metrics: str = "process_start_time_seconds 1.0\n"
-    server: TestServer | None = None
+    server: LoopServer | None = None
 
     @property
     def address(self) -> str:
@@ -46,8 +46,8 @@ class Engine:
         app = web.Application()
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
-        self.server = TestServer(app)
-        await self.server.start_server()
+        self.server = LoopServer(app)
+        await self.server.start()
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response(status=self.health)
@@ -93,7 +93,7 @@ def play(script: Callable[[Followed], Awaitable[None]]) -> None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             assert engine.server is not None
-            await engine.server.close()
+            await engine.server.stop()
         assert not picker.endpoints
 
     asyncio.run(run())
@@ -115,7 +115,7 @@ def test_a_server_whose_process_has_ended_is_lost_at_the_next_check() -> None:
         engine, picker, until = given.engine, given.picker, given.changes.until
         await until(lambda: engine.address in picker.endpoints)
         assert engine.server is not None
-        await engine.server.close()
+        await engine.server.stop()
         await until(lambda: not picker.endpoints)
         assert "no process listens there" in given.said[-1]
 
@@ -189,7 +189,7 @@ async def asked_pool(folder: Path, answer: Callable[[web.Request], web.Response]
     app = web.Application()
     app.router.add_get("/{path:.*}", handle)
     (folder / "token").write_text("secret\n")
-    async with TestServer(app) as server:
+    async with loop_server(app) as server:
         api = f"http://127.0.0.1:{server.port}"
         return await InferencePool(api=api, account=folder, namespace="llm", name="pool").members()
 

@@ -20,6 +20,7 @@ from aiohttp import web
 
 from baton.core.engine_config import Engine, EngineConfig
 from baton.core.types import Role
+from tests.loop_server import LoopServer
 
 BLOCK_TOKENS = 16
 TOKENS = 95
@@ -101,7 +102,7 @@ class FakeEngine:
     loaded_tokens: int = 0
     """Tokens whose KV came from another server."""
     url: str = ""
-    _runner: web.AppRunner | None = None
+    _server: LoopServer | None = None
     _port: socket.socket | None = None
     """Keeps the address while the server does not run: other processes of the machine take free ports all the time."""
 
@@ -139,22 +140,20 @@ class FakeEngine:
             self._port.bind(("127.0.0.1", port))
         app = web.Application(middlewares=[self._guard])
         self.add_routes(app)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.0, handler_cancellation=True)
-        await self._runner.setup()
-        port = self._port.getsockname()[1]
-        await web.TCPSite(self._runner, "127.0.0.1", port, reuse_address=True).start()
-        self.url = f"http://127.0.0.1:{port}"
+        self._server = LoopServer(app, self._port.getsockname()[1])
+        await self._server.start()
+        self.url = f"http://127.0.0.1:{self._server.port}"
 
     @property
     def is_up(self) -> bool:
-        return self._runner is not None
+        return self._server is not None
 
     async def stop(self) -> None:
         """End as if killed: connections break, and the address refuses further ones."""
-        runner, self._runner = self._runner, None
-        if runner is not None:
+        server, self._server = self._server, None
+        if server is not None:
             self.forget()
-            await runner.cleanup()
+            await server.stop()
 
     async def restart(self) -> None:
         """Start again at the same address, as another process with an empty cache."""

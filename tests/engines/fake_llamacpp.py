@@ -13,6 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from tests.engines.fake_engine import next_token
+from tests.loop_server import LoopServer
 
 
 @dataclass(slots=True)
@@ -37,7 +38,7 @@ class FakeLlamaCpp:
     hung_up: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once a client has closed a stream."""
     url: str = ""
-    _runner: web.AppRunner | None = None
+    _server: LoopServer | None = None
 
     async def start(self, port: int = 0) -> None:
         app = web.Application(middlewares=[self._guard])
@@ -45,18 +46,15 @@ class FakeLlamaCpp:
         app.router.add_get("/slots", self._slots)
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_post("/completion", self._complete)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.0, handler_cancellation=True)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", port)
-        await site.start()
-        assert site._server is not None
-        self.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+        self._server = LoopServer(app, port)
+        await self._server.start()
+        self.url = f"http://127.0.0.1:{self._server.port}"
 
     async def stop(self) -> None:
         """End as if killed: connections break, and the address refuses further ones."""
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop()
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
