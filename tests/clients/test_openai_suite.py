@@ -26,8 +26,8 @@ FILES = (
     "test_files.py",
     "test_batches.py",
 )
-PASSED_MIN = 501
-"""Of 652: each of the tests runs with four or five clients."""
+PASSED_MIN = 498
+"""Of 652: each of the tests runs with four or five clients. Three more skip themselves."""
 MODELS = ("gpt-6-astra", "gpt-3.5-turbo-instruct", "gpt-4o-mini", "text-embedding-3-small", "model")
 """Models that the tests name."""
 
@@ -84,8 +84,7 @@ def test_only_named_tests_fail(server: RunningServer, environment: Environment, 
     failed = list(failures(report))
     unnamed = [f"{name}: {message}" for name, message in failed if not any(fnmatch(name, each) for each in EXPECTED)]
     assert not unnamed, "\n".join(unnamed)
-    passed = sum(int(suite.get("tests", 0)) for suite in ElementTree.parse(report).iter("testsuite")) - len(failed)
-    assert passed >= PASSED_MIN
+    assert sum(len(case) == 0 for case in ElementTree.parse(report).iter("testcase")) >= PASSED_MIN
     passing = [each for each in EXPECTED if not any(fnmatch(name, each) for name, _ in failed)]
     assert not passing, f"these pass by now: {passing}"
 

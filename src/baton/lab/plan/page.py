@@ -28,7 +28,7 @@ def plan_page(found: Recommendation) -> str:
     best, demand = found.best, found.search.demand
     facts = [
         (f"req/s within the SLO ({demand.attainment_ratio:.0%})", f"{best.rate_rps:.2f}"),
-        ("GPUs", str(best.gpus)),
+        ("GPU" if best.gpus == 1 else "GPUs", str(best.gpus)),
         ("USD per hour", f"{best.usd_per_hour:.2f}" if best.usd_per_hour else "unknown"),
         ("kW, rated", f"{best.power_w / 1e3:.1f}"),
     ]

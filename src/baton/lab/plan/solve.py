@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from baton.core.errors import ConfigError
 from baton.core.types import Role
 from baton.lab.plan.capacity import Capacity
 from baton.lab.plan.options import WorkerOption
@@ -65,7 +64,7 @@ def solve(problem: Problem) -> Solution | None:
     """Return the cheapest worker counts that carry the wanted rate, or, if none is wanted, the best rate for the price.
 
     If the hardware cannot carry the wanted rate, the result has the largest rate that it can. None: no pool carries any
-    load. Raises ConfigError if SciPy is not installed.
+    load.
 
     Source: Dinkelbach (1967) for the ratio: maximize rate - q * price, where q is the last ratio.
     """
@@ -119,14 +118,9 @@ def _minimize(
 ) -> list[float] | None:
     """Return x that minimizes goal x under rows x <= limits and x >= 0, or None if no x satisfies them.
 
-    The first `whole` values of x are integers. Raises ConfigError if SciPy is not installed.
+    The first `whole` values of x are integers.
     """
-    try:
-        optimize: Any = importlib.import_module("scipy.optimize")
-    except ImportError as error:
-        raise ConfigError(
-            "baton plan needs SciPy's solver: .venv/bin/pip install -e '.[plan]' in the checkout"
-        ) from error
+    optimize: Any = importlib.import_module("scipy.optimize")  # late: `baton plan --help` does not need it
     found = optimize.milp(
         c=goal,
         constraints=optimize.LinearConstraint(rows, ub=limits),

@@ -256,5 +256,5 @@ def lives_plot(records: Sequence[RequestRecord], start_s: float, end_s: float) -
     ]
     height = min(12.0, max(0.5, LIVES_HEIGHT / len(rows)))
     drawing = RequestLanes(end_s=end_s - start_s, requests=rows, row_height=height)
-    note = "by arrival: until the first token, then decoding; or not finished"
+    note = "by arrival: until the first token, then decoding; red: not finished"
     return plot("Every request", drawing, note + (f"; one of every {every} requests" if every > 1 else ""), wide=True)

@@ -58,10 +58,10 @@ function build() {
     {label: "cached", color: "--mixed", values: ofBlocks("cached"), dash: [6, 4]},
   ]});
   timePlot("phases", {format: duration, series: [
-    {label: "queue for prefill", color: "--other", values: latency("queue", "p50"), dash: [2, 2]},
+    {label: "prefill queue", color: "--other", values: latency("queue", "p50"), dash: [2, 2]},
     {label: "prefill", color: "--prefill", values: latency("prefill", "p50"), width: 2},
     {label: "handoff", color: "--mixed", values: latency("handoff", "p50"), dash: [6, 4]},
-    {label: "queue for decode", color: "--decode", values: latency("decode_queue", "p50")},
+    {label: "decode queue (in handoff)", color: "--decode", values: latency("decode_queue", "p50")},
   ]});
   timePlot("outcomes", {format: perSecond, series: [
     {label: "finished", color: "--mixed", values: rate("finished"), width: 2},

@@ -40,7 +40,8 @@ function requestRows({requests}) {
   return requests.map(([arrival, first, last, outcome, tokens], number) => {
     const words = `${outcome}, ${first == null ? "no token" : `TTFT ${duration(first - arrival)}, ${tokens} output tokens`}, ${duration(last - arrival)} in all`;
     const band = (from, to, color) => ({from, to, color, words});
-    const parts = outcome === "finished" ? [band(arrival, first, "--prefill"), band(first, last, "--decode")] : [band(arrival, last, "--bad")];
+    const rest = outcome === "finished" ? "--decode" : "--bad";
+    const parts = first == null ? [band(arrival, last, "--bad")] : [band(arrival, first, "--prefill"), band(first, last, rest)];
     return {name: `request ${number + 1}`, bands: parts};
   });
 }
