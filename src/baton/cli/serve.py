@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from baton.cli.foreign_flags import DTYPES
+from baton.cli.json_logs import log_as_json
 from baton.cli.key_flags import ADMIN_KEY, API_KEY, ENGINE_KEY, JOIN_KEY, empty_variables, key_lines, take_variable
 from baton.cli.output import warn
 from baton.cli.serve_flags import add_access, add_api, add_computing, add_fleet, add_sizes
@@ -68,6 +70,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--queue-s", type=float, metavar="S", help="reject requests that wait longer than S s (default: 10)"
     )
     parser.add_argument("--log", metavar="FILE", help="write every decision to FILE, for `baton replay`")
+    parser.add_argument("--log-format", choices=("text", "json"), help="what the server prints (default: text)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file; see docs/config.md")
     add_access(parser)
 
@@ -75,17 +78,21 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal arrives. Return the exit code."""
     config = configuration(args)
+    say = tell
+    if config.log_format == "json":
+        log_as_json()
+        say = logging.getLogger("baton.server").info
     from baton.serve.live.several_models import assemble_models  # late, so that a wrong flag is reported at once
     from baton.serve.service import serve
 
     if config.launcher.use == "ray":
         from baton.integrations.ray.launcher import RayLauncher  # an optional part
 
-        launcher = RayLauncher(config, tell)
+        launcher = RayLauncher(config, say)
         models = [replace(parts, launcher=launcher) for parts in assemble_models(config)]
-        return event_loop()(serve(config, models, tell=tell))
+        return event_loop()(serve(config, models, tell=say))
     if not config.engines.servers and config.engines.start == "baton":
-        return event_loop()(serve(config, assemble_models(config), tell=tell))
+        return event_loop()(serve(config, assemble_models(config), tell=say))
     from baton.integrations.engines.fleet import EngineFleet  # an optional part
     from baton.integrations.engines.launch import engine_processes, with_servers
 
@@ -94,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
         config = with_servers(config, Path(folder)) if is_starting else config
         models = assemble_models(config)
         processes = engine_processes(config, models[0].card, Path(folder)) if is_starting else ()
-        return event_loop()(serve(config, models, tell=tell, engines=EngineFleet(models[0], tell, processes)))
+        return event_loop()(serve(config, models, tell=say, engines=EngineFleet(models[0], say, processes)))
 
 
 def configuration(args: argparse.Namespace) -> Config:
@@ -125,6 +132,7 @@ def configuration(args: argparse.Namespace) -> Config:
             "threads",
             "context_tokens",
             "log",
+            "log_format",
         )
     }
     config = _with(

@@ -27,7 +27,6 @@ DtypeChoice = Literal["auto", "float32", "bfloat16"]
 DEVICE = re.compile(r"auto|cpu|cuda(?::(\d{1,3}))?")
 LoadFormat = Literal["auto", "dummy"]
 WeightsChoice = Literal["dense", "stored", "int8"]
-IdleCores = Literal["lend", "keep"]
 KVDtypeChoice = Literal["auto", "float32", "bfloat16", "int8", "fp8"]
 
 
@@ -283,9 +282,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Cores for the workers. 0: all."""
     threads: Annotated[int, Range(least=0, most=1024)] = 0
     """Threads per worker. 0 divides the cores (or a container's CPU quota) among the workers, at least one each."""
-    idle_cores: IdleCores = "lend"
-    """Use of a sleeping worker's cores. `lend`: native engines of other workers on the host use them until the worker
-    wakes. `keep`: they stay idle."""
+    idle_cores: Literal["lend", "keep"] = "lend"
+    """Cores of a sleeping worker. `lend`: native engines of other workers on the host use them. `keep`: they idle."""
     context_tokens: Annotated[int, Range(least=0, most=2**31)] = 0
     """Maximum tokens of one request, prompt plus output. 0: the model's training context."""
     seed: int | None = None
@@ -298,6 +296,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Maximum size of the file of the decision log. A full one becomes FILE.N."""
     log_kept_bytes_max: Bytes = 10_000_000_000
     """Maximum size of FILE.1 (the oldest), FILE.2 and so on together. One log ends there."""
+    log_format: Literal["text", "json"] = "text"
+    """What the server prints. `json`: an object a line; also responses and ended requests, without prompts."""
     step_log: str = ""
     """Folder for step logs, one file per worker. `fitted` cost models are made from them. Empty: no step logs."""
     topology: Topology = Topology()

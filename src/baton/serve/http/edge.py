@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 from collections.abc import Awaitable, Mapping, Sequence
@@ -29,6 +30,8 @@ from baton.serve.live.recorder import Recorder
 
 if TYPE_CHECKING:  # the extra `otel` may be missing
     from baton.serve.http.telemetry import RequestTrace
+
+log = logging.getLogger("baton.server")
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/ui", "/", "/chat", "/docs", "/favicon.ico"})
 """Paths that need no API key: the probes, and the web pages, which ask the user for the key."""
@@ -124,6 +127,8 @@ class Edge:
         headers = dict(scope["headers"])
         request_id = _request_id(headers.get(b"x-request-id", b""))
         send_with_headers = _add_headers(send, request_id)
+        if log.isEnabledFor(logging.INFO):
+            send_with_headers = _log_response(send_with_headers, scope, request_id, arrived_at_s)
         try:
             self._rules.check(scope["method"], scope["headers"])
             needed = needed_scope(scope["method"], scope["path"])
@@ -161,6 +166,24 @@ class Edge:
 def _request_id(sent: bytes) -> str:
     """Return the client's X-Request-Id if it is short and safe to log, else a new id."""
     return sent.decode() if sent and _REQUEST_ID.fullmatch(sent) else os.urandom(16).hex()
+
+
+def _log_response(send: Send, scope: Scope, request_id: str, arrived_at_s: float) -> Send:
+    """Return a `send` that writes a line to the log when the response begins."""
+
+    def send_and_log(message: Message) -> Awaitable[None]:
+        if message["type"] == "http.response.start":
+            fields = {
+                "request_id": request_id,
+                "method": scope["method"],
+                "path": scope["path"][:200],
+                "status": message["status"],
+                "response_s": now_s() - arrived_at_s,
+            }
+            log.info("response", extra={"fields": fields})
+        return send(message)
+
+    return send_and_log
 
 
 def _add_headers(send: Send, request_id: str) -> Send:

@@ -125,25 +125,10 @@ class Recent:
         if finish.reject is not None:
             self.rejected[finish.reject] += 1
 
-    def show(self, live: LiveRequest, finish: Finish, unix_s: float) -> None:
-        """Add an ended request, with its final timings, to those that the sample shows. `unix_s`: the current time."""
-        if len(self.ended) >= REQUESTS_MAX:
-            return
-        service = live.request.service
-        self.ended.append(
-            EndedRequest(
-                id=live.request.id,
-                unix_s=unix_s,
-                outcome=finish.outcome,
-                message=finish.message[:300],
-                tenant=live.request.tenant,
-                service=service.name if service is not None else "",
-                prompt_tokens=live.request.prompt_tokens,
-                output_tokens=live.output_tokens,
-                predicted_ttft_s=live.predicted.ttft_s,
-                timings=live.timings(),
-            )
-        )
+    def show(self, ended: EndedRequest) -> None:
+        """Add an ended request to those that the sample shows."""
+        if len(self.ended) < REQUESTS_MAX:
+            self.ended.append(ended)
 
     def handed_off(self, timings: Timings) -> None:
         """Count the handoff of a delivered request, if its prefill worker and its decode worker differ."""
@@ -167,6 +152,23 @@ def spreads(samples: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Sprea
 
 def _spread(ascending: Sequence[float]) -> Spread:
     return Spread(*(_nearest(ascending, share) for share in (0.5, 0.9, 0.99)))
+
+
+def ended_request(live: LiveRequest, finish: Finish, unix_s: float) -> EndedRequest:
+    """Return an ended request with its final timings. `unix_s`: the current time."""
+    service = live.request.service
+    return EndedRequest(
+        id=live.request.id,
+        unix_s=unix_s,
+        outcome=finish.outcome,
+        message=finish.message[:300],
+        tenant=live.request.tenant,
+        service=service.name if service is not None else "",
+        prompt_tokens=live.request.prompt_tokens,
+        output_tokens=live.output_tokens,
+        predicted_ttft_s=live.predicted.ttft_s,
+        timings=live.timings(),
+    )
 
 
 def _count(counts: Counter[str], name: str, amount: int) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Literal
+
+from msgspec import to_builtins
 
 from baton.core.messages import StepReport
 from baton.core.types import HostId, Role
@@ -10,9 +13,10 @@ from baton.decide.metrics import catalog
 from baton.move.clock import unix_s
 from baton.serve.live.live_request import Finish, LiveRequest
 from baton.serve.live.metrics_registry import Metrics
-from baton.serve.live.recent import HostCopies, Recent
+from baton.serve.live.recent import HostCopies, Recent, ended_request
 
 Event = Literal["preemptions", "failovers", "moves", "role_flips", "unlogged_decisions"]
+log = logging.getLogger("baton.server")
 TENANTS_MAX = 64
 OTHER_TENANTS = "other"
 _EVENTS: dict[Event, catalog.Counter] = {
@@ -98,7 +102,7 @@ class Recorder:
         live.stamps.sent(tokens, now_s)
         if live.is_taken and live.finish is not None and live.finish.outcome == "finished":
             self._delivered(live)
-            self._recent.show(live, live.finish, unix_s())
+            self._show(live, live.finish)
 
     def closed(self, live: LiveRequest, finish: Finish) -> None:
         if live.request.service is not None:
@@ -110,7 +114,7 @@ class Recorder:
             self._metrics.count(catalog.FINISH_REASONS, finish.reason)
         self._recent.closed(finish)
         if finish.outcome != "finished":
-            self._recent.show(live, finish, unix_s())
+            self._show(live, finish)
         if finish.reject is not None:
             self._metrics.count(catalog.REJECTED, finish.reject)
 
@@ -118,6 +122,15 @@ class Recorder:
         """Record a refused HTTP request or connection. Ignores statuses that the metric does not list."""
         if str(status) in catalog.REFUSAL_STATUS.values:
             self._metrics.count(catalog.HTTP_REFUSALS, str(status), code or "other")
+
+    def _show(self, live: LiveRequest, finish: Finish) -> None:
+        """Show an ended request on the dashboard and in JSON logs."""
+        ended = ended_request(live, finish, unix_s())
+        self._recent.show(ended)
+        if log.isEnabledFor(logging.INFO):
+            fields = to_builtins(ended)
+            named = {"request_id": fields.pop("id"), "reason": fields.pop("message"), "class": fields.pop("service")}
+            log.info("request ended", extra={"fields": {**named, **fields.pop("timings"), **fields}})
 
     def _count_tokens(self, live: LiveRequest, kind: str, amount: int) -> None:
         """Count tokens for the class and the tenant of a request."""

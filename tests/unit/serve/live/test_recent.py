@@ -6,7 +6,7 @@ from baton.core.types import Request, RequestId
 from baton.decide.metrics import catalog
 from baton.serve.live.live_request import Finish, LiveRequest
 from baton.serve.live.metrics_registry import Metrics
-from baton.serve.live.recent import NAMES_MAX, OTHER, REQUESTS_MAX, VALUES_MAX, Recent, Spread, spreads
+from baton.serve.live.recent import NAMES_MAX, OTHER, REQUESTS_MAX, VALUES_MAX, Recent, Spread, ended_request, spreads
 from baton.serve.live.recorder import OTHER_TENANTS, TENANTS_MAX, Recorder
 
 
@@ -32,7 +32,7 @@ def test_values_requests_and_names_are_bounded() -> None:
         recent.value("itl", number)
         recent.tokens_sent(live_request("r", tenant=f"tenant-{number}"), 2)
         recent.closed(Finish(outcome="rejected", reject="share"))
-        recent.show(live_request(f"r-{number}"), Finish(outcome="rejected", reject="share"), 1.0)
+        recent.show(ended_request(live_request(f"r-{number}"), Finish(outcome="rejected", reject="share"), 1.0))
     assert len(recent.latencies["itl"]) == VALUES_MAX
     assert len(recent.tenants) == NAMES_MAX + 1
     assert recent.tenants[OTHER] == 2 * (VALUES_MAX + 10 - NAMES_MAX)
