@@ -71,7 +71,8 @@ class Case:
             return cost.step_s(StepShape(decode_requests=batch, context_tokens=batch * reach))
 
         batch = max([n for n in range(1, self.spec.batch.requests_max + 1) if step_s(n) <= self.slo.tpot_s], default=1)
-        return cost.prefill_s(new_tokens=prompt, cached_tokens=0) + answer * step_s(batch) / batch
+        time_s = cost.prefill_s(new_tokens=prompt, cached_tokens=0) + answer * step_s(batch) / batch
+        return time_s * self.workers / (self.spec.workers_at_once or self.workers)
 
 
 _GPU = Slo(ttft_s=1.5, tpot_s=0.03)
@@ -83,6 +84,8 @@ _CORE = ClusterSpec(
     cost=SimCost(step_overhead_s=0.018, prefill_token_s=0.0022, decode_request_s=0.0027, context_token_s=1.4e-6)
 )
 """One core of the machine of docs/benchmarks.md, with SmolLM2-135M in float32."""
+_SHARED = replace(_CORE, workers_at_once=2)
+"""Three such workers on two cores."""
 HALVES: dict[str, dict[str, Case]] = {
     "first": {
         "gpu4": Case(GPUS, 4, _GPU, **_GPU_KINDS),
@@ -95,6 +98,7 @@ HALVES: dict[str, dict[str, Case]] = {
         "cpu4": Case(_SMALL, 4, _CPU, **_CPU_KINDS),
         "cpu2": Case(_SMALL, 2, _CPU, **_CPU_KINDS),
         "core3": Case(_CORE, 3, Slo(ttft_s=4.0, tpot_s=0.14), (300, 4), (32, 128), (150, 32)),
+        "shared3": Case(_SHARED, 3, Slo(ttft_s=4.0, tpot_s=0.14), (300, 4), (32, 128), (150, 32)),
         "hosts5": Case(GPUS, 5, Slo(ttft_s=2.0, tpot_s=0.04), **_GPU_KINDS, has_own_hosts=True),
     },
 }

@@ -8,15 +8,12 @@ from math import ceil, inf
 from operator import attrgetter
 from typing import Any
 
-from msgspec import Struct
-
 from baton.core.plugin import load_plugin
 from baton.core.ports import CostModel
 from baton.core.types import ClusterView, LoadWindow, Role, Slo, StepShape, WorkerId, WorkerView
 from baton.decide.cost.online import cost_of
 from baton.decide.policy.demand import (
     RECENT,
-    WorkersNeeded,
     recent_slo_tpot_s,
     recent_slo_ttft_s,
     workers_needed,
@@ -24,99 +21,19 @@ from baton.decide.policy.demand import (
 from baton.decide.policy.fleet import RoleChange
 from baton.decide.policy.forecast import ForecastPolicy
 from baton.decide.policy.predictions import decoding_requests, queued_work
+from baton.decide.policy.splits import BUSY_RATIO_MAX, Pressure, Split, SplitLoad, busy_links
 
 WORKERS_MIN = 2
 """Minimum number of workers for a change of roles."""
 RECENT_S, RECENT_S_MAX = 10.0, 60.0
 """Span of the load history in which roles count arrivals, and the span of their default forecast. Where fewer than
 `requests_min` requests arrive within the shorter one, it extends up to the longer one."""
-BUSY_RATIO_MAX = 0.9
-"""Utilization of a role above which its queue is expected to grow."""
-MIXING_RATIO = 0.9
-"""TPOT / TPOT target of a worker that decodes beside prompts: `slo-chunked` fills its steps up to this share."""
+OVERLOAD = 1.4
+"""Workers may become mixed once requests are late, or once a phase is busy for 1.4 times `BUSY_RATIO_MAX`."""
 FIRST_ROLES_MAX = 100_000
 """Bound on the workers whose first role is kept: each start by a scaling policy adds one."""
 _RUNNING, _QUEUED_REQUESTS = attrgetter("running_requests"), attrgetter("queued_requests")
 _ID_AND_ROLE = attrgetter("id", "role")
-_LENT_CAPACITY_MIN = 0.1
-"""Minimum share of a mixed worker that is left for the second phase, so that predictions stay finite."""
-
-
-class Split(Struct, frozen=True, array_like=True):
-    """Workers of each phase, and at most one that serves both because its phase has no other worker."""
-
-    prefill: int
-    decode: int
-    mixed: int = 0
-
-    def __str__(self) -> str:
-        parts = (f"{self.prefill}P" if self.prefill else "", f"{self.mixed}M" if self.mixed else "")
-        return "".join((*parts, f"{self.decode}D" if self.decode else ""))
-
-
-class Pressure(Struct, frozen=True, kw_only=True):
-    """Predicted shares of the targets with one split. Above 1: the target is missed."""
-
-    ttft_ratio: float
-    tpot_ratio: float
-    busy_ratio: float
-    """Utilization of the busier phase by recent arrivals / `BUSY_RATIO_MAX`."""
-
-    @property
-    def most(self) -> float:
-        return max(self.ttft_ratio, self.tpot_ratio, self.busy_ratio)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Load:
-    """The load of the workers that prefill or decode, and the targets of its requests."""
-
-    decode_model: CostModel
-    requests_max: int
-    """Maximum requests in a step of a decode worker. 0: unknown."""
-    slo: Slo
-    queue_s: float
-    """Seconds that one worker needs for all queued prompts."""
-    prompt_s: float
-    """Seconds of a prompt of the mean length."""
-    decoding: int
-    """Requests that decode, or will as soon as their prompts are computed."""
-    waiting: int
-    """Those of them that no worker has yet: they will not all decode at once."""
-    context_tokens: int
-    needed: WorkersNeeded
-    """Workers that the recent arrivals keep busy."""
-
-    def pressure(self, split: Split) -> Pressure:
-        """Predict TTFT / SLO, TPOT / SLO, and the utilization by the recent arrivals."""
-        prefill, decode = self._capacities(split)
-        slow = self._tpot_ratio(decode)
-        if split.mixed and (self.decoding or self.needed.decode):
-            slow = max(slow, MIXING_RATIO)
-        busy = max(self.needed.prefill / prefill, self.needed.decode / decode)
-        late = (self.queue_s / prefill + self.prompt_s) / self.slo.ttft_s
-        return Pressure(ttft_ratio=late, tpot_ratio=slow, busy_ratio=busy / BUSY_RATIO_MAX)
-
-    def _capacities(self, split: Split) -> tuple[float, float]:
-        """Return the workers of each phase. A mixed worker counts for its own phase, and partly for the other one."""
-        if not split.mixed:
-            return split.prefill, split.decode
-        if not split.decode:
-            started = max(0, self.decoding - self.waiting)
-            own = max(self.needed.decode, self._tpot_ratio(1, started) / MIXING_RATIO if started else 0.0)
-            return split.prefill + max(_LENT_CAPACITY_MIN, 1.0 - own), 1.0
-        return 1.0, split.decode + max(_LENT_CAPACITY_MIN, 1.0 - self.needed.prefill)
-
-    def _tpot_ratio(self, decode: float, requests: int | None = None) -> float:
-        """Predict TPOT / SLO on this number of decode workers. Requests beyond the batch limit take turns.
-
-        `requests`: None takes all that decode or soon will.
-        """
-        each = max(1, ceil((self.decoding if requests is None else requests) / decode))
-        batch = min(each, self.requests_max or each)
-        turns = each / batch
-        shape = StepShape(decode_requests=batch, context_tokens=int(self.context_tokens / decode / turns))
-        return turns * self.decode_model.step_s(shape) / self.slo.tpot_s
 
 
 @dataclass(slots=True, kw_only=True)
@@ -128,8 +45,8 @@ class DemandRoles:
     it loses the prefixes of the worker's host.
 
     At least one worker of each phase stays, or as many as `prefill_ratio_min` and `decode_ratio_min` demand. The last
-    worker of a phase becomes mixed while the other phase would miss its SLO. Workers that were started as mixed stay
-    mixed.
+    worker of a phase becomes mixed while the other phase would miss its SLO. All of three or more workers become mixed
+    while no split can serve the load. Workers that were started as mixed stay mixed.
     """
 
     ttft_s: float | None = None
@@ -147,7 +64,7 @@ class DemandRoles:
     role_s_min: float = 10.0
     """Minimum time of a worker in a role, and between flips in opposite directions."""
     mixed_after_s: float = 5.0
-    """The last worker of a phase becomes mixed after this long in which it was wanted at every tick."""
+    """Workers become mixed after this long in which it was wanted at every tick."""
     prefill_ratio_min: float = 0.0
     """Share of the workers started for prefill that always stay. The default of a server: the reserves of its
     classes."""
@@ -181,7 +98,7 @@ class DemandRoles:
             workers = [worker for worker in workers if self._first[worker.id] != "mixed"]
         present = _split(workers)
         phases = (present.prefill > 0) + (present.decode > 0) + present.mixed
-        if len(workers) < WORKERS_MIN or phases != 2 or present.mixed > 1:
+        if len(workers) < WORKERS_MIN or not (present.is_mixed or (phases == 2 and present.mixed <= 1)):
             return {}
         recent = _recent(history, self.requests_min)
         load = self._load(workers, cluster, history, recent, cost)
@@ -193,32 +110,50 @@ class DemandRoles:
         reason = f"{present} is at {_in_words(load.pressure(present))}; {best} at {_in_words(load.pressure(best))}"
         return {worker: RoleChange(role=role, reason=reason) for worker, role in changes.items()}
 
-    def _best(self, present: Split, workers: Sequence[WorkerView], load: _Load, recent: Sequence[LoadWindow]) -> Split:
+    def _best(
+        self, present: Split, workers: Sequence[WorkerView], load: SplitLoad, recent: Sequence[LoadWindow]
+    ) -> Split:
         """Return the split to change to; the present one if no other is worth the change."""
+        pressure, now = load.pressure, load.pressure(present)
+        is_known = sum(window.arrived_requests for window in recent) >= self.requests_min
+        if not present.mixed and (not is_known or now.most < self.pressure_min):  # most ticks end here
+            return present
+
+        def order(split: Split) -> tuple[float, int, int]:
+            return (pressure(split).most, abs(split.prefill - present.prefill), split.mixed)
+
+        found = min(self._unmixed(workers), key=order)
+        if present.is_mixed:
+            return found if pressure(found).most < self.pressure_min else present
         if present.mixed:
             home = Split(present.prefill, 1) if not present.decode else Split(1, present.decode)
-            eased = load.pressure(home).most < self.pressure_min
-            overloaded = load.pressure(home).most * self.gain_min <= load.pressure(present).most
-            return home if eased or overloaded else present
-        if sum(window.arrived_requests for window in recent) < self.requests_min:
-            return present
-        most = load.pressure(present).most
-        if most < self.pressure_min:  # no other split is worth a change: most ticks end here
-            return present
-        found = min(
-            self._allowed(present, workers),
-            key=lambda split: (load.pressure(split).most, abs(split.prefill - present.prefill), split.mixed),
-        )
-        return found if most >= self.gain_min * load.pressure(found).most else present
+            if pressure(home).most < self.pressure_min or not is_known:
+                found = home
+            elif pressure(found).most * self.gain_min > now.most:
+                return present
+            return found
+        if max(now.ttft_ratio, now.tpot_ratio, now.busy_ratio / OVERLOAD) > 1.0:  # mixing slows answers down
+            every = Split(0, 0, len(workers))
+            gain = min(pressure(found).busy_ratio / pressure(every).busy_ratio, now.most / pressure(every).most)
+            if gain >= self.gain_min and pressure(found).busy_ratio > 1.0 and self._may_mix(workers):
+                return every
+            found = min([found, *self._with_mixed(present)], key=order)
+        return found if now.most >= self.gain_min * pressure(found).most else present
 
-    def _allowed(self, present: Split, workers: Sequence[WorkerView]) -> Iterator[Split]:
-        """Yield the splits with the minimum of each phase, and those beside the present one with a mixed worker."""
-        total = present.prefill + present.decode
-        first = [self._first[worker.id] for worker in workers]
+    def _may_mix(self, workers: Sequence[WorkerView]) -> bool:
+        """Return whether all workers may become mixed. Two workers need it not: one of them can be mixed."""
+        return len(workers) > WORKERS_MIN and not (self.prefill_ratio_min or self.decode_ratio_min)
+
+    def _unmixed(self, workers: Sequence[WorkerView]) -> Iterator[Split]:
+        """Yield the splits with the minimum of each phase."""
+        total, first = len(workers), [self._first[worker.id] for worker in workers]
         prefill_min = max(1, ceil(self.prefill_ratio_min * first.count("prefill")))
         decode_min = max(1, ceil(self.decode_ratio_min * first.count("decode")))
         for prefill in range(prefill_min, total - decode_min + 1):
             yield Split(prefill, total - prefill)
+
+    def _with_mixed(self, present: Split) -> Iterator[Split]:
+        """Yield the splits in which the last worker of a phase is mixed."""
         if present.decode == 1 and not self.decode_ratio_min:
             yield Split(present.prefill, 0, 1)
         if present.prefill == 1 and not self.prefill_ratio_min:
@@ -228,16 +163,36 @@ class DemandRoles:
         self, workers: Sequence[WorkerView], present: Split, best: Split, now_s: float
     ) -> dict[WorkerId, Role]:
         """Return the workers that change their role now, as far as the minimum times allow."""
+        if best.is_mixed or present.is_mixed:
+            return self._change_all(workers, best, now_s)
         if best.mixed:
             lender: Role = "prefill" if best.decode else "decode"
             return self._flip([worker for worker in workers if worker.role == lender], 1, "mixed", "mixed", now_s)
+        lent: dict[WorkerId, Role] = {}
         if present.mixed:
-            lent = [worker for worker in workers if worker.role == "mixed"]
-            return self._flip(lent, 1, "prefill" if present.decode else "decode", "mixed", now_s)
+            missing: Role = "prefill" if present.decode else "decode"
+            lent = self._flip([worker for worker in workers if worker.role == "mixed"], 1, missing, "mixed", now_s)
+            if not lent:
+                return {}
+            workers = [worker for worker in workers if worker.id not in lent]
+            present = Split(present.prefill + (missing == "prefill"), present.decode + (missing == "decode"))
+            self._last = ("mixed", -inf)  # another worker may follow at once
         count, total = best.prefill - present.prefill, present.prefill + present.decode
+        if not count:
+            return lent
         to: Role = "prefill" if count > 0 else "decode"
         given = sorted((worker for worker in workers if worker.role != to), key=_decode_load if count > 0 else _queue)
-        return self._flip(given, min(abs(count), max(1, total // 8)), to, to, now_s)
+        return lent | self._flip(given, min(abs(count), max(1, total // 8)), to, to, now_s)
+
+    def _change_all(self, workers: Sequence[WorkerView], best: Split, now_s: float) -> dict[WorkerId, Role]:
+        """Let all workers become mixed, or return them to their phases; those with the most answers decode."""
+        if any(now_s - self._roles[worker.id][1] < self.role_s_min for worker in workers):
+            return {}
+        self._last, self._mixed_since_s = ("mixed", now_s), None
+        by_load = sorted(workers, key=_decode_load)
+        counts: dict[Role, int] = {"prefill": best.prefill, "mixed": best.mixed, "decode": best.decode}
+        phases: list[Role] = [role for role, count in counts.items() for _ in range(count)]
+        return {worker.id: role for worker, role in zip(by_load, phases, strict=True)}
 
     def _flip(
         self, given: Sequence[WorkerView], count: int, role: Role, phase: Role, now_s: float
@@ -273,7 +228,7 @@ class DemandRoles:
         history: Sequence[LoadWindow],
         recent: Sequence[LoadWindow],
         cost: CostModel,
-    ) -> _Load:
+    ) -> SplitLoad:
         is_own = self.forecast != RECENT or bool(self.forecast_options)
         demand = self._forecast.ahead(history if is_own else recent, 0.0)
         prompts, answers = self._longest(workers, "prefill"), self._longest(workers, "decode")
@@ -293,16 +248,21 @@ class DemandRoles:
         waiting = cluster.waiting_requests
         queued = [worker for worker in workers if worker.queued_tokens]
         queue_s = sum(queued_work(worker, cost_of(worker, cost)).alone_s for worker in queued)
-        return _Load(
+        return SplitLoad(
             decode_model=decode_model,
             requests_max=answers.requests_max,
             slo=slo,
             queue_s=queue_s + waiting * prompt_s,
             prompt_s=prompt_s,
+            chunk_s=prefill_model.prefill_s(
+                new_tokens=min(new_tokens, prompts.step_tokens_max or new_tokens), cached_tokens=0
+            ),
+            output_tokens=demand.output_tokens,
             decoding=decoding + waiting,
             waiting=waiting,
             context_tokens=context_tokens + round(waiting * demand.prompt_tokens),
             needed=workers_needed(demand, prompts, answers, cost, slo.tpot_s),
+            links=busy_links(demand, workers, decode_model),
         )
 
     def _longest(self, workers: Sequence[WorkerView], role: Role) -> WorkerView:

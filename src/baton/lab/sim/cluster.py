@@ -33,7 +33,7 @@ from baton.lab.sim.server import SimServer
 from baton.lab.sim.spec import ClusterSpec, SimKV, SimWorkers
 from baton.lab.sim.stores import Stores
 from baton.lab.sim.wires import Wires
-from baton.lab.sim.worker import DecodedSteps, SimWorker
+from baton.lab.sim.worker import DecodedSteps, SharedCores, SimWorker
 
 _SEED_MASK = (1 << 64) - 1
 
@@ -88,6 +88,7 @@ class SimCluster:
     """Workers that scaling requested and that have neither joined nor been given up."""
     _retired: set[WorkerId] = field(default_factory=set[WorkerId])
     """Dead workers that are not restarted: they were to be retired, or exceeded the limit of restarts."""
+    _cores: dict[HostId, SharedCores] = field(default_factory=dict[HostId, SharedCores])
     _is_ticking: bool = False
     _broke_s: dict[WorkerId, list[float]] = field(default_factory=dict[WorkerId, list[float]])
     """Times, within the restart window, at which each worker's process ended by an exception."""
@@ -141,6 +142,7 @@ class SimCluster:
             is_stepwise=self.server.coordinator.turns.is_used,
             ended_by=(Exception,) if self.policies.are_own_in_workers else (),
             broke=partial(self._break_down, view.id),
+            cores=self._cores_of(view.host),
         )
         inbound = MessageLink(loop=self.loop, delays=self._delays(1), deliver=worker.receive)
         self.processes[view.id] = Process(view, worker, inbound, outbound)
@@ -154,6 +156,12 @@ class SimCluster:
             step_tokens_max=limits.step_tokens_max,
             requests_max=limits.requests_max,
         )
+
+    def _cores_of(self, host: HostId) -> SharedCores | None:
+        """Return the cores that the workers of a host share. None: each worker has its own."""
+        if not self.spec.workers_at_once:
+            return None
+        return self._cores.setdefault(host, SharedCores(self.spec.workers_at_once))
 
     # ---- end workers and hosts
 

@@ -70,6 +70,19 @@ class _Running:
     """The run was shortened, for example because a command waits."""
 
 
+@dataclass(slots=True)
+class SharedCores:
+    """The cores of a host whose workers share them: so many steps run at once at full speed, more are slower."""
+
+    steps_at_once: int
+    running: set[WorkerId] = field(default_factory=set[WorkerId])
+
+    def begin(self, worker: WorkerId) -> float:
+        """Record that a worker begins a step. Return how many times as long it takes as on an idle host."""
+        self.running.add(worker)
+        return max(1.0, len(self.running) / self.steps_at_once)
+
+
 @dataclass(slots=True, kw_only=True)
 class SimWorker:
     """The loop of a worker. It applies commands between steps, never during one. An idle worker waits for a command."""
@@ -85,6 +98,8 @@ class SimWorker:
     """Called with the reason when an exception ends the process."""
     slowdown: float = 1.0
     """Steps take this many times as long as the cost model says. Set by `slow_down`."""
+    cores: SharedCores | None = None
+    """None: the worker has its own cores."""
     hung: bool = False
     """The process is alive but does nothing. A hung worker does not recover: the server kills it."""
     dead: bool = False
@@ -113,7 +128,7 @@ class SimWorker:
 
         Otherwise each step is played, because each measured time changes the predicted prices.
         """
-        return self.slowdown == 1.0 and self.batcher.learner.prices is None
+        return self.slowdown == 1.0 and self.cores is None and self.batcher.learner.prices is None
 
     def receive(self, command: WorkerCommand) -> None:
         """Receive a command from the server. An idle worker applies it at once."""
@@ -180,6 +195,8 @@ class SimWorker:
             self.executing = planned
             self.steps += 1
             step_s = self.cost.step_s(planned.shape) * self.slowdown
+            if self.cores is not None:
+                step_s *= self.cores.begin(self.id)
             self.loop.at(
                 self.loop.now_s + step_s,
                 partial(self._finish, planned, step_s, was_as_priced=self._is_as_priced),
@@ -201,6 +218,8 @@ class SimWorker:
             self.outbound.send(LayersDone(self.id, step.streamed, end))
 
     def _finish(self, step: Step, step_s: float, *, was_as_priced: bool) -> None:
+        if self.cores is not None:
+            self.cores.running.discard(self.id)
         if self.dead or self.hung:
             return
         result = self.engine.execute(step)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from baton.core.types import ClusterView, LoadWindow, Role, WorkerId, WorkerView
+from baton.core.types import ClusterView, HostId, LoadWindow, Role, WorkerId, WorkerView
 from baton.decide.policy.demand_roles import DemandRoles
 from tests.unit.decide.policy.test_demand import window
 from tests.unit.decide.policy.views import COST, cluster, worker
@@ -213,3 +213,66 @@ def test_a_mixed_worker_that_restarts_returns_to_its_first_phase() -> None:
     few = [window(30.0 + second, arrived=1, prompt_tokens=10, output_tokens=2) for second in TICKS]
     assert roles_at(roles, cluster(prompts("p0")), few, 36.0) == {}
     assert roles_at(roles, eased, few, 47.0) == {"d0": "decode"}
+
+
+CACHED = [
+    replace(
+        window(float(second), arrived=3, prompt_tokens=4000, output_tokens=2), begun_requests=3, cached_tokens=10800
+    )
+    for second in TICKS
+]
+"""A handoff between hosts takes 0.4 s, so 1.2 links are busy."""
+
+
+def spread(view: ClusterView) -> ClusterView:
+    """Give each worker a host of its own."""
+    return replace(view, workers=tuple(replace(each, host=HostId(f"h-{each.id}")) for each in view.workers))
+
+
+def test_no_worker_leaves_decode_hosts_whose_links_are_busy() -> None:
+    """Before, one decode host was left for the KV of all prompts: 5 % of the requests met their targets."""
+    assert flips(LATE, CACHED) == {"d1": "prefill"}
+    assert flips(spread(LATE), CACHED) == {}
+
+
+NO_SPLIT = [window(float(second), arrived=3, prompt_tokens=490, output_tokens=40) for second in TICKS]
+"""Prompts keep 1.5 of three workers busy, answers 0.9: two prefill workers leave too little for the answers."""
+
+
+EASY = {"ttft_s": 2.0, "tpot_s": 0.1}
+
+
+def late_three(roles: DemandRoles, until_s: float) -> list[dict[WorkerId, Role]]:
+    busy = [window(float(second), arrived=4, prompt_tokens=490, output_tokens=40) for second in TICKS]
+    view = cluster(prompts("p0", queued=9), prompts("p1", queued=9), answers("d0", running=30))
+    return [roles_at(roles, view, busy, 30.0 + second) for second in range(round(until_s) - 29)]
+
+
+def test_all_workers_become_mixed_while_no_split_serves_the_load() -> None:
+    """Prompts need 2 workers and answers 0.4: three workers are enough, and no split of them is."""
+    roles = DemandRoles(**EASY)
+    *before, last = late_three(roles, 35.0)
+    assert before == [{}] * 5
+    assert last == {"p0": "mixed", "p1": "mixed", "d0": "mixed"}
+    mixed = cluster(*(worker(name, "mixed", queued_tokens=20) for name in ("p0", "p1", "d0")))
+    assert roles_at(roles, mixed, NO_SPLIT, 36.0) == {}
+    few = [window(float(second), arrived=1, prompt_tokens=200, output_tokens=20) for second in TICKS]
+    assert roles_at(roles, mixed, few, 45.0) == {}, "they keep their roles for 10 s"
+    assert roles_at(roles, mixed, NO_SPLIT, 50.0) == {}, "no split is predicted to have time left"
+    assert sorted(roles_at(roles, mixed, few, 51.0).values()) == ["decode", "prefill", "prefill"]
+
+
+def test_reserves_of_classes_keep_workers_from_becoming_mixed() -> None:
+    assert not any(
+        "mixed" in changes.values() for changes in late_three(DemandRoles(prefill_ratio_min=0.5, **EASY), 40.0)
+    )
+
+
+def test_a_mixed_worker_goes_to_the_phase_that_is_late_with_another_one() -> None:
+    """Before, it stayed mixed beside two prefill workers without work."""
+    roles = DemandRoles()
+    pair = cluster(prompts("p0", queued=12), prompts("p1", queued=12), answers("d0"))
+    heavy = [replace(each, arrived_requests=8, arrived_tokens=8 * 490) for each in PROMPTS]
+    assert [roles_at(roles, pair, heavy, 30.0 + second) for second in range(6)][-1] == {"d0": "mixed"}
+    turned = cluster(prompts("p0"), prompts("p1"), answers("d0", "mixed", running=90))
+    assert [roles_at(roles, turned, ANSWERS, now_s) for now_s in (36.0, 46.0)] == [{}, {"d0": "decode", "p0": "decode"}]
