@@ -25,8 +25,8 @@ from baton.core.types import BlockId
 from baton.decide.kv.conversion import Conversion
 from baton.decide.kv.copy_plan import CopyPlan
 from baton.decide.kv.layout import KVLayout
+from baton.move.number_formats import encode
 from baton.move.transport.convert import convert
-from baton.move.transport.number_formats import encode
 
 SMOLLM2 = KVLayout(layers=30, kv_heads=3, head_dim=64, block_tokens=16, dtype="bfloat16")
 LLAMA_8B = KVLayout(layers=32, kv_heads=8, head_dim=128, block_tokens=16, dtype="bfloat16")
@@ -63,6 +63,12 @@ CASES = (
     Case("int8 to float32", "llama-3.1-8b", {"dtype": "int8"}, {"dtype": "float32"}, scattered=True),
     Case("float32 to fp8", "llama-3.1-8b", {"dtype": "float32"}, {"dtype": "fp8"}, scattered=True),
     Case("fp8 to float32", "llama-3.1-8b", {"dtype": "fp8"}, {"dtype": "float32"}, scattered=True),
+    Case("bfloat16 to int8", "llama-3.1-8b", {}, {"dtype": "int8"}, scattered=True),
+    Case("int8 to bfloat16", "llama-3.1-8b", {"dtype": "int8"}, {}, scattered=True),
+    Case("bfloat16 to fp4", "llama-3.1-8b", {}, {"dtype": "fp4"}, scattered=True),
+    Case("fp4 to bfloat16", "llama-3.1-8b", {"dtype": "fp4"}, {}, scattered=True),
+    Case("bfloat16 to mxfp4", "llama-3.1-8b", {}, {"dtype": "mxfp4"}, scattered=True),
+    Case("mxfp4 to bfloat16", "llama-3.1-8b", {"dtype": "mxfp4"}, {}, scattered=True),
     Case("block 16 to 128", "smollm2-135m", {}, {"block_tokens": 128}, scattered=True),
     Case("tensor 1 to 3", "smollm2-135m", {}, {"tensor_parallel": 3}, scattered=True),
     Case("float32 to bfloat16", "smollm2-135m", {"dtype": "float32"}, {}, scattered=True),

@@ -12,6 +12,7 @@ import ast
 import math
 import sysconfig
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +21,64 @@ import record
 
 from baton.compute.load_engine import choose_engine, load_engine
 from baton.compute.models.card import ModelCard
+from baton.compute.models.dtype import Dtype
 from baton.compute.models.resolve import resolve_model
 from baton.compute.models.tokenizer import load_tokenizer
 from baton.compute.step_engine import StepEngine
 from baton.core.config import WeightsChoice
 from baton.core.step import Slice, SliceResult, Step
-from baton.core.types import BlockId, RequestId, Sampling
+from baton.core.types import BlockHash, BlockId, RequestId, Sampling
 from baton.decide.kv.layout import KVDtype, KVLayout
+from baton.decide.kv.packing import Packing
+from baton.move.store.memory import MemoryStore
+from baton.move.store.packed import PackedStore
 
 BLOCK_TOKENS = 16
 CHUNK_TOKENS = 256
 MODULES = ("argparse", "decimal", "difflib", "doctest", "pickletools", "turtle", "zipfile", "statistics", "typing")
-FORMS: tuple[tuple[WeightsChoice, str, KVDtype], ...] = (
-    ("dense", "float32", "float32"),
-    ("dense", "bfloat16", "bfloat16"),
-    ("int8", "bfloat16", "bfloat16"),
-    ("stored", "bfloat16", "bfloat16"),
-    ("stored", "bfloat16", "int8"),
-    ("stored", "bfloat16", "fp8"),
+
+
+@dataclass(frozen=True)
+class Form:
+    """The types of weights, products and KV."""
+
+    weights: WeightsChoice
+    dtype: Dtype
+    kv: KVDtype
+    prefill: WeightsChoice | None = None
+    """Weights that compute prompts, and the first half of the text. None: the same."""
+    tier: KVDtype | None = None
+    """Type to which the KV of a prompt, and of each chunk of the text, was rounded in a tier. None: it was not."""
+    exact_layers: int = 0
+    """Layers that the tier keeps."""
+
+    @property
+    def kv_name(self) -> str:
+        spared = f", {self.exact_layers} layers exact" if self.exact_layers else ""
+        return self.kv if self.tier is None else f"{self.kv}, read from a tier in {self.tier}{spared}"
+
+    @property
+    def weights_name(self) -> str:
+        return self.weights if self.prefill is None else f"{self.prefill} in prefill, {self.weights} in decode"
+
+
+FORMS = (
+    Form("dense", "float32", "float32"),
+    Form("dense", "bfloat16", "bfloat16"),
+    Form("int8", "bfloat16", "bfloat16"),
+    Form("stored", "bfloat16", "bfloat16"),
+    Form("stored", "bfloat16", "bfloat16", prefill="dense"),
+    Form("stored", "bfloat16", "int8"),
+    Form("stored", "bfloat16", "fp8"),
+    Form("stored", "bfloat16", "fp4"),
+    Form("stored", "bfloat16", "mxfp4"),
+    Form("dense", "bfloat16", "bfloat16", tier="int8"),
+    Form("dense", "bfloat16", "bfloat16", tier="fp4"),
+    Form("dense", "bfloat16", "bfloat16", tier="mxfp4"),
+    Form("dense", "bfloat16", "bfloat16", tier="mxfp4", exact_layers=4),
+    Form("dense", "bfloat16", "bfloat16", tier="mxfp4", exact_layers=10),
 )
-"""The types of weights, products and KV. The others are compared with the first."""
+"""The others are compared with the first."""
 
 
 def docstrings() -> str:
@@ -57,20 +96,36 @@ def docstrings() -> str:
 class Measured:
     """One engine over its own arena, and a request that uses all of it."""
 
-    def __init__(self, card: ModelCard, form: tuple[WeightsChoice, str, KVDtype], tokens: int, threads: int) -> None:
-        weights, dtype, kv = form
-        self.layout: KVLayout = card.layout(block_tokens=BLOCK_TOKENS, dtype=kv)
+    def __init__(self, card: ModelCard, form: Form, tokens: int, threads: int) -> None:
+        self.layout: KVLayout = card.layout(block_tokens=BLOCK_TOKENS, dtype=form.kv)
         self._table = [BlockId(block) for block in range(-(-tokens // BLOCK_TOKENS))]
         self._arena = bytearray(self.layout.block_bytes * len(self._table))
+        self._engine = self._load(card, form, form.weights, threads)
+        self._prefill = self._engine if form.prefill is None else self._load(card, form, form.prefill, threads)
+        self._tier: PackedStore | None = None
+        self.tier_token_bytes = self.layout.token_bytes
+        if form.tier is not None:
+            packing = Packing(self.layout, form.tier, form.exact_layers)
+            capacity_bytes = packing.block_bytes * len(self._table)
+            self._tier = PackedStore(
+                MemoryStore(block_bytes=packing.block_bytes, capacity_bytes=capacity_bytes), packing
+            )
+            self.tier_token_bytes = packing.block_bytes // BLOCK_TOKENS
+
+    def _load(self, card: ModelCard, form: Form, weights: WeightsChoice, threads: int) -> StepEngine:
         choice = choose_engine(card, self.layout, weights=weights)
-        self._engine: StepEngine = load_engine(
-            card,
-            self.layout,
-            memoryview(self._arena),
-            dtype=dtype,
-            threads=threads,
-            choice=choice,  # type: ignore[arg-type]
-        )
+        return load_engine(card, self.layout, memoryview(self._arena), dtype=form.dtype, threads=threads, choice=choice)
+
+    def _round(self, tokens: int) -> None:
+        """Write the KV of the first tokens to the tier, and read it back."""
+        if self._tier is None:
+            return
+        size = self.layout.block_bytes
+        views = [memoryview(self._arena)[at * size : (at + 1) * size] for at in range(-(-tokens // BLOCK_TOKENS))]
+        blocks = [(BlockHash(number.to_bytes(8)), view) for number, view in enumerate(views)]
+        self._tier.drop([name for name, _ in blocks])
+        assert all(self._tier.put(blocks))
+        assert all(self._tier.get(blocks))
 
     def step(self, tokens: list[int], start: int, sampling: Sampling, prompt_tokens: int) -> SliceResult:
         part = Slice(
@@ -83,7 +138,11 @@ class Measured:
             sampling=sampling,
             prompt_tokens=prompt_tokens,
         )
-        return self._engine.execute(Step((part,))).slices[0]
+        if part.count == 1:
+            return self._engine.execute(Step((part,))).slices[0]
+        result = self._prefill.execute(Step((part,))).slices[0]
+        self._round(len(tokens))
+        return result
 
     def perplexity(self, tokens: list[int]) -> float:
         """Return the perplexity of all tokens but the first, computed in chunks."""
@@ -100,7 +159,9 @@ class Measured:
                 sampling=Sampling(temperature=0.0, prompt_logprobs=True),
                 prompt_tokens=len(tokens),
             )
-            result = self._engine.execute(Step((part,))).slices[0]
+            engine = self._prefill if start < len(tokens) // 2 else self._engine
+            result = engine.execute(Step((part,))).slices[0]
+            self._round(len(seen))
             surprises += [-entry.logprob for entry in result.prompt_logprobs]
         return math.exp(sum(surprises) / len(surprises))
 
@@ -141,16 +202,17 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
             engine.forced([*prompt, *wanted], len(prompt)) for prompt, wanted in zip(prompts, expected, strict=True)
         ]
         same = [a == b for mine, wanted in zip(told, expected, strict=True) for a, b in zip(mine, wanted, strict=True)]
-        size = weight_bytes[form[0]]
+        sizes = [weight_bytes[weights] for weights in {form.weights, form.prefill or form.weights}]
+        held_bytes = sum(size[form.dtype] if isinstance(size, dict) else size for size in sizes)
         rows.append(
             {
-                "weights": form[0],
-                "dtype": form[1],
-                "kv": form[2],
+                "weights": form.weights_name,
+                "dtype": form.dtype,
+                "kv": form.kv_name,
                 "perplexity": perplexity,
                 "greedy_agreement_ratio": float(np.mean(same)),
-                "weight_bytes": size[form[1]] if isinstance(size, dict) else size,
-                "kv_token_bytes": engine.layout.token_bytes,
+                "weight_bytes": held_bytes,
+                "kv_token_bytes": engine.tier_token_bytes,
                 "decode_step_s": {"least": min(map(min, times)), "median": float(np.median(np.concatenate(times)))},
             }
         )

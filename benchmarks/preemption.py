@@ -22,7 +22,8 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 from record import table, write
 
-from baton.core.config import BatchLimits, Preemption, Topology
+from baton.core.config import BatchLimits, Topology
+from baton.core.kv_config import Preemption
 from baton.core.messages import RequestDropped
 from baton.core.tier_messages import FromTier, LoadEnded
 from baton.decide.control.cluster_messages import WorkerSaid

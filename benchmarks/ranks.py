@@ -25,7 +25,8 @@ import transformers
 from baton.compute.load_engine import EngineChoice, load_engine, load_parallel_engine
 from baton.compute.models.resolve import resolve_model
 from baton.compute.step_engine import StepEngine
-from baton.core.config import Config, KVConfig, ParallelConfig, Topology
+from baton.core.config import Config, ParallelConfig, Topology
+from baton.core.kv_config import KVConfig
 from baton.core.step import Slice, Step
 from baton.core.types import BlockId, HostId, RequestId, Sampling
 from baton.serve.host.build import build_host, choose_computing

@@ -11,11 +11,20 @@ import numpy as np
 
 from baton.core.errors import StoreError
 from baton.core.types import BlockHash
+from baton.decide.kv.layout import KVLayout
+from baton.decide.kv.packing import Packing
+from baton.move.store.packed import PackedStore
 from baton.move.store.port import Store
 from baton.move.store.store_url import open_store
 
+PACKING = Packing(KVLayout(layers=4, kv_heads=1, head_dim=64, block_tokens=4, dtype="bfloat16"), "mxfp4", 4)
+"""Every layer is exact, so that a packed store gives any bytes back."""
 BLOCK_BYTES = 100_000
 """Default size of a block on a pool node."""
+
+
+def packed(store: Store) -> PackedStore:
+    return PackedStore(store, PACKING)
 
 
 def open_pool(url: str, *, fingerprint: str = "a layout", block_bytes: int = BLOCK_BYTES) -> Store:

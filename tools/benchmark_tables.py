@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 from benchmark_results import is_stale, load, ms, percent, section, signed
@@ -156,16 +157,23 @@ def _rows_from(lines: list[str], start: int) -> list[str]:
 def precision() -> list[str]:
     rows = [
         [
-            f"{row['weights']}, {row['dtype']}, KV {row['kv']}",
+            "/".join(_short(row[key]) for key in ("weights", "dtype", "kv")),
             f"{row['perplexity']:.3f}",
             percent(row["greedy_agreement_ratio"], 1),
             f"{row['weight_bytes'] / 1e6:.0f}",
+            f"{row['kv_token_bytes'] / 1e3:.1f}",
         ]
         for row in load("precision")["rows"]
     ]
-    heads = ["Weights, computation, KV", "Perplexity", "Greedy agreement", "Weights, MB"]
+    heads = ["Weights/computation/KV", "Perplexity", "Greedy agreement", "Weights, MB", "KV, KB/token"]
     note = "SmolLM2-135M, whose file is Q4_1: `dense` means the same 4-bit weights computed in floats."
     return section("Precision", "precision", heads, rows, note)
+
+
+def _short(name: str) -> str:
+    """Shorten the name of a form: `bfloat16 (mxfp4 tier)`."""
+    name = name.replace(" in prefill, ", "+").replace(" in decode", "")
+    return re.sub(r", read from a tier in (\w+)(.*)", r" (\1 tier\2)", name)
 
 
 def decoding() -> list[str]:

@@ -8,7 +8,8 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from baton.compute.hash_engine import BYTE_TOKENS_FROM
-from baton.core.config import BatchLimits, Preemption, Topology
+from baton.core.config import BatchLimits, Topology
+from baton.core.kv_config import Preemption
 from baton.core.types import HostId, RequestId, Role, Sampling, WorkerId
 from baton.decide.kv.window import Window
 from baton.decide.policy.policy_sets import POLICY_SETS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,7 @@ from baton.move.store.slot_io import RUN_BYTES
 from baton.move.store.store_url import open_store
 from tests.mooncake_servers import Mooncake, mooncake
 from tests.store_servers import redis_server, s3_server
-from tests.stores import block, get, names, put, room
+from tests.stores import PACKING, block, get, names, packed, put, room
 
 CAPACITY_BLOCKS = 24
 
@@ -175,6 +175,7 @@ ALIGNED = pytest.param("file-large", marks=pytest.mark.deep)
         "memory",
         *(ALIGNED if kind == "file-large" else kind for kind in FILES),
         "encrypted",
+        "packed",
         *POOLS,
         "redis",
         "redis-pieces",
@@ -189,6 +190,9 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
             return _memory(tmp_path, 8192)
         case "encrypted":
             return _encrypted(tmp_path, 8192)
+        case "packed":
+            below = _file(tmp_path, PACKING.block_bytes, "direct")
+            return replace(below, open=lambda: packed(below.open()), block_bytes=PACKING.layout.block_bytes)
         case "pool":
             return request.getfixturevalue("pool_node")(8192)
         case "pool-large":

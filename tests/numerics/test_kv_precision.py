@@ -1,10 +1,12 @@
-"""KV in int8 and fp8: the stored KV, read by torch, equals float32 KV after rounding, and bits are invariant."""
+"""KV in 8 and 4 bits: the stored KV, read by torch, equals float32 KV after rounding, and bits are invariant."""
 
 from __future__ import annotations
 
 import random
 from itertools import permutations
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -21,6 +23,7 @@ from baton.core.errors import ModelError
 from baton.core.types import BlockId
 from baton.decide.kv.conversion import Conversion
 from baton.decide.kv.layout import KVDtype
+from baton.move.number_formats import decode
 from baton.move.transport.convert import convert
 from tests.unit.compute.models import TINY, part_of, tiny_model
 
@@ -33,8 +36,17 @@ TOKENS = [random.Random(6).randrange(3, 96) for _ in range(90)]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Heads of 20 numbers, no multiple of the vector length of any instruction set."""
-    folder = tmp_path_factory.mktemp("model")
-    tiny_model(transformers.LlamaConfig(**TINY | {"head_dim": 20})).save_pretrained(folder)
+    return model_folder(tmp_path_factory.mktemp("model"), head_dim=20)
+
+
+@pytest.fixture(scope="module")
+def folder_of_32(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Heads of 32 numbers, a whole group of 4-bit formats."""
+    return model_folder(tmp_path_factory.mktemp("model"), head_dim=32)
+
+
+def model_folder(folder: Path, head_dim: int) -> str:
+    tiny_model(transformers.LlamaConfig(**TINY | {"head_dim": head_dim})).save_pretrained(folder)
     return str(folder)
 
 
@@ -64,6 +76,10 @@ def first_layer(engine: NativeEngine, arena: bytearray) -> Tensor:
     heads = raw.view(2, layout.layers, 2, BLOCK_TOKENS, layout.kv_heads, layout.head_bytes)[:, 0]
     if layout.dtype in TORCH_DTYPES:
         return heads.contiguous().view(TORCH_DTYPES[layout.dtype]).float()
+    if layout.dtype in ("fp4", "mxfp4"):
+        read = np.empty((*heads.shape[:-1], layout.head_dim), np.float32)
+        decode(heads.contiguous().numpy(), layout.dtype, read)
+        return torch.from_numpy(read)
     numbers, scales = heads[..., : layout.head_dim].contiguous(), heads[..., layout.head_dim :].contiguous()
     stored = numbers.view(torch.int8 if layout.dtype == "int8" else torch.float8_e4m3fn).float()
     return stored * scales.view(torch.float32)
@@ -85,6 +101,24 @@ def test_stored_kv_equals_float32_kv_after_rounding(folder: str, kv: KVDtype, st
     assert ((found - exact).abs() <= bound * 1.001).all()
     most = 0.05 if kv == "int8" else 0.25
     assert (found_logits - exact_logits).abs().max() < most * exact_logits.abs().max()
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kv", ["fp4", "mxfp4"])
+def test_4_bits_equal_float32_kv_after_rounding(folder_of_32: str, kv: KVDtype, kernels: str) -> None:
+    exact_engine, exact_arena = engine_with(folder_of_32, "float32", kernels)
+    engine, arena = engine_with(folder_of_32, kv, kernels)
+    exact_logits, found_logits = (logits(each, (TOKENS, 0, 0)) for each in (exact_engine, engine))
+    exact, found = first_layer(exact_engine, exact_arena), first_layer(engine, arena)
+    assert ((found - exact).abs() <= exact.abs() / 4 + exact.abs().amax(-1, keepdim=True) / 10).all()
+    assert (found_logits - exact_logits).abs().max() < 0.6 * exact_logits.abs().max()
+    test_converted_kv_has_the_bytes_of_the_engine(folder_of_32, kv, kernels)
+
+
+@pytest.mark.parametrize("kv", ["fp4", "mxfp4"])
+def test_4_bits_need_heads_of_whole_groups(folder: str, kv: KVDtype) -> None:
+    with pytest.raises(ModelError, match="no whole groups in heads of 20"):
+        engine_with(folder, kv)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
@@ -117,6 +151,11 @@ def test_chunks_batches_and_threads_change_no_bit(folder: str, kv: KVDtype) -> N
         chunk = logits(engine, (TOKENS[: start + 15], start, 0), (TOKENS[::-1], 0, 23))[0]
     assert torch.equal(chunk, alone)
     assert torch.equal(logits(engine_with(folder, kv, threads=1)[0], (TOKENS, 0, 0))[0], alone)
+
+
+@pytest.mark.parametrize("kv", ["fp4", "mxfp4"])
+def test_chunks_batches_and_threads_change_no_bit_of_4_bits(folder_of_32: str, kv: KVDtype) -> None:
+    test_chunks_batches_and_threads_change_no_bit(folder_of_32, kv)
 
 
 def test_a_block_has_the_size_of_its_numbers_and_scales(folder: str) -> None:

@@ -19,7 +19,7 @@ from typing import TypeVar
 import msgspec
 import pytest
 
-from baton.core.config import TierConfig
+from baton.core.kv_config import TierConfig
 from baton.core.tier_messages import BlocksKept, LoadBlocks, LoadEnded, StoreBlocks
 from baton.core.types import BlockHash, BlockId, HostId, RequestId
 from baton.decide.kv.layout import KVLayout

@@ -132,3 +132,22 @@ def test_a_store_that_is_slower_than_computing_is_read_once_and_no_more(tmp_path
     finally:
         link.close()
         node.close()
+
+
+def test_a_rounded_tier_takes_less_room_and_tells_what_it_has_cost(tmp_path: Path, tiny_model: str) -> None:
+    """The KV that the next run reads has 8 bits, but for one layer."""
+    path = tmp_path / "baton.toml"
+    url = f"file://{tmp_path}/kv?bytes=64e6&io=buffered"
+    tier = f"[[tiers]]\nurl = '{url}'\nformat = 'int8'\nexact_layers = 1\n"
+    path.write_text(f"dtype = 'float32'\n{tier}[cost]\nprefill_token_s = 0.01\n")  # so that a read pays
+    arguments = (tiny_model, "--mixed", "1", "--kv-blocks", "96", "--config", str(path))
+    body = {"prompt": PROMPT[:600], "max_tokens": 4, "ignore_eos": True, "temperature": 0}
+    with serving(*arguments) as server, server.client() as client:
+        timings = client.post("/v1/completions", json=body).json()["timings"]
+        assert "kv_loss" not in timings
+        wait_stored(server, 4)
+    with serving(*arguments) as server, server.client() as client:
+        timings = client.post("/v1/completions", json=body).json()["timings"]
+    assert timings["cached_tokens"] >= 4 * BLOCK_TOKENS
+    assert "from float32 to int8" in timings["kv_loss"]
+    assert "1 of " in timings["kv_loss"]

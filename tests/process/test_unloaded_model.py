@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import weakref
 
-from baton.core.config import Config, KVConfig, Topology
+from baton.core.config import Config, Topology
+from baton.core.kv_config import KVConfig
 from baton.core.served_model import ServedModelConfig
 from baton.serve.live.several_models import assemble_models
 from baton.serve.model_fleet import ServerFacts

@@ -30,7 +30,8 @@ class Case:
 @st.composite
 def cases(draw: st.DrawFn, dtypes: tuple[str, str] = ("bfloat16", "bfloat16")) -> Case:
     layers, heads = draw(st.integers(1, 5)), draw(st.sampled_from((1, 2, 3, 4, 6)))
-    planes, head_dim = draw(st.sampled_from((1, 2))), draw(st.sampled_from((1, 2, 5)))
+    sizes = (32, 96) if {"fp4", "mxfp4"} & set(dtypes) else (1, 2, 5)
+    planes, head_dim = draw(st.sampled_from((1, 2))), draw(st.sampled_from(sizes))
 
     def layout(dtype: str) -> KVLayout:
         ranks = [n for n in (1, 2, 3, 4, 6, 8, 12) if heads % n == 0 or n % heads == 0]

@@ -14,8 +14,8 @@ from baton.core.types import BlockId
 from baton.decide.kv.conversion import Conversion
 from baton.decide.kv.layout import BITS, KVDtype, KVLayout, loss
 from baton.decide.kv.overlap import Cutting
+from baton.move.number_formats import decode, encode
 from baton.move.transport.convert import convert
-from baton.move.transport.number_formats import decode, encode
 from tests.property.kv_forms import Case, arena, cases, cells, converted_naively, pulled
 
 CUTTINGS = st.builds(

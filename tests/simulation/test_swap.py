@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from baton.core.config import Preemption
+from baton.core.kv_config import Preemption
 from baton.core.messages import RequestDropped
 from baton.core.tier_messages import LoadBlocks, LoadEnded, ReadBack, StoreBlocks
 from baton.core.types import RequestId, WorkerId

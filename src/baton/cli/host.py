@@ -10,8 +10,9 @@ from typing import get_args
 from baton.cli.key_flags import API_KEY, JOIN_KEY, add_client_key, client_key
 from baton.cli.serve import event_loop, tell
 from baton.cli.serve_flags import add_parallel
-from baton.core.config import DEVICE, KVDtypeChoice, TierConfig, Topology
+from baton.core.config import DEVICE, Topology
 from baton.core.errors import ConfigError, TransferError
+from baton.core.kv_config import KVDtypeChoice, TierConfig
 from baton.move.transport.tcp import split_address, with_port
 from baton.serve.host.agent import Agent, HostOptions
 from baton.serve.host.sizing import raise_files_max

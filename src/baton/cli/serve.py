@@ -20,11 +20,12 @@ from baton.cli.json_logs import log_as_json
 from baton.cli.key_flags import ADMIN_KEY, API_KEY, ENGINE_KEY, JOIN_KEY, empty_variables, key_lines, take_variable
 from baton.cli.output import warn
 from baton.cli.serve_flags import add_access, add_api, add_computing, add_fleet, add_sizes
-from baton.core.config import Config, TierConfig, Topology, load
+from baton.core.config import Config, Topology, load
 from baton.core.engine_config import engine_of
 from baton.core.errors import ConfigError
 from baton.core.files import in_file
 from baton.core.keys import read_keys
+from baton.core.kv_config import TierConfig
 from baton.core.model_tables import model_configs
 from baton.core.served_model import ServedModelConfig
 from baton.move.ipc.tls import ServerTls

@@ -12,6 +12,7 @@ from baton.core.class_config import ClassConfig, RouteConfig, class_problems, la
 from baton.core.engine_config import EnginesConfig
 from baton.core.errors import ConfigError
 from baton.core.http_config import BatchesConfig, HttpConfig, Port, is_loopback
+from baton.core.kv_config import Bytes, KVConfig, TierConfig
 from baton.core.launching import LauncherConfig
 from baton.core.limits import LimitsConfig
 from baton.core.served_model import ServedModelConfig
@@ -20,14 +21,12 @@ from baton.core.validation import Range, out_of_range, type_problems, valid_part
 
 WORKERS_MAX = 256
 """Maximum worker processes of one role on this host."""
-Bytes = Annotated[int, Range(least=0, most=2**50)]
 Timeout = Annotated[float, Range(least=1, most=86400)]
 ShortTimeout = Annotated[float, Range(least=0.1, most=86400)]
 DtypeChoice = Literal["auto", "float32", "bfloat16"]
 DEVICE = re.compile(r"auto|cpu|cuda(?::(\d{1,3}))?")
 LoadFormat = Literal["auto", "dummy"]
 WeightsChoice = Literal["dense", "stored", "int8"]
-KVDtypeChoice = Literal["auto", "float32", "bfloat16", "int8", "fp8"]
 
 
 class BatchLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,6 +53,15 @@ class SpeculationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """No drafts in steps with more decoding requests than this."""
 
 
+class PhaseConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Precision of the workers that start in this role; they keep it when their role changes."""
+
+    dtype: DtypeChoice | None = None
+    """Empty: as for all workers."""
+    weights: WeightsChoice | None = None
+    """Empty: as for all workers."""
+
+
 class Topology(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Number of worker processes of each role. All zero means 1 prefill + 1 decode."""
 
@@ -73,48 +81,6 @@ class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Tensor-parallel ranks: they share the heads and the width of every layer."""
     pipeline: Annotated[int, Range(least=1, most=64)] = 1
     """Pipeline stages: they share the layers."""
-
-
-Preemption = Literal["cheaper", "swap", "recompute"]
-"""How a preempted request restores its KV."""
-
-
-class KVConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The arena that holds the KV cache."""
-
-    block_tokens: Annotated[int, Range(least=1, most=1024)] = 16
-    """Tokens per KV block. Only full blocks are shared between requests."""
-    bytes: Bytes = 0
-    """Size of the arena. 0: 2 GiB, but 1 to 64 full contexts, and at most 1/4 of all and 1/2 of the free memory."""
-    blocks: Annotated[int, Range(least=0, most=2**31)] = 0
-    """Size of the arena in blocks. Overrides `bytes` unless it is 0."""
-    allocate: Literal["on_demand", "longest"] = "on_demand"
-    """`on_demand` grants blocks as a request grows, and preempts if they run out. `longest` reserves the blocks of the
-    longest possible output at the start: no preemption, but fewer requests at once."""
-    preemption: Preemption = "cheaper"
-    """How a preempted request restores its KV: `recompute` computes it again, `swap` reads it from the tiers, `cheaper`
-    does what takes less time."""
-    dtype: KVDtypeChoice = "auto"
-    """Precision of KV. `auto`: the precision that the model computes in. `int8` and `fp8` (e4m3) store one scale per
-    token and head, and need the native engine."""
-
-
-class TierConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A tier below the arena. Unused blocks are written to it, and read back if that is predicted to be cheaper than a
-    recompute. A tier on this machine belongs to the server's own host; any other tier is used by all hosts."""
-
-    url: str
-    """A store: `file:///var/cache/kv?bytes=100e9`, `redis://host:6379/0?ttl_s=3600`, `s3://bucket/prefix`,
-    `pool://host:8700`."""
-    bytes_per_s: float = 1e9
-    """Assumed read bandwidth before the first read. Afterwards it is measured."""
-    latency_s: float = 0.002
-    """Assumed time to the first byte of a read. Afterwards it is measured."""
-    when: Literal["cached", "sealed"] = "cached"
-    """Write blocks once no request uses them (`cached`), or as soon as they are full (`sealed`)."""
-    list_s: Annotated[float, Range(least=0, most=86400)] = 30.0
-    """Interval for listing a shared store, to find blocks that other servers have written. At least 20 times the
-    duration of a listing. 0: only at the start."""
 
 
 class Plugin(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -301,6 +267,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     step_log: str = ""
     """Folder for step logs, one file per worker. `fitted` cost models are made from them. Empty: no step logs."""
     topology: Topology = Topology()
+    prefill: PhaseConfig = PhaseConfig()
+    decode: PhaseConfig = PhaseConfig()
     parallel: ParallelConfig = ParallelConfig()
     kv: KVConfig = KVConfig()
     tiers: tuple[TierConfig, ...] = ()

@@ -43,6 +43,8 @@ class NativeSources:
     flags: tuple[str, ...]
     units: Mapping[str, tuple[str, ...]]
     """Translation units, each with additional flags for the instructions that it may use."""
+    headers: tuple[Path, ...] = ()
+    """Headers of another folder, which the cache key includes too."""
 
     def library_path(self) -> Path:
         """Return the path of the compiled library. Compile it if it is not cached. Raises NativeUnavailableError."""
@@ -109,7 +111,7 @@ class NativeSources:
 
     def _file_name(self) -> str:
         digest = hashlib.sha256(repr((_machine(), self.flags, dict(self.units))).encode())
-        for source in sorted([*self.folder.glob("*.cpp"), *self.folder.glob("*.h")]):
+        for source in sorted([*self.folder.glob("*.cpp"), *self.folder.glob("*.h"), *self.headers]):
             digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
         return f"{self.name}-{digest.hexdigest()[:20]}.so"
 

@@ -18,12 +18,21 @@ from baton.move.compiling import NativeSources, NativeUnavailableError
 
 log = logging.getLogger("baton.transfer")
 
+AVX2 = ("-mavx2", "-mfma", "-mf16c")
+AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512")
 COPIES = NativeSources(
     name="baton-copies",
     folder=Path(__file__).parent,
-    flags=("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"),
-    units={"copies": ()},
+    flags=("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra", "-Wno-psabi"),
+    units={
+        "copies": (),
+        "recode": (),
+        "recode_plain": (),
+        "recode_avx2": AVX2,
+        "recode_avx512": AVX512,
+    },
 )
+KV_FORMATS = COPIES.folder / "kv_formats.h"
 PAST_CACHE_BYTES = 2 << 20
 """Moves of this size or more bypass the cache, because they would evict everything else from it."""
 
@@ -85,14 +94,19 @@ def copy_one_by_one(moves: Moves) -> None:
 
 
 @functools.cache
-def fastest_copy() -> Copy:
-    """Return the fastest `Copy` of this machine. The first call on a machine compiles it, which takes a second."""
+def copy_library() -> ctypes.CDLL | None:
+    """Return the library that copies and converts KV, or None. The first call on a machine compiles it: 2 seconds."""
     try:
-        library = ctypes.CDLL(str(COPIES.library_path()))
+        return ctypes.CDLL(str(COPIES.library_path()))
     except (NativeUnavailableError, OSError) as error:
-        log.warning("KV between processes is copied run by run, at about half the speed: %s", error)
-        return copy_one_by_one
-    return functools.partial(_copy_at_once, library)
+        log.warning("KV is copied run by run at half the speed, and converted at a tenth of it: %s", error)
+        return None
+
+
+def fastest_copy() -> Copy:
+    """Return the fastest `Copy` of this machine."""
+    library = copy_library()
+    return copy_one_by_one if library is None else functools.partial(_copy_at_once, library)
 
 
 def _copy_at_once(library: ctypes.CDLL, moves: Moves) -> None:

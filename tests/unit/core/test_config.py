@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from baton.core.config import Config, HostsConfig, KVConfig, Plugin, SloConfig, TierConfig, Topology, load
+from baton.core.config import Config, HostsConfig, Plugin, SloConfig, Topology, load
 from baton.core.errors import ConfigError
 from baton.core.http_config import HttpConfig
+from baton.core.kv_config import KVConfig, TierConfig
 
 _CLASS = '[[classes]]\nname = "bulk"\nttft_slo_s = 20.0\ntpot_slo_s = 1.0'
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from baton.core.config import Config, KVConfig, Topology, load
+from baton.core.config import Config, Topology, load
 from baton.core.errors import ConfigError
+from baton.core.kv_config import KVConfig
 from baton.core.model_tables import config_of, model_configs
 from baton.core.served_model import MODELS_MAX, ServedModelConfig
 

@@ -85,9 +85,9 @@ def test_moves_of_any_run_of_bytes_can_be_cut_out() -> None:
 def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # nor one that compiled it before
-    copies.fastest_copy.cache_clear()
+    copies.copy_library.cache_clear()
     yield
-    copies.fastest_copy.cache_clear()
+    copies.copy_library.cache_clear()
 
 
 @pytest.mark.usefixtures("no_compiler")

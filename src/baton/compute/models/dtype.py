@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
+from msgspec import Struct
+
 from baton.compute.models.card import ModelCard
-from baton.core.config import DtypeChoice, KVDtypeChoice, WeightsChoice
+from baton.core.config import Config, DtypeChoice, PhaseConfig, WeightsChoice
+from baton.core.kv_config import KVDtypeChoice
 from baton.decide.kv.layout import KVDtype
 
 Dtype = Literal["float32", "bfloat16"]
@@ -15,6 +18,29 @@ WeightKind = Literal["dense", "int8", "q8", "q4", "q4m"]
 dense: floats. int8: 8 bits and a scale per row. q8, q4: 8 or 4 bits and a scale per 32 inputs. q4m: q4 and a minimum
 per 32 inputs.
 """
+
+
+class Precision(Struct, frozen=True):
+    """Types that one worker computes in."""
+
+    dtype: Dtype
+    weights: WeightsChoice
+
+
+def phase_precisions(config: Config, device: str) -> dict[str, Precision]:
+    """Return the precision of workers by the role that they start in. Empty: all workers have the same.
+
+    `device`: `cpu` or `cuda`.
+    """
+    phases = {"prefill": config.prefill, "decode": config.decode, "mixed": PhaseConfig()}
+    if all(phase == PhaseConfig() for phase in phases.values()):
+        return {}
+    found: dict[str, Precision] = {}
+    for role, phase in phases.items():
+        weights = config.weights if phase.weights is None else phase.weights
+        choice = config.dtype if phase.dtype is None else phase.dtype
+        found[role] = Precision(resolve_dtype(choice, device, weights), weights)
+    return found
 
 
 def resolve_dtype(choice: DtypeChoice, device: str, weights: WeightsChoice = "dense") -> Dtype:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from baton.move.compiling import NativeSources, NativeUnavailableError
-from baton.move.copies import COPIES
+from baton.move.copies import COPIES, KV_FORMATS
 
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
@@ -18,7 +18,7 @@ ENGINE = NativeSources(
     folder=Path(__file__).parent,
     flags=(
         "-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off",
-        "-Wall", "-Wextra", "-Wno-maybe-uninitialized", "-pthread",
+        "-Wall", "-Wextra", "-Wno-maybe-uninitialized", "-Wno-psabi", "-pthread",
     ),
     units={
         "api": (),
@@ -38,9 +38,11 @@ ENGINE = NativeSources(
         "isa_avx512bf16": (*_AVX512, "-mavx512bf16", "-mavx512vnni"),
         "isa_amx": (*_AVX512, "-mavx512bf16", "-mavx512vnni", "-mamx-tile", "-mamx-bf16"),
     },
+    headers=(KV_FORMATS,),
 )  # fmt: skip
 """-ffp-contract=off: sums are rounded as written, so that a row's bits do not depend on other rows of its batch.
 -Wno-maybe-uninitialized: gcc warns of deliberately undefined vectors in its own headers.
+-Wno-psabi: vectors are passed between inlined functions only.
 """
 
 library_path = ENGINE.library_path

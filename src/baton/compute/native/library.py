@@ -13,7 +13,7 @@ from baton.move.compiling import NativeUnavailableError
 
 DTYPE_CODES: dict[KVDtype, int] = {"float32": 0, "bfloat16": 1}
 """Codes of `enum class DType` for the types of activations in a GEMM."""
-KV_DTYPE_CODES: dict[KVDtype, int] = {**DTYPE_CODES, "int8": 6, "fp8": 7}
+KV_DTYPE_CODES: dict[KVDtype, int] = {**DTYPE_CODES, "int8": 6, "fp8": 7, "fp4": 8, "mxfp4": 9}
 """Codes of `enum class DType` for the types of stored KV."""
 WEIGHT_DTYPE_CODES: dict[WeightKind, int] = {"dense": 1, "int8": 2, "q8": 3, "q4": 4, "q4m": 5}
 """Codes of `enum class DType` for weights. Dense weights have the type of products."""

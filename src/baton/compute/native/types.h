@@ -4,19 +4,21 @@
 #include <cstdint>
 #include <vector>
 
+#include "../../move/kv_formats.h"
+
 namespace baton {
 
 using bf16 = uint16_t;  // the upper half of a float32
 
-// The types of stored elements. I8 to Q4M are for weights only (quant.h), the last two for KV only (kv_dtype.h).
-enum class DType : int32_t { F32 = 0, BF16 = 1, I8 = 2, Q8 = 3, Q4 = 4, Q4M = 5, KV_I8 = 6, KV_E4M3 = 7 };
+// The types of stored elements. I8 to Q4M are for weights only (quant.h), the last four for KV only (kv_dtype.h).
+enum class DType : int32_t {
+    F32 = 0, BF16 = 1, I8 = 2, Q8 = 3, Q4 = 4, Q4M = 5, KV_I8 = 6, KV_E4M3 = 7, KV_FP4 = 8, KV_MXFP4 = 9
+};
 
 constexpr bool is_quantized(DType dtype) { return dtype >= DType::I8 && dtype <= DType::Q4M; }
 
 // The bytes of one head's keys (or values) of one token.
-constexpr int64_t kv_head_bytes(DType dtype, int head_dim) {
-    return dtype == DType::F32 ? head_dim * 4 : dtype == DType::BF16 ? head_dim * 2 : head_dim + 4;
-}
+constexpr int64_t kv_head_bytes(DType dtype, int head_dim) { return cell_bytes(KVFormat(dtype), head_dim); }
 
 // Weights are packed in panels of 32 outputs, the same for every instruction set:
 // float32 as [panel][input][32], bfloat16 as [panel][input / 2][32][2] (pairs of inputs for dot instructions).

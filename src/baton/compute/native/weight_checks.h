@@ -82,8 +82,12 @@ inline std::string check(const BatonModel& m) {
     });
     if (!problem.empty()) return problem;
     const DType kv_dtype = DType(m.kv_dtype);
-    if (kv_dtype != DType::F32 && kv_dtype != DType::BF16 && kv_dtype != DType::KV_I8 && kv_dtype != DType::KV_E4M3)
+    const bool is_float = kv_dtype == DType::F32 || kv_dtype == DType::BF16;
+    if (!is_float && (kv_dtype < DType::KV_I8 || kv_dtype > DType::KV_MXFP4))
         return mismatch("kv_dtype is ", m.kv_dtype, ", which is no type of KV, products have the type ", m.dtype);
+    const int group = kv_dtype == DType::KV_FP4 ? FP4_GROUP : kv_dtype == DType::KV_MXFP4 ? MXFP4_GROUP : 1;
+    if (m.head_dim % group != 0)
+        return mismatch("4-bit KV has one scale per ", group, " numbers, and no whole groups in heads of ", m.head_dim);
     if (m.heads % m.kv_heads != 0)
         return mismatch("heads is ", m.heads, ", which is no multiple of kv_heads ", m.kv_heads);
     const int rotary_dim = latent ? l.rope_dim : m.head_dim;

@@ -13,7 +13,7 @@ import msgspec
 from baton.compute.models.card import ModelCard
 from baton.compute.models.model_config import ModelConfig
 from baton.compute.models.open_model import read_config
-from baton.decide.kv.layout import SCALE_BYTES, KVLayout, Shard, share
+from baton.decide.kv.layout import SCALED, KVLayout, Shard, share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ def rank_problems(card: ModelCard, layout: KVLayout, weights: str = "dense") -> 
         return []
     found, ranks = layout.problems(), layout.tensor_parallel
     alone = f"needs the native engine, which computes whole models, and a worker has {layout.ranks} ranks"
-    if layout.dtype in SCALE_BYTES:
+    if layout.dtype in SCALED:
         found.append(f"KV in {layout.dtype} {alone}; use --kv-dtype bfloat16 or float32, or leave --tp and --pp at 1")
     if weights != "dense":
         found.append(f"--weights {weights} {alone}; use --weights dense, or leave --tp and --pp at 1")

@@ -19,7 +19,7 @@ from baton.compute.torch.layers.decoder import Decoder
 from baton.compute.torch.layers.tensor_loader import TensorLoader
 from baton.compute.torch.step_runner import CudaCapture, EagerRunner, GraphRunner
 from baton.core.errors import ModelError
-from baton.decide.kv.layout import SCALE_BYTES, KVLayout
+from baton.decide.kv.layout import SCALED, KVLayout
 from baton.move.arena.cuda import DeviceArray
 
 
@@ -71,7 +71,7 @@ def on_device(memory: memoryview | DeviceArray | Tensor, device: torch.device) -
 
 def check_layout(card: ModelCard, layout: KVLayout) -> None:
     """Raise ModelError if the arena's layout does not fit this model, or has a type that torch cannot write."""
-    if layout.dtype in SCALE_BYTES:
+    if layout.dtype in SCALED:
         raise ModelError(
             f"the torch engine has no KV cache in {layout.dtype}, only the native one has; use --kv-dtype bfloat16"
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from baton.core.config import Preemption
+from baton.core.kv_config import Preemption
 from baton.core.messages import StartPrefill
 from baton.core.ports import CostModel
 from baton.core.tier_messages import ReadBack, ReadBackWanted

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from baton.core.config import Preemption
+from baton.core.kv_config import Preemption
 from baton.core.prefixes import BlocksRemoved, BlocksStored, CachedRun, EngineCacheChanged
 from baton.core.tier_messages import PutWanted
 from baton.core.types import BlockHash, BlockId, HostId, HostView

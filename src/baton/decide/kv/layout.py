@@ -10,20 +10,41 @@ from typing import Literal
 
 from msgspec import Struct
 
-KVDtype = Literal["float32", "bfloat16", "float16", "uint8", "int8", "fp8"]
-DTYPE_BYTES: dict[KVDtype, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1, "int8": 1, "fp8": 1}
-SCALE_BYTES: dict[KVDtype, int] = {"int8": 4, "fp8": 4}
-"""8-bit types have a float32 scale per token and head, stored after the head's values."""
-BITS: dict[KVDtype, int] = {"float32": 24, "float16": 11, "bfloat16": 8, "int8": 7, "fp8": 4}
+KVDtype = Literal["float32", "bfloat16", "float16", "uint8", "int8", "fp8", "fp4", "mxfp4"]
+SCALED: frozenset[KVDtype] = frozenset({"int8", "fp8", "fp4", "mxfp4"})
+"""Types of 8 and 4 bits, whose scales are stored after the values of a head."""
+GROUP_NUMBERS: dict[KVDtype, int] = {"fp4": 16, "mxfp4": 32}
+"""4-bit types (e2m1) have a one-byte scale per group of this many numbers: e4m3 in fp4, a power of two in mxfp4. An fp4
+head has one more power of two."""
+BITS: dict[KVDtype, int] = {"float32": 24, "float16": 11, "bfloat16": 8, "int8": 7, "fp8": 4, "fp4": 2, "mxfp4": 2}
 """Significant bits. uint8 (hash engine) is not a number and cannot be converted."""
 WIDER: dict[KVDtype, frozenset[KVDtype]] = {
     "bfloat16": frozenset({"float32"}),
     "float16": frozenset({"float32"}),
     "int8": frozenset({"float32"}),
     "fp8": frozenset({"float32"}),
+    "fp4": frozenset({"float32", "bfloat16"}),
+    "mxfp4": frozenset({"float32", "bfloat16"}),
 }
 """Types that represent every value of a type without loss, scale included. The product of an 8-bit value and its scale
 needs up to 31 bits, but engines compute it in float32, so float32 is lossless."""
+
+
+def cell_bytes(dtype: KVDtype, head_dim: int) -> int:
+    """Return the bytes of one head of one token in one plane, its scales included."""
+    match dtype:
+        case "float32":
+            return 4 * head_dim
+        case "bfloat16" | "float16":
+            return 2 * head_dim
+        case "uint8":
+            return head_dim
+        case "int8" | "fp8":
+            return head_dim + 4
+        case "fp4":
+            return head_dim // 2 + head_dim // GROUP_NUMBERS["fp4"] + 1
+        case "mxfp4":
+            return head_dim // 2 + head_dim // GROUP_NUMBERS["mxfp4"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +97,7 @@ class KVLayout(Struct, frozen=True, kw_only=True):
     @property
     def head_bytes(self) -> int:
         """Bytes of one head of one token in one plane, its scale included."""
-        return self.head_dim * DTYPE_BYTES[self.dtype] + SCALE_BYTES.get(self.dtype, 0)
+        return cell_bytes(self.dtype, self.head_dim)
 
     @property
     def block_bytes(self) -> int:
@@ -115,7 +136,11 @@ class KVLayout(Struct, frozen=True, kw_only=True):
         found = [f"{name} is {count}, but must be at least 1" for name, count in counts.items() if count < 1]
         if found:
             return found
-        heads, ranks = self.kv_heads, self.tensor_parallel
+        heads, ranks, group = self.kv_heads, self.tensor_parallel, GROUP_NUMBERS.get(self.dtype, 1)
+        if self.head_dim % group:
+            found.append(
+                f"{self.dtype} has one scale per {group} numbers, and heads have {self.head_dim}; use int8 or fp8"
+            )
         if heads % ranks and ranks % heads:
             found.append(f"{heads} KV heads cannot be shared by {ranks} ranks; use a divisor or a multiple of {heads}")
         if self.pipeline_parallel > self.layers:
@@ -145,6 +170,10 @@ def _rounding(source: KVDtype, target: KVDtype) -> str:
             return "each number was rounded to 1/127 of the largest of its head"
         case "fp8":
             return "each number was rounded to 4 significant bits, and to 1/229376 of the largest of its head"
+        case "fp4":
+            return "each number was rounded to 4 bits, with a scale per 16 numbers"
+        case "mxfp4":
+            return "each number was rounded to 4 bits, with a power of two per 32 numbers"
         case "float16":
             kept = f"each number was rounded to {min(BITS[source], BITS[target])} significant bits"
             return f"{kept}, fewer below 0.00006, and is infinite from 65520 on"

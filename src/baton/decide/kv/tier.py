@@ -114,6 +114,8 @@ class TierRules:
     all tiers of a host if one of them says so."""
     writing_blocks_max: int = 256
     """Maximum number of blocks of one host in current writes. They stay pinned in the arena."""
+    loss: str = ""
+    """Description of the rounding of its blocks, for `timings` of a response. Empty: they are exact."""
     waiting_blocks_max: int = 4096
     """Maximum number of blocks that wait to be written. Beyond it, the oldest waiting block is skipped."""
     batch_blocks: int = 64

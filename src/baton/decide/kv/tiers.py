@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from baton.core.config import Preemption
+from baton.core.kv_config import Preemption
 from baton.core.tier_messages import (
     BlocksKept,
     DropBlocks,

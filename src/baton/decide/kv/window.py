@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from baton.core.config import Preemption
+from baton.core.kv_config import Preemption
 from baton.core.validation import Count
 
 WINDOW_STEP_TOKENS = 128

@@ -9,7 +9,8 @@ from typing import Any, cast
 import msgspec
 from msgspec import structs
 
-from baton.core.config import BatchLimits, Config, HostsConfig, KVConfig, ParallelConfig, SloConfig, Topology
+from baton.core.config import BatchLimits, Config, HostsConfig, ParallelConfig, SloConfig, Topology
+from baton.core.kv_config import KVConfig
 from baton.decide.cost.catalog import hub_name, model_shape, models
 from baton.lab.plan.cluster import BLOCK_TOKENS, batch_requests_max, cost_section, step_tokens_max
 from baton.lab.plan.planned_fleet import PlannedFleet, WorkerGroup

@@ -12,9 +12,10 @@ import msgspec
 from msgspec import Struct, structs
 
 from baton.core.class_config import ClassConfig, RouteConfig, class_problems
-from baton.core.config import BatchLimits, Preemption, Topology
+from baton.core.config import BatchLimits, Topology
 from baton.core.errors import ConfigError
 from baton.core.files import Form, form_of, in_file, keys_of
+from baton.core.kv_config import Preemption
 from baton.core.ports import CostModel
 from baton.core.types import HostId, Role, WorkerId, WorkerView
 from baton.core.validation import (
@@ -97,7 +98,7 @@ class SimTier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     host_bytes_per_s: Annotated[float, Range(least=0.0)] = 0.0
     """Bandwidth of one host's link to a shared store, if it is below `bytes_per_s`. 0: the same as `bytes_per_s`."""
     token_bytes: Count = 131_072
-    """KV of one token. The default is that of Llama-3.1-8B in bfloat16."""
+    """KV of one token as the tier stores it: less with a rounded format. Default: Llama-3.1-8B in bfloat16."""
     shared: bool = False
     """True: all hosts share one store. False: each host has its own."""
     when: Literal["cached", "sealed"] = "cached"

@@ -5,18 +5,12 @@ Copies are strided arrays over both memories, so that a run of blocks costs one 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
-import numpy.typing as npt
 
 from baton.decide.kv.copy_plan import CopyPlan, StridedCopy
-from baton.decide.kv.layout import DTYPE_BYTES, SCALE_BYTES, KVDtype
-from baton.move.transport.number_formats import decode, encode
+from baton.decide.kv.layout import cell_bytes
+from baton.move.recoding import Recoding
 from baton.move.transport.port import Extent
-
-CHUNK_NUMBERS = 1 << 15
-"""Numbers that are converted at a time, so that their float32 values stay in a core's cache."""
 
 
 def source_extents(plan: CopyPlan, region: int) -> list[Extent]:
@@ -54,40 +48,12 @@ def _copy(plan: CopyPlan, copy: StridedCopy, source: tuple[memoryview, int, list
     memory, offset_bytes, strides = source
     counts = [loop.count for loop in copy.loops]
     into_strides = [loop.target_bytes for loop in copy.loops]
-    cells = _cell_bytes(plan.source_dtype, plan.head_dim), _cell_bytes(plan.target_dtype, plan.head_dim)
     if plan.source_dtype == plan.target_dtype:
-        run = np.dtype((np.void, copy.cells * cells[0]))  # a run is one item: numpy moves it by memcpy
+        run_bytes = copy.cells * cell_bytes(plan.source_dtype, plan.head_dim)
+        run = np.dtype((np.void, run_bytes))  # a run is one item: numpy moves it by memcpy
         from_runs = np.ndarray(counts, run, memory, offset_bytes, strides)
         np.copyto(np.ndarray(counts, run, arena, copy.target_bytes, into_strides), from_runs)
         return
-    counts.append(copy.cells)
-    from_cells = np.ndarray([*counts, cells[0]], np.uint8, memory, offset_bytes, [*strides, cells[0], 1])
-    into_cells = np.ndarray([*counts, cells[1]], np.uint8, arena, copy.target_bytes, [*into_strides, cells[1], 1])
-    for from_chunk, into_chunk in _chunks(from_cells, into_cells, plan.head_dim):
-        _recode(plan, from_chunk, into_chunk)
-
-
-def _cell_bytes(dtype: KVDtype, head_dim: int) -> int:
-    return head_dim * DTYPE_BYTES[dtype] + SCALE_BYTES.get(dtype, 0)
-
-
-Cells = npt.NDArray[np.uint8]
-
-
-def _chunks(source: Cells, target: Cells, head_dim: int) -> Iterator[tuple[Cells, Cells]]:
-    """Cut two arrays of cells in the same way along their outer dimensions, into pieces that fit into a cache."""
-    inner_cells = int(np.prod(source.shape[1:-1]))
-    step = CHUNK_NUMBERS // (inner_cells * head_dim)
-    if step == 0 and source.ndim > 2:
-        for one, other in zip(source, target, strict=True):
-            yield from _chunks(one, other, head_dim)
-        return
-    for start in range(0, len(source), max(1, step)):
-        yield source[start : start + max(1, step)], target[start : start + max(1, step)]
-
-
-def _recode(plan: CopyPlan, source: Cells, target: Cells) -> None:
-    numbers = np.empty((*source.shape[:-1], plan.head_dim), np.float32)
-    with np.errstate(all="ignore"):  # NaN and overflow are handled by `encode`, as the engines do
-        decode(source, plan.source_dtype, numbers)
-        encode(numbers, plan.target_dtype, target)
+    loops = list(zip(counts, strides, into_strides, strict=True))
+    recoding = Recoding(plan.source_dtype, plan.target_dtype, plan.head_dim)
+    recoding.run((memory, offset_bytes), (arena, copy.target_bytes), copy.cells, loops)

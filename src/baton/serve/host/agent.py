@@ -12,7 +12,8 @@ from functools import partial
 import msgspec
 
 from baton.compute.models.resolve import resolve_model
-from baton.core.config import Config, KVConfig, KVDtypeChoice, ParallelConfig, TierConfig, Topology
+from baton.core.config import Config, ParallelConfig, Topology
+from baton.core.kv_config import KVConfig, KVDtypeChoice, TierConfig
 from baton.core.types import HostId
 from baton.move.backoff import Backoff
 from baton.move.clock import now_s

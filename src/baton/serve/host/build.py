@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import msgspec
 from baton.compute.cost_estimates import EngineKind, estimated_costs, weights_bytes
 from baton.compute.decode_sizes import workspace_bytes
 from baton.compute.models.card import ModelCard
-from baton.compute.models.dtype import Dtype, kv_dtype, resolve_dtype
+from baton.compute.models.dtype import Dtype, Precision, kv_dtype, phase_precisions, resolve_dtype
 from baton.compute.native.build import can_be_built
 from baton.compute.native.load_native import native_problem
 from baton.compute.ranks.place import rank_problems
@@ -57,6 +57,14 @@ class Computing:
     """Tokens per block hash: the server's block size. A host's block size is a multiple of it."""
     share: HostShare
     """Cores and memory of this host for the workers."""
+    phases: Mapping[str, Precision] = field(default_factory=dict[str, Precision])
+    """Precision of workers by the role that they start in. Empty: all compute in `dtype`."""
+
+    @property
+    def precision_key(self) -> str:
+        """Text that differs for workers that compute other KV."""
+        phases = [f"{role} {phase.dtype} {phase.weights}" for role, phase in self.phases.items()]
+        return ", ".join(phases) or self.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +99,22 @@ def choose_computing(
     """
     parallel = config.parallel
     device = choose_device(config.device, card, ranks=parallel.tensor * parallel.pipeline)
-    dtype = resolve_dtype(config.dtype, "cuda" if device.drivers else "cpu", config.weights)
+    kind = "cuda" if device.drivers else "cpu"
+    dtype, phases = resolve_dtype(config.dtype, kind, config.weights), phase_precisions(config, kind)
     layout = card.layout(
         block_tokens=config.kv.block_tokens,
-        dtype=kv_dtype(card, config.kv.dtype, dtype),
+        dtype=kv_dtype(card, config.kv.dtype, phases["decode"].dtype if phases else dtype),
         tensor_parallel=parallel.tensor,
         pipeline_parallel=parallel.pipeline,
     )
-    problems = rank_problems(card, layout, config.weights)
+    weights = {config.weights, *(phase.weights for phase in phases.values())}
+    problems = [problem for each in sorted(weights) for problem in rank_problems(card, layout, each)]
+    problems = list(dict.fromkeys(problems)) or layout.problems()
     if problems:
         raise ConfigError("\n".join(problems))
     if share is None:
         share = HostShare(cores=divide_cores([config.cores], own_cores())[0])
-    return Computing(device, dtype, layout, hash_tokens or layout.block_tokens, share)
+    return Computing(device, dtype, layout, hash_tokens or layout.block_tokens, share, phases)
 
 
 def priced(config: Config, card: ModelCard, computing: Computing) -> Config:
@@ -113,18 +124,30 @@ def priced(config: Config, card: ModelCard, computing: Computing) -> Config:
     """
     if config.cost.get("model", "linear") != "linear" or "kinds" in config.cost:
         return msgspec.structs.replace(config, cost=inline_files(config.cost, folder=Path()))
-    return msgspec.structs.replace(config, cost={**device_prices(config, card, computing), **config.cost})
+    if not computing.phases:
+        return msgspec.structs.replace(config, cost={**device_prices(config, card, computing), **config.cost})
+    kinds = {
+        role: {**device_prices(config, card, computing, phase), **config.cost}
+        for role, phase in computing.phases.items()
+    }
+    return msgspec.structs.replace(config, cost={"kinds": kinds})
 
 
-def device_prices(config: Config, card: ModelCard, computing: Computing) -> dict[str, float]:
-    """Estimate the prices of a step on one worker of the topology. The keys are those of the linear cost model."""
+def device_prices(
+    config: Config, card: ModelCard, computing: Computing, precision: Precision | None = None
+) -> dict[str, float]:
+    """Estimate the prices of a step on one worker of the topology. The keys are those of the linear cost model.
+
+    `precision`: of that worker. None: that of the configuration.
+    """
+    precision = precision or Precision(computing.dtype, config.weights)
     workers = len(worker_views(config.topology, HostId("")))
     shares = share_cores(workers, config.threads, cpu_quota(), computing.share.cores) if workers else [(1, ())]
     return estimated_costs(
         card,
         kind=_engine_kind(card, computing),
-        dtype=computing.dtype,
-        weights=config.weights,
+        dtype=precision.dtype,
+        weights=precision.weights,
         threads=shares[0][0],
         kv_token_bytes=computing.layout.token_bytes,
     )
@@ -171,13 +194,15 @@ def build_host(
     drivers, total = computing.device.drivers, arena.blocks_total
     views = worker_views(config.topology, host, prefix)
     setups = _setups(config, card, computing, views, total)
-    weights, is_shared = weights_bytes(card, computing.dtype, config.weights), shares_weights(card, computing)
+    used = {setup.precision for setup in setups}
+    weights = [weights_bytes(card, precision.dtype, precision.weights) for precision in used]
+    is_shared = shares_weights(card, computing)
     most = workers_max(
         len(setups),
         cores=len(computing.share.cores),
         threads=setups[0].threads,
-        worker_bytes=0 if is_shared else weights,
-        shared_bytes=arena.bytes.bytes_total + (weights if is_shared else 0),
+        worker_bytes=0 if is_shared else max(weights),
+        shared_bytes=arena.bytes.bytes_total + (sum(weights) if is_shared else 0),
         is_on_gpu=bool(drivers),
     )
     return HostParts(host, arena.id, total, arena.bytes, setups, most)
@@ -215,6 +240,7 @@ def _setups(
             kv_tokens_max=blocks * layout.block_tokens,
             step_tokens_max=limits.step_tokens_max,
             requests_max=limits.requests_max,
+            kind=view.role if computing.phases else view.kind,
         )
         for view in bare_views
     ]
@@ -229,6 +255,7 @@ def _setups(
             arena_bytes=blocks * layout.block_bytes,
             dtype=computing.dtype,
             weights=config.weights,
+            phases=dict(computing.phases),
             device=computing.device.name,
             threads=threads,
             cores=cores,

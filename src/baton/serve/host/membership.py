@@ -112,7 +112,7 @@ class Membership:
         self._card = card
         self._computing = computing
         self._identity = kv_identity(card)
-        self._fingerprint = fingerprint_of(self._identity, computing.layout, computing.dtype)
+        self._fingerprint = fingerprint_of(self._identity, computing.layout, computing.precision_key)
         self.kept = self._usable(kept)
         """The arena for the next membership. None: its KV is of no use, so the next one gets a new arena."""
         self._tell = tell

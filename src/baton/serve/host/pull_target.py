@@ -18,7 +18,7 @@ from baton.core.errors import TransferError
 from baton.core.types import BlockId
 from baton.decide.kv.conversion import Conversion
 from baton.decide.kv.copy_plan import CopyPlan, StridedCopy
-from baton.decide.kv.layout import DTYPE_BYTES, SCALE_BYTES, KVLayout
+from baton.decide.kv.layout import KVLayout, cell_bytes
 from baton.move.copies import fastest_copy
 from baton.move.transport.convert import target_extents, unstage
 from baton.move.transport.copier import copy_portions
@@ -185,8 +185,8 @@ def _written(plan: CopyPlan, block_bytes: int) -> Rows:
 
 def _runs(plan: CopyPlan, copy: StridedCopy) -> np.ndarray:
     """Return the byte runs that one strided copy writes: [runs, 2] of offset and size."""
-    cell_bytes = plan.head_dim * DTYPE_BYTES[plan.target_dtype] + SCALE_BYTES.get(plan.target_dtype, 0)
+    size_bytes = copy.cells * cell_bytes(plan.target_dtype, plan.head_dim)
     offsets = np.array([copy.target_bytes], np.int64)
     for loop in copy.loops:
         offsets = np.add.outer(offsets, np.arange(loop.count) * loop.target_bytes).ravel()
-    return np.column_stack((offsets, np.full_like(offsets, copy.cells * cell_bytes)))
+    return np.column_stack((offsets, np.full_like(offsets, size_bytes)))

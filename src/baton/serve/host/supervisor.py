@@ -11,6 +11,7 @@ from typing import assert_never
 
 import msgspec
 
+from baton.compute.models.dtype import Precision
 from baton.core.config import SurvivalConfig
 from baton.core.leaving import RestartWorker
 from baton.core.messages import RetireWorker, Shutdown, StartWorker, WorkerFailed, WorkerProgress, WorkerReady
@@ -83,7 +84,8 @@ class Supervisor:
         self._like = setups[0]
         """Template for workers that scaling adds. It stays when scaling has ended every worker."""
         self._arena_fd = arena_fd
-        self._weights_fd = create_weights_file()
+        self._weights_fds: dict[Precision, int | None] = {}
+        """A file for the packed weights of each precision. None: this system has no such files."""
         self._survival = survival
         self._notices = notices
         self._stopping = False
@@ -107,7 +109,8 @@ class Supervisor:
         """Carry out a decision about the fleet: start a worker like the others, end an idle one, or restart one."""
         match command:
             case StartWorker(worker=worker, role=role):
-                view = msgspec.structs.replace(self._like.view, id=worker, role=role)
+                kind = role if self._like.phases else self._like.view.kind
+                view = msgspec.structs.replace(self._like.view, id=worker, role=role, kind=kind)
                 setup = msgspec.structs.replace(self._like, view=view, cores=self._free_cores(), guest_cores=())
                 slot = _Slot(setup, is_added=True)
                 self._slots[worker] = slot
@@ -157,9 +160,10 @@ class Supervisor:
             await asyncio.wait(supervising)
         for task in list(self._watchers):
             task.cancel()
-        if self._weights_fd is not None:
-            os.close(self._weights_fd)
-            self._weights_fd = None
+        for descriptor in self._weights_fds.values():
+            if descriptor is not None:
+                os.close(descriptor)
+        self._weights_fds.clear()
 
     def _make(self, slot: _Slot) -> WorkerProcess:
         view = slot.setup.view
@@ -205,13 +209,19 @@ class Supervisor:
     async def _run(self, slot: _Slot, process: WorkerProcess) -> str:
         """Run one process to its end. Return a description of the end."""
         try:
-            weights = () if self._weights_fd is None else (self._weights_fd,)
-            await process.begin(slot.setup, (self._arena_fd, *weights))
+            await process.begin(slot.setup, (self._arena_fd, *self._weights_files(slot.setup.precision)))
         except OSError as error:
             return f"{slot.setup.view.id} could not be started: {error}"
         if self._stopping:
             process.send(Shutdown())
         return await process.wait()
+
+    def _weights_files(self, precision: Precision) -> tuple[int, ...]:
+        """Return the descriptor of the file for these weights, if this system has such files."""
+        if precision not in self._weights_fds:
+            self._weights_fds[precision] = create_weights_file()
+        descriptor = self._weights_fds[precision]
+        return () if descriptor is None else (descriptor,)
 
     async def _may_restart(self, slot: _Slot, reason: str) -> bool:
         """Wait for the back-off that recent deaths require. Return False, and give up, if there were too many."""

@@ -11,13 +11,14 @@ from hashlib import blake2b
 
 import msgspec
 
-from baton.compute.models.dtype import Dtype
-from baton.core.config import TierConfig
 from baton.core.errors import BatonError, ConfigError, StoreError
 from baton.core.files import placed
+from baton.core.kv_config import TierConfig
 from baton.decide.kv.identity import KVIdentity
 from baton.decide.kv.layout import KVLayout
+from baton.decide.kv.packing import Packing
 from baton.decide.kv.tier import TierRules
+from baton.move.store.packed import PackedStore
 from baton.move.store.port import Store
 from baton.move.store.store_url import open_store, parse_store_url
 
@@ -95,7 +96,11 @@ def open_usable_tiers(
         kind = config.url.partition(":")[0]
         name = kind if kind not in kinds else f"{kind}-{number}"
         kinds.add(kind)
-        opens = _TierOpener(name, config, layout, fingerprint)
+        packing = _packing_of(config, layout)
+        if packing is not None and (problems := packing.problems()):
+            _close(found)
+            raise ConfigError("\n".join(f"tiers[{number}].format is {config.format}: {what}" for what in problems))
+        opens = _TierOpener(name, config, layout, fingerprint, packing)
         try:
             found.append(opens() if wait_s is None else _open_in_time(opens, wait_s))
         except StoreError as error:
@@ -114,10 +119,25 @@ class _TierOpener:
     config: TierConfig
     layout: KVLayout
     fingerprint: str
+    packing: Packing | None
+    """Format of the tier's blocks. None: that of the arena."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block in the store."""
+        return self.layout.block_bytes if self.packing is None else self.packing.block_bytes
+
+    @property
+    def stored_fingerprint(self) -> str:
+        """The fingerprint, with the format of the tier's blocks."""
+        packing = self.packing
+        return self.fingerprint if packing is None else f"{self.fingerprint} {packing.dtype} {packing.exact_layers}"
 
     def __call__(self) -> OpenTier:
         config = self.config
-        store = open_store(config.url, layout_fingerprint=self.fingerprint, block_bytes=self.layout.block_bytes)
+        store = open_store(config.url, layout_fingerprint=self.stored_fingerprint, block_bytes=self.block_bytes)
+        if self.packing is not None:
+            store = PackedStore(store, self.packing)
         return OpenTier(self.rules(store), store, config.list_s if is_shared(config.url) else 0.0)
 
     def rules(self, store: Store | None = None) -> TierRules:
@@ -126,13 +146,18 @@ class _TierOpener:
         capacity_blocks = store.capacity_blocks if store is not None else None
         return TierRules(
             name=self.name,
-            shared_as=_store_id(config.url, self.fingerprint) if shares else "",
+            shared_as=_store_id(config.url, self.stored_fingerprint) if shares else "",
             blocks_max=capacity_blocks or _PLACES_DEFAULT,
             is_sized=capacity_blocks is not None if store is not None else not shares,
             latency_s=config.latency_s,
-            block_load_s=self.layout.block_bytes / config.bytes_per_s,
+            block_load_s=self.block_bytes / config.bytes_per_s,
             when=config.when,
+            loss="" if self.packing is None else self.packing.loss,
         )
+
+
+def _packing_of(config: TierConfig, layout: KVLayout) -> Packing | None:
+    return None if config.format in ("exact", layout.dtype) else Packing(layout, config.format, config.exact_layers)
 
 
 def _open_in_time(opens: _TierOpener, wait_s: float) -> OpenTier | UnopenedTier:
@@ -179,7 +204,7 @@ def _store_id(url: str, fingerprint: str) -> str:
     return blake2b(f"{fingerprint} {url}".encode(), digest_size=16).hexdigest()
 
 
-def fingerprint_of(identity: KVIdentity, layout: KVLayout, dtype: Dtype) -> str:
+def fingerprint_of(identity: KVIdentity, layout: KVLayout, precision: str) -> str:
     """Return a digest of everything that a block's bytes depend on, except its tokens."""
-    parts = (msgspec.structs.replace(identity, model=""), layout, dtype)
+    parts = (msgspec.structs.replace(identity, model=""), layout, precision)
     return blake2b(msgspec.json.encode(parts), digest_size=16).hexdigest()

@@ -172,7 +172,7 @@ def _open_tiers(
     check_tiers(config.tiers)
     if not config.tiers:
         return None
-    fingerprint = fingerprint_of(kv_identity(card), computing.layout, computing.dtype)
+    fingerprint = fingerprint_of(kv_identity(card), computing.layout, computing.precision_key)
     return OwnTiers(live, own.id, open_tiers(config.tiers, layout=computing.layout, fingerprint=fingerprint))
 
 

@@ -14,9 +14,10 @@ from typing import Any
 import msgspec
 
 from baton.compute.models.fingerprint import kv_identity
-from baton.core.config import Config, HooksConfig, KVConfig
+from baton.core.config import Config, HooksConfig
 from baton.core.errors import RequestError
 from baton.core.http_config import HttpConfig
+from baton.core.kv_config import KVConfig
 from baton.core.launching import LauncherConfig
 from baton.core.leaving import DismissHost, RestartWorker
 from baton.core.messages import RetireWorker, StartWorker

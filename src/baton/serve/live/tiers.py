@@ -23,13 +23,14 @@ from baton.core.tier_messages import (
     TierRests,
     TierShrunk,
 )
-from baton.core.types import HostId, HostView
+from baton.core.types import HostId, HostView, RequestId
 from baton.decide.kv.host_pool import HostPool
 from baton.decide.kv.tier import Tier
 from baton.decide.metrics.catalog import ARENA_TIER, READ_BACK_BLOCKS, TIER_BLOCKS, TIER_RESTS
 from baton.serve.host.arena_bytes import ArenaBytes
 from baton.serve.host.tier_opening import OpenTier
 from baton.serve.host.tier_work import ANSWER_S, TierWork
+from baton.serve.live.live_request import LiveRequest
 from baton.serve.live.metrics_registry import Metrics
 from baton.serve.messages.moving import ListTiers, TierOrder
 
@@ -46,6 +47,9 @@ class Listener(Protocol):
     def pools(self) -> Mapping[HostId, HostPool]: ...
 
     def tell(self, event: FromTier) -> None: ...
+
+    @property
+    def live(self) -> Mapping[RequestId, LiveRequest]: ...
 
 
 class LiveTiers:
@@ -127,8 +131,18 @@ class LiveTiers:
             self._count(load.host, tier, "loaded" if is_whole else "missed", 1)
             if is_whole and load.back:
                 self._metrics.count(READ_BACK_BLOCKS, load.host, tier, amount=1)
+        self._note_loss(load, end)
         for tier, blocks in end.damaged.items():
             self._count(load.host, tier, "damaged", blocks)
+
+    def _note_loss(self, load: LoadBlocks, end: LoadEnded) -> None:
+        """Record that a request has read KV that a tier has rounded."""
+        pool, live = self._listener.pools.get(load.host), self._listener.live.get(load.request_id)
+        if pool is None or pool.tiers is None or live is None:
+            return
+        used = {tier for tier, is_whole in zip(load.tiers, end.whole, strict=True) if is_whole}
+        losses = [tier.rules.loss for tier in pool.tiers.tiers if tier.name in used and tier.rules.loss]
+        live.stamps.kv_loss = next(iter(losses), live.stamps.kv_loss)
 
     def _count(self, host: HostId, tier: str, what: str, blocks: int) -> None:
         self._metrics.count(TIER_BLOCKS, host, tier, what, amount=blocks)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from baton.core.config import TierConfig
 from baton.core.copies import LayerSpan
+from baton.core.kv_config import TierConfig
 from baton.core.tier_messages import DropBlocks, LoadBlocks, StoreBlocks, StoreEvent
 from baton.core.types import BlockId, HostId, RequestId
 from baton.decide.kv.layout import KVLayout

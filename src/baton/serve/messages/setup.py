@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from baton.compute.models.card import ModelCard
-from baton.compute.models.dtype import Dtype
+from baton.compute.models.dtype import Dtype, Precision
 from baton.core.config import BatchLimits, Plugin, SandboxConfig, SpeculationConfig, WeightsChoice
 from baton.core.copies import LayersDone
 from baton.core.messages import (
@@ -36,6 +36,8 @@ class WorkerSetup(Struct, frozen=True, kw_only=True, tag=True):
     arena_bytes: int
     dtype: Dtype
     weights: WeightsChoice = "dense"
+    phases: dict[str, Precision] = {}
+    """Precision by the kind of the worker. Empty: `dtype` and `weights` apply to all."""
     device: str = "cpu"
     """`cpu`, or `cuda:N`: then the attached descriptor holds the arena's CUDA handles."""
     threads: int
@@ -55,6 +57,11 @@ class WorkerSetup(Struct, frozen=True, kw_only=True, tag=True):
     """Folder for the log of the worker's steps. Empty: no log."""
     log_bytes_max: int = 0
     """Maximum size of the step log."""
+
+    @property
+    def precision(self) -> Precision:
+        """The precision of this worker."""
+        return self.phases.get(self.view.kind, Precision(self.dtype, self.weights))
 
 
 class Ping(Struct, frozen=True, tag=True):

@@ -78,12 +78,11 @@ def _load(
     if not native_problem(setup.card, setup.layout, setup.device) and has_to_be_built():
         text = "compiling the native engine, once per machine and version: about half a minute"
         link.put(WorkerProgress(setup.view.id, text))
-    choice = choose_engine(setup.card, setup.layout, device=setup.device, weights=setup.weights)
+    choice = choose_engine(setup.card, setup.layout, device=setup.device, weights=setup.precision.weights)
     choice = replace(choice, guest_cores=setup.guest_cores, sandbox=setup.sandbox, weights_file=weights_file)
-    size_mib = setup.card.weight_bytes / 2**20
-    link.put(
-        WorkerProgress(setup.view.id, f"loading {setup.card.name} ({size_mib:.0f} MiB, {setup.dtype}) on the {choice}")
-    )
+    size_mib, precision = setup.card.weight_bytes / 2**20, setup.precision
+    types = precision.dtype if precision.weights == "dense" else f"{precision.dtype}, {precision.weights} weights"
+    link.put(WorkerProgress(setup.view.id, f"loading {setup.card.name} ({size_mib:.0f} MiB, {types}) on the {choice}"))
     engine = _engine(setup, memory, choice, crew)
     link.put(WorkerProgress(setup.view.id, f"loaded in {now_s() - started_s:.1f} s, warming up"))
     engine.warm_up()
@@ -95,9 +94,9 @@ def _engine(
 ) -> StepEngine:
     card, layout = setup.card, setup.layout
     if crew is None:
-        return load_engine(card, layout, memory, dtype=setup.dtype, threads=setup.threads, choice=choice)
+        return load_engine(card, layout, memory, dtype=setup.precision.dtype, threads=setup.threads, choice=choice)
     threads, _ = rank_cores(setup, 0)
-    engine = load_parallel_engine(card, layout, memory, crew, dtype=setup.dtype, threads=threads)
+    engine = load_parallel_engine(card, layout, memory, crew, dtype=setup.precision.dtype, threads=threads)
     return ConstrainedEngine(engine, card, setup.sandbox)
 
 

@@ -40,7 +40,7 @@ def run_rank(descriptor: int) -> None:
     memory = open_rank_arena(setup, descriptors[0], told.rank).memory
     arena = RankArena.of(memory, setup.layout, told.rank)
     ranks = connect_ranks(rank_place(setup.layout, told.rank), join_rendezvous(told.port), arena.device)
-    parts = load_rank(setup.card, setup.layout, arena, ranks, dtype=setup.dtype, threads=threads)
+    parts = load_rank(setup.card, setup.layout, arena, ranks, dtype=setup.precision.dtype, threads=threads)
     follower, decoder = FollowerRank(parts), msgspec.msgpack.Decoder(RankCommand)
     sock.sendall(frame(msgspec.msgpack.encode(RankReady(told.rank))))
     for payload in frames:

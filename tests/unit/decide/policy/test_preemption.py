@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.core.config import Preemption
+from baton.core.kv_config import Preemption
 from baton.core.types import TierHit
 from baton.decide.control.tier_reads import read_back_tokens
 from tests.unit.decide.policy.views import COST

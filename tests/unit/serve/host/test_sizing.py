@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.compute.hash_engine import hash_card
-from baton.core.config import Config, KVConfig, Topology
+from baton.core.config import Config, Topology
 from baton.core.errors import ConfigError
+from baton.core.kv_config import KVConfig
 from baton.core.types import HostId
 from baton.decide.kv.layout import KVLayout
 from baton.move.cores import usable_cores

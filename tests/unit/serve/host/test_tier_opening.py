@@ -8,8 +8,8 @@ from threading import Event
 import pytest
 
 from baton.cli.main import main
-from baton.core.config import TierConfig
 from baton.core.errors import ConfigError, StoreError
+from baton.core.kv_config import TierConfig
 from baton.decide.kv.layout import KVLayout
 from baton.move.store.port import Store
 from baton.serve.host import tier_opening

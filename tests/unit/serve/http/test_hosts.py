@@ -16,7 +16,8 @@ import uvloop
 
 from baton.compute.models.fingerprint import kv_identity
 from baton.compute.models.resolve import resolve_model
-from baton.core.config import Config, HostsConfig, TierConfig
+from baton.core.config import Config, HostsConfig
+from baton.core.kv_config import TierConfig
 from baton.core.messages import StartWorker, WorkerLost
 from baton.core.types import HostId, WorkerId, WorkerView
 from baton.decide.kv.conversion import KVForm

@@ -9,8 +9,9 @@ from typing import Literal
 import pytest
 
 from baton.compute.hash_engine import hash_card
-from baton.core.config import Config, KVConfig
+from baton.core.config import Config
 from baton.core.errors import BatonError, ConfigError
+from baton.core.kv_config import KVConfig
 from baton.core.served_model import ServedModelConfig
 from baton.move.cores import own_cores
 from baton.move.memory_limits import memory_free_bytes

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from baton.compute.hash_engine import hash_card
-from baton.core.config import Config, KVConfig, Topology
+from baton.core.config import Config, Topology
+from baton.core.kv_config import KVConfig
 from baton.core.types import HostId
 from baton.serve.host.build import build_host, choose_computing
 from baton.serve.messages.setup import WorkerSetup

@@ -5,26 +5,26 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from baton.decide.kv.layout import DTYPE_BYTES, SCALE_BYTES, KVDtype
-from baton.move.transport.number_formats import decode, encode
+from baton.decide.kv.layout import KVDtype, cell_bytes
+from baton.move.number_formats import E2M1_VALUES, decode, encode
 
 TYPES: dict[KVDtype, torch.dtype] = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def encoded(numbers: np.ndarray, dtype: KVDtype) -> np.ndarray:
-    cells = np.empty(
-        (*numbers.shape[:-1], numbers.shape[-1] * DTYPE_BYTES[dtype] + SCALE_BYTES.get(dtype, 0)), np.uint8
-    )
+    cells = np.empty((*numbers.shape[:-1], cell_bytes(dtype, numbers.shape[-1])), np.uint8)
     with np.errstate(all="ignore"):
         encode(numbers.copy(), dtype, cells)
     return cells
 
 
 def decoded(cells: np.ndarray, dtype: KVDtype) -> np.ndarray:
-    numbers = np.empty(
-        (*cells.shape[:-1], (cells.shape[-1] - SCALE_BYTES.get(dtype, 0)) // DTYPE_BYTES[dtype]), np.float32
-    )
+    size = cells.shape[-1]
+    head_dim = next(dim for dim in range(1, 2 * size) if cell_bytes(dtype, dim) == size)
+    numbers = np.empty((*cells.shape[:-1], head_dim), np.float32)
     decode(cells, dtype, numbers)
     return numbers
 
@@ -114,3 +114,60 @@ def test_numbers_too_small_for_a_finite_factor_are_the_largest_codes(dtype: KVDt
     """As in the engine: the scale holds the magnitude."""
     cells = encoded(np.array([[1e-37, -1e-37]], np.float32), dtype)
     assert cells[0, :2].tolist() == largest
+
+
+def test_e2m1_rounds_to_the_nearest_number_and_ties_to_the_even_code() -> None:
+    """A 4 in the group fixes the scale at 1."""
+    values = E2M1_VALUES[:8]
+    ties = (values[1:] + values[:-1]) / 2
+    numbers = np.zeros((3, 32), np.float32)
+    numbers[:, 0] = 4
+    numbers[0, 1:8], numbers[1, 1:8], numbers[2, 1:8] = ties, np.nextafter(ties, 0), -np.nextafter(ties, 9)
+    found = decoded(encoded(numbers, "mxfp4"), "mxfp4")
+    assert found[:, 0].tolist() == [4, 4, 4]
+    assert found[0, 1:8].tolist() == [values[code + (code & 1)] for code in range(7)]
+    assert found[1, 1:8].tolist() == values[:7].tolist()
+    assert found[2, 1:8].tolist() == (-values[1:]).tolist()
+
+
+NUMBERS = st.lists(st.floats(-(2.0**99), 2.0**99, width=32), min_size=64, max_size=64).map(
+    lambda numbers: np.array([numbers], np.float32)
+)
+
+
+@given(numbers=NUMBERS)
+def test_mxfp4_loses_at_most_a_fifth_of_a_number_or_a_fourteenth_of_its_group(numbers: np.ndarray) -> None:
+    found = decoded(encoded(numbers, "mxfp4"), "mxfp4")
+    lost = np.abs(found - numbers)[0].reshape(2, 32).astype(np.float64)
+    sizes = np.abs(numbers[0].reshape(2, 32)).astype(np.float64)
+    bound = np.maximum(sizes / 5, sizes.max(axis=1, keepdims=True) / 14)
+    assert (lost <= np.maximum(bound * 1.0001, 2.0**-127)).all()  # the smallest scale is 2^-127
+
+
+@given(numbers=NUMBERS)
+def test_fp4_loses_at_most_a_quarter_of_a_number_or_a_tenth_of_its_group(numbers: np.ndarray) -> None:
+    """Groups below 1/100,000 of the largest of the head have a coarser scale."""
+    found = decoded(encoded(numbers, "fp4"), "fp4")
+    lost = np.abs(found - numbers)[0].reshape(4, 16).astype(np.float64)
+    sizes = np.abs(numbers[0].reshape(4, 16)).astype(np.float64)
+    bound = np.maximum(sizes / 4, sizes.max(axis=1, keepdims=True) / 10)
+    assert (lost <= np.maximum(bound, max(sizes.max() / 1e5, 1e-30))).all()
+
+
+@pytest.mark.parametrize("dtype", ["fp4", "mxfp4"])
+@given(numbers=NUMBERS)
+def test_4_bits_are_stable_when_they_are_rounded_again(dtype: KVDtype, numbers: np.ndarray) -> None:
+    """KV that was read from a tier and is written again does not drift."""
+    once = decoded(encoded(numbers, dtype), dtype)
+    assert np.array_equal(decoded(encoded(once, dtype), dtype), once)
+
+
+@pytest.mark.parametrize("dtype", ["fp4", "mxfp4"])
+def test_4_bits_keep_zeros_and_replace_what_is_no_number(dtype: KVDtype) -> None:
+    numbers = np.zeros((3, 32), np.float32)
+    numbers[1, :3] = (np.nan, 6.0, -0.0)
+    numbers[2, 0] = np.inf
+    cells = encoded(numbers, dtype)
+    assert not cells[0].any()
+    assert decoded(cells, dtype)[1, :4].tolist() == [0.0, 6.0, 0.0, 0.0]
+    assert not decoded(cells, dtype)[2].any()

@@ -1,0 +1,3 @@
+#include "recode.h"
+
+int baton::recode_avx2(const RecodeCall& call) { return recode(call); }
