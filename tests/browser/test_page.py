@@ -20,6 +20,11 @@ WORKERS = "[...document.querySelectorAll('#workers tr')].map(row => [...row.cell
 SET_ROLE = """(() => {{ const select = document.querySelectorAll('#workers select')[{row}];
     select.value = '{role}'; select.dispatchEvent(new Event('change')); }})()"""
 LAST_SAMPLE = "import('/static/dashboard.js').then(page => page.store.times.at(-1))"
+NEXT_SAMPLE = """import('/static/dashboard.js').then(page => new Promise(done => {{
+    const look = () => {{ if (page.store.times.at(-1) !== {last}) done(true); else setTimeout(look, 50); }};
+    look();
+}}))"""
+"""Wait for a sample after the last one."""
 OUTPUT = """import('/static/dashboard.js').then(page => new Promise(done => {{
     const look = () => {{
         const later = page.store.samples.filter(sample => sample.unix_s > {since});
@@ -199,9 +204,10 @@ def test_memory_of_the_page_is_flat_over_ten_minutes_of_load(hash_server: Runnin
     body = {"prompt": "a prompt of some length", "max_tokens": 30, "ignore_eos": True}
 
     async def load_until(page: Page, client: httpx.AsyncClient, low: float, high: float) -> None:
-        """Send requests until the time of the last sample is between `low` and `high`."""
-        while not low < await page.run(LAST_SAMPLE) < high:
+        """Send requests with each sample until the time of the last one is between `low` and `high`."""
+        while not low < (last := await page.run(LAST_SAMPLE)) < high:
             await asyncio.gather(*(client.post("/v1/completions", json=body) for _ in range(8)))
+            await page.run(NEXT_SAMPLE.format(last=last))
 
     async def least_bytes(page: Page) -> int:
         """Return the least of three sizes, because a garbage collection may come in the middle of a sample."""

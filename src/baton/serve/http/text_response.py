@@ -152,7 +152,9 @@ class TextResponse:
         self._mark_sent(choice)
         chat_finish = choice.chat_finish or choice.finish_reason
         timings = choice.live.timings()
-        await events.send(self._encoder.last(choice.index, chat_finish, timings, stop_string=choice.stop_string))
+        usage = self.usage() if self._usage_chunks == "all" else None
+        last = self._encoder.last(choice.index, chat_finish, timings, stop_string=choice.stop_string, usage=usage)
+        await events.send(last)
 
     def _stream_headers(self) -> list[tuple[bytes, bytes]]:
         return STREAM_HEADERS if self._marks is None else [*STREAM_HEADERS, self._marks.header(self._choices[0])]

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from msgspec import Struct, json
 
 from baton.core.types import Slo
-from baton.move.clock import now_s, unix_s
+from baton.move.clock import now_s, utc_date
 from baton.serve.live.gateway import LiveGateway
 from baton.serve.live.recent import EndedRequest, Recent, Spread, WorkerSteps, spreads
 from baton.serve.live.recorder import Recorder
@@ -202,7 +202,7 @@ def _sample(
     state: str,
 ) -> Sample:
     return Sample(
-        unix_s=unix_s(),
+        unix_s=round(utc_date().timestamp(), 3),
         elapsed_s=elapsed_s,
         state=state,
         latencies=latencies,

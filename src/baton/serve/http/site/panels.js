@@ -19,13 +19,13 @@ export function tiles(store) {
     [amount(rate("prompt_tokens")), "prompt tokens/s", "mean of 10 s"],
     [sum("running"), "running requests", "now"],
     [sum("waiting"), "waiting requests", "now"],
-    [duration(ttft), "TTFT p99", "highest of 1 minute", store.slo && ttft > store.slo.ttft_s],
-    [duration(itl), "ITL p99", "highest of 1 minute", store.slo && itl > store.slo.tpot_s],
-    [withSlo ? ratio(store.sum("in_slo", MINUTE) / withSlo) : "-", "SLO attainment", withSlo ? "of 1 minute" : "no SLO"],
+    [duration(ttft), "TTFT p99", "highest of 1 minute", store.slo && ttft > store.slo.ttft_s && "above the SLO"],
+    [duration(itl), "ITL p99", "highest of 1 minute", store.slo && itl > store.slo.tpot_s && "above the SLO"],
+    [withSlo ? ratio(store.sum("in_slo", MINUTE) / withSlo) : "-", "SLO attainment", withSlo ? "of 1 minute" : "no SLO", withSlo && store.sum("in_slo", MINUTE) / withSlo < 0.9 && "below 90 %"],
     [asked ? ratio(store.sum("cached_tokens", MINUTE) / asked) : "-", "prefix hit ratio", "of 1 minute"],
   ];
-  $("tiles").replaceChildren(...shown.map(([value, label, span, isMissed]) => make("div", isMissed ? "tile missed" : "tile", [
-    make("b", "", String(value)), make("span", "", label), make("small", "", isMissed ? `${span}: above the SLO` : span),
+  $("tiles").replaceChildren(...shown.map(([value, label, span, missed]) => make("div", missed ? "tile missed" : "tile", [
+    make("b", "", String(value)), make("span", "", label), make("small", "", missed ? `${span}: ${missed}` : span),
   ])));
 }
 
@@ -162,9 +162,13 @@ export function shares(store) {
   $("shares").replaceChildren(...(rows.length ? rows : [make("p", "muted", "No output in the last minute.")]));
 }
 
+const REASONS = {
+  queue_full: "the queue was full", queue_deadline: "the wait was too long", no_worker: "there was no worker", too_long: "they were too long",
+  slo: "they would have missed their SLO", share: "the client had its share", shutdown: "the server was ending", retries: "workers died under them",
+};
 export function refusals(store) {
-  const rows = summed(store, "rejected").map(([reason, requests]) => `${requests} ${reason}`);
-  $("refusals").textContent = rows.length ? `refused in the last minute: ${rows.join(", ")}` : "no request was refused in the last minute";
+  const rows = summed(store, "rejected").map(([reason, requests]) => `${requests}, as ${REASONS[reason] ?? reason}`);
+  $("refusals").textContent = rows.length ? `refused in the last minute: ${rows.join("; ")}` : "no request was refused in the last minute";
 }
 
 export function marks(store) {

@@ -50,7 +50,7 @@ export function curves(element, axis, {columns, series, format, floor = 0, limit
     ...size(),
     padding: [8, 26, 0, 0],  // room for half of the last time
     cursor: {sync: axis.key ? {key: axis.key} : undefined, drag: {x: true, y: false, setScale: false}},
-    legend: {live: true, markers: {dash: (_, number) => ({6: "dashed", 2: "dotted"})[series[number - 1]?.dash?.[0]] ?? "solid"}},
+    legend: {live: true, markers: {stroke: (_, number) => series[number - 1] ? `var(${series[number - 1].color})` : null, dash: (_, number) => ({6: "dashed", 2: "dotted"})[series[number - 1]?.dash?.[0]] ?? "solid"}},
     scales: {x: {time: axis.isClock, range: () => axis.span()}, y: {range: (_, low, high) => [0, Math.max(floor, ...limits(), high ?? 0) * 1.1 || 1]}},
     axes: [
       {...look, ...(axis.label ? {label: axis.label} : {}), size: 32, space: 90, values: (_, values) => values.map(axis.words)},

@@ -78,8 +78,16 @@ class ResponseEncoder(Protocol):
         """Return a chunk with new text of a choice."""
         ...
 
-    def last(self, index: int, finish_reason: ChatFinish, timings: Timings, *, stop_string: str | None = None) -> bytes:
-        """Return the chunk that ends a choice."""
+    def last(
+        self,
+        index: int,
+        finish_reason: ChatFinish,
+        timings: Timings,
+        *,
+        stop_string: str | None = None,
+        usage: Usage | None = None,
+    ) -> bytes:
+        """Return the chunk that ends a choice. `usage`: that so far, if every chunk has it."""
         ...
 
     def usage(self, usage: Usage, timings: Timings) -> bytes:
@@ -116,9 +124,10 @@ class ChunkFrame:
         end = self._suffix[1:-3] if usage is None else b',"usage":' + json.encode(usage)
         return self._prefix + choice + b"]" + further + end + b"}\n\n"
 
-    def last(self, choice: bytes, timings: Timings) -> bytes:
+    def last(self, choice: bytes, timings: Timings, usage: Usage | None) -> bytes:
         """Return a chunk around the JSON of a choice that has ended, with its timings."""
-        return b'%b%b%b,"timings":%b}\n\n' % (self._prefix, choice, self._suffix[:-3], json.encode(timings))
+        end = self._suffix[:-3] if usage is None else b'],"usage":' + json.encode(usage)
+        return b'%b%b%b,"timings":%b}\n\n' % (self._prefix, choice, end, json.encode(timings))
 
     def usage(self, usage: Usage, timings: Timings) -> bytes:
         """Return the chunk with the usage, which has no choices."""
@@ -150,9 +159,17 @@ class CompletionEncoder:
         ids = _ids(b"prompt_token_ids", delta.prompt_token_ids) + _ids(b"token_ids", delta.token_ids)
         return self._frame.chunk(b"{" + fields + ids + b"}", delta.usage)
 
-    def last(self, index: int, finish_reason: ChatFinish, timings: Timings, *, stop_string: str | None = None) -> bytes:
-        reason = FINISH_JSON[finish_reason]
-        return self._frame.last(b'{"index":%d,"text":"","logprobs":null,"finish_reason":%b}' % (index, reason), timings)
+    def last(
+        self,
+        index: int,
+        finish_reason: ChatFinish,
+        timings: Timings,
+        *,
+        stop_string: str | None = None,
+        usage: Usage | None = None,
+    ) -> bytes:
+        choice = b'{"index":%d,"text":"","logprobs":null,"finish_reason":%b}' % (index, FINISH_JSON[finish_reason])
+        return self._frame.last(choice, timings, usage)
 
     def usage(self, usage: Usage, timings: Timings) -> bytes:
         return self._frame.usage(usage, timings)
@@ -224,11 +241,17 @@ class ChatEncoder:
         chunk = self._frame.chunk(b"{" + fields + _ids(b"token_ids", delta.token_ids) + b"}", delta.usage, further)
         return self._frame.chunk(_ROLE % index, delta.usage) + chunk if first else chunk
 
-    def last(self, index: int, finish_reason: ChatFinish, timings: Timings, *, stop_string: str | None = None) -> bytes:
-        reason = FINISH_JSON[finish_reason]
-        return self._frame.last(
-            b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b}' % (index, reason), timings
-        )
+    def last(
+        self,
+        index: int,
+        finish_reason: ChatFinish,
+        timings: Timings,
+        *,
+        stop_string: str | None = None,
+        usage: Usage | None = None,
+    ) -> bytes:
+        choice = b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b}' % (index, FINISH_JSON[finish_reason])
+        return self._frame.last(choice, timings, usage)
 
     def usage(self, usage: Usage, timings: Timings) -> bytes:
         return self._frame.usage(usage, timings)
@@ -304,9 +327,17 @@ class StoredChatEncoder(ChatEncoder):
             self._deltas[index].append(delta)
         return super().delta(index, delta, first=first)
 
-    def last(self, index: int, finish_reason: ChatFinish, timings: Timings, *, stop_string: str | None = None) -> bytes:
+    def last(
+        self,
+        index: int,
+        finish_reason: ChatFinish,
+        timings: Timings,
+        *,
+        stop_string: str | None = None,
+        usage: Usage | None = None,
+    ) -> bytes:
         self._ended[index] = finish_reason
-        return super().last(index, finish_reason, timings)
+        return super().last(index, finish_reason, timings, usage=usage)
 
     def end(self, usage: Usage, timings: Timings) -> bytes:
         if self._deltas.keys() == self._ended.keys():

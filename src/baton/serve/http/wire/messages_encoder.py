@@ -40,7 +40,15 @@ class MessagesEncoder:
                 events.append(self._block_delta({"type": "input_json_delta", "partial_json": part.arguments}))
         return b"".join(events)
 
-    def last(self, index: int, finish_reason: ChatFinish, timings: Timings, *, stop_string: str | None = None) -> bytes:
+    def last(
+        self,
+        index: int,
+        finish_reason: ChatFinish,
+        timings: Timings,
+        *,
+        stop_string: str | None = None,
+        usage: Usage | None = None,
+    ) -> bytes:
         self._stop = _stop(finish_reason, stop_string)
         return b"".join(self._close())
 

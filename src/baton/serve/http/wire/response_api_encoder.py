@@ -52,7 +52,15 @@ class ResponsesEncoder:
             events += self._call(part)
         return b"".join(events)
 
-    def last(self, index: int, finish_reason: ChatFinish, timings: Timings, *, stop_string: str | None = None) -> bytes:
+    def last(
+        self,
+        index: int,
+        finish_reason: ChatFinish,
+        timings: Timings,
+        *,
+        stop_string: str | None = None,
+        usage: Usage | None = None,
+    ) -> bytes:
         self._finish = finish_reason
         return b"".join(self._close(_status(finish_reason)))
 
