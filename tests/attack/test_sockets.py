@@ -32,6 +32,7 @@ from tests.serving import serving
 from tests.store_servers import baton_pool
 from tests.stores import BLOCK_BYTES, get, names, open_pool, put
 
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(900)]
 
 
@@ -80,6 +81,18 @@ def test_many_odd_bodies_at_once(target: RunningServer, control: RunningServer, 
         assert all(send(attacker, odd[:-1]) for attacker in attackers)
         assert all(send(attacker, odd[-1:]) for attacker in attackers)
         assert statuses([read_all(attacker) for attacker in attackers]) == {"400": 400}
+
+
+def test_tiny_chunks_on_many_connections(target: RunningServer, control: RunningServer) -> None:
+    """400 connections with 40,000 chunks of a byte each stopped all streams for 8.6 s, with any key or none."""
+    chunks = b"1\r\n \r\n" * 40_000
+    with unharmed(target, control), connections(target, 400, HEAD + CHUNKED) as attackers:
+        for attacker in attackers:
+            attacker.setblocking(False)
+            attacker.send(chunks)
+        for attacker in attackers:
+            attacker.settimeout(120)
+        assert statuses([read_all(attacker) for attacker in attackers]) == {"408": 400}
 
 
 def test_slow_writers(target: RunningServer, control: RunningServer) -> None:

@@ -26,9 +26,9 @@ from baton.serve.http.connections import Connections
 from baton.serve.http.grammar_checks import GrammarChecker
 from baton.serve.http.identity import Keyring, KeySources
 from baton.serve.http.model_services import ModelServices
-from baton.serve.http.protocol import HttpServerConfig
 from baton.serve.http.server import HttpServer
 from baton.serve.http.services import HttpSettings, Services
+from baton.serve.http.timed_connection import HttpServerConfig
 from baton.serve.live.history import History
 from baton.serve.live.hooks import Hooks
 from baton.serve.live.metrics_registry import Metrics

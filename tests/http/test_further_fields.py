@@ -26,7 +26,10 @@ UNKNOWN: list[tuple[str, dict[str, Any], str]] = [
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "y": 1}]}], "max_tokens": 1},
         "messages[0].content[0].y",
     ),
+    ("/v1/messages/count_tokens", {"messages": USER, "odd": 1}, "odd"),
     ("/v1/embeddings", {"input": "a", "truncate": True}, "truncate"),
+    ("/tokenize", {"content": "a", "with_pieces": False}, "with_pieces"),
+    ("/detokenize", {"tokens": [5], "odd": 1}, "odd"),
     (COMPLETIONS, {"prompt": "a", 'ev"il\r\nx: 1\\é': 1}, "ev?il??x: 1??"),
 ]
 
@@ -38,7 +41,7 @@ def test_unknown_fields_are_ignored_and_named_in_a_header(
     response = client.post(path, json=body)
     assert response.status_code == 200, response.text
     assert response.headers["warning"] == f'299 - "unknown fields were ignored: {named}"'
-    if path != "/v1/embeddings":
+    if path in (COMPLETIONS, CHAT, "/v1/messages", "/v1/responses"):
         streamed = client.post(path, json=body | {"stream": True, "max_tokens": 1} if path != "/v1/responses" else body)
         assert named in streamed.headers["warning"]
 

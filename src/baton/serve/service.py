@@ -26,9 +26,9 @@ from baton.serve.http.batches.routes import Batches
 from baton.serve.http.connections import Connections
 from baton.serve.http.identity import Keyring, KeySources
 from baton.serve.http.model_routes import ModelRoutes
-from baton.serve.http.protocol import HttpServerConfig
 from baton.serve.http.server import HttpServer
 from baton.serve.http.services import HttpSettings, Services
+from baton.serve.http.timed_connection import HttpServerConfig
 from baton.serve.live.assembly import Parts
 from baton.serve.live.hooks import load_hooks
 from baton.serve.live.metrics_registry import Metrics

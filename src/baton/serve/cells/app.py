@@ -32,8 +32,8 @@ from baton.serve.http.budgets import Budgets
 from baton.serve.http.connections import Connections
 from baton.serve.http.edge import BodyLimit, ClientDisconnected, Edge, read_body, read_object, wait_for_disconnect
 from baton.serve.http.identity import Keyring, KeySources
-from baton.serve.http.protocol import HttpServerConfig
 from baton.serve.http.server import HttpServer
+from baton.serve.http.timed_connection import HttpServerConfig
 from baton.serve.http.wire.parsing import convert
 from baton.serve.live.metrics_registry import CONTENT_TYPE, Metrics
 from baton.serve.live.recorder import Recorder

@@ -29,10 +29,14 @@ class Turns:
         self._waiting: OrderedDict[int, deque[asyncio.Future[None]]] = OrderedDict()
         """Waiting requests of each client. The first client in the dictionary is next."""
 
+    def take_free(self) -> bool:
+        """Take the turn if it is free: then return True, and `pass_on` must follow. Faster than `take`."""
+        was_free, self._is_free = self._is_free, False
+        return was_free
+
     async def take(self, client: int) -> None:
         """Wait for the turn of a request of a client. `pass_on` must follow."""
-        if self._is_free:
-            self._is_free = False
+        if self.take_free():
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(client, deque()).append(turn)

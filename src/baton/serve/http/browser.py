@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from baton.core.errors import RequestError
 
@@ -13,6 +14,7 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing. A foreign page may send them, but cannot read the response."""
 ANY = "*"
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
+_SINGLE_HEADERS = frozenset({b"host", b"origin", b"authorization", b"x-api-key", b"content-type"})
 _REMEMBERED_MAX = 64
 """Allowed values of Host that are remembered: clients send few, and each is parsed once."""
 
@@ -35,11 +37,13 @@ class BrowserRules:
         self._allowed = {b""}
         """Values of Host that were allowed before."""
 
-    def check(self, method: str, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        """Raise RequestError (403) for a foreign Host, or for a foreign Origin of a request that may change state."""
-        by_name = dict(headers)
+    def check(self, method: str, headers: Sequence[tuple[bytes, bytes]], by_name: Mapping[bytes, bytes]) -> None:
+        """Raise RequestError (403) for a foreign Host, or for a foreign Origin of a request that may change state.
+
+        `by_name`: the same headers, the last one of each name.
+        """
         if len(by_name) < len(headers):
-            _check_one_host(headers)
+            _check_single(headers)
         sent = by_name.get(b"host", b"")
         if sent not in self._allowed:
             self._check_host(sent)
@@ -79,10 +83,12 @@ class BrowserRules:
         return bool(authority) and authority.removesuffix(default) == host.lower().removesuffix(default)
 
 
-def _check_one_host(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    count = sum(name == b"host" for name, _ in headers)
-    if count > 1:
-        raise RequestError(f"the request has {count} Host headers; send one", code="host_not_allowed")
+def _check_single(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Raise RequestError for a repeated header, of which a proxy may have checked the other one."""
+    counts = Counter(name for name, _ in headers if name in _SINGLE_HEADERS)
+    for name, count in counts.items():
+        if count > 1:
+            raise RequestError(f"the request has {count} headers {name.decode()}; send one", code="repeated_header")
 
 
 def _text(sent: bytes) -> str:
@@ -93,7 +99,8 @@ def _host_name(host: str) -> str:
     """Return the name or address in a Host header: lower case, without port, brackets and final dot."""
     host = host.lower()
     if host.startswith("["):
-        return host[1:].partition("]")[0]
+        name, _, rest = host[1:].partition("]")
+        return host if rest.lstrip(":").strip("0123456789") else name
     name, colon, port = host.rpartition(":")
     is_port = colon and ":" not in name and port.isdigit()
     return (name if is_port else host).rstrip(".")

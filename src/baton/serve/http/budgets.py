@@ -49,16 +49,22 @@ class _Client:
         self.number = number
         self.requests = 0
         self.body_bytes = 0
-        self.per_minute = (0, 0)
-        """Requests and tokens per minute. 0: no limit."""
+        self.own: KeyLimits | None = None
+        """Limits of its key that `set_limits` has read."""
+        self.requests_max = 0
         self.request_rate: RateLimit | None = None
         self.token_rate: RateLimit | None = None
 
-    def set_rates(self, requests_per_minute: int, tokens_per_minute: int, now_s: float) -> None:
-        """Set the rates. 0: no limit. The bucket of an unchanged rate keeps its amount."""
-        self.per_minute = (requests_per_minute, tokens_per_minute)
-        self.request_rate = _rate(self.request_rate, requests_per_minute, now_s)
-        self.token_rate = _rate(self.token_rate, tokens_per_minute, now_s)
+    def set_limits(self, own: KeyLimits, common: LimitsConfig, now_s: float) -> None:
+        """Set the limits of its key, and for those that it has not, the common ones.
+
+        The bucket of an unchanged rate keeps its amount.
+        """
+        self.own = own
+        self.requests_max = own.streams_max or common.client_requests_max
+        requests, tokens = own.requests_per_minute, own.tokens_per_minute
+        self.request_rate = _rate(self.request_rate, requests or common.client_requests_per_minute, now_s)
+        self.token_rate = _rate(self.token_rate, tokens or common.client_tokens_per_minute, now_s)
 
 
 class Budgets:
@@ -84,22 +90,20 @@ class Budgets:
 
     def _admit(self, client: _Client, own: KeyLimits, now_s: float) -> None:
         """Count a new request. Raises ClusterError (429) if the client has too many in progress or per minute."""
-        common = self._limits
-        per_minute = own.requests_per_minute or common.client_requests_per_minute
-        tokens_per_minute = own.tokens_per_minute or common.client_tokens_per_minute
-        if (per_minute, tokens_per_minute) != client.per_minute:
-            client.set_rates(per_minute, tokens_per_minute, now_s)
-        requests_max = own.streams_max or common.client_requests_max
-        if client.requests >= requests_max:
-            why = f"{client.requests} requests of this client are in progress, at most {requests_max} may be"
+        if client.own is not own:
+            client.set_limits(own, self._limits, now_s)
+        if client.requests >= client.requests_max:
+            why = f"{client.requests} requests of this client are in progress, at most {client.requests_max} may be"
             raise _refused(why, "client_requests_max", RETRY_AFTER_S)
-        if client.request_rate is not None and (wait_s := client.request_rate.wait_s(now_s)):
-            raise _refused(f"this client may send {per_minute} requests a minute", "client_requests_per_minute", wait_s)
-        if client.token_rate is not None and (wait_s := client.token_rate.wait_s(now_s)):
-            why = f"this client may use {tokens_per_minute} tokens a minute"
+        requests, tokens = client.request_rate, client.token_rate
+        if requests is not None and (wait_s := requests.wait_s(now_s)):
+            why = f"this client may send {requests.per_minute} requests a minute"
+            raise _refused(why, "client_requests_per_minute", wait_s)
+        if tokens is not None and (wait_s := tokens.wait_s(now_s)):
+            why = f"this client may use {tokens.per_minute} tokens a minute"
             raise _refused(why, "client_tokens_per_minute", wait_s)
-        if client.request_rate is not None:
-            client.request_rate.take(1, now_s)
+        if requests is not None:
+            requests.take(1, now_s)
         client.requests += 1
 
     def take_bytes(self, client: _Client, size: int) -> None:
@@ -126,7 +130,8 @@ class Budgets:
 
         It is parsed and tokenized at once after its turn, while other streams wait.
         """
-        await self._turns.take(client.number)
+        if not self._turns.take_free():
+            await self._turns.take(client.number)
         asyncio.get_running_loop().call_soon(self._turns.pass_on)
 
     def give_bytes(self, client: _Client, size: int) -> None:

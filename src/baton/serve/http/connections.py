@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Protocol
@@ -40,6 +40,14 @@ class Connection(Protocol):
         ...
 
 
+class Parsing(Protocol):
+    """A connection with received data that waits to be parsed."""
+
+    def parse_rest(self) -> None:
+        """Parse some of the data, and wait for another turn if there is more."""
+        ...
+
+
 class Connections:
     """All HTTP connections of the server. While there are any, a timer checks their deadlines periodically."""
 
@@ -51,6 +59,9 @@ class Connections:
         self._refused: set[Connection] = set()
         """Open connections that exceed a limit. `connections_max` excludes them, else one address could fill it."""
         self._by_address: Counter[str] = Counter()
+        self._parsing: deque[Parsing] = deque()
+        """Connections with much data to parse, at most all. One parses in each round of the event loop."""
+        self._turn: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         times_s = (limits.header_s, limits.body_s, limits.idle_s, limits.send_s)
         self._sweep_s = min(SWEEP_S_MAX, min(times_s) / 4)
@@ -93,6 +104,18 @@ class Connections:
     def may_answer(self, connection: Connection) -> bool:
         """Return False for a refused connection that gets no error response, because `REFUSED_MAX` others wait."""
         return connection not in self._refused or len(self._refused) <= REFUSED_MAX
+
+    def wait_for_turn(self, connection: Parsing) -> None:
+        """Let a connection parse more of its data in a later round, after those that wait already."""
+        self._parsing.append(connection)
+        if self._turn is None:
+            self._turn = asyncio.get_running_loop().call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        try:
+            self._parsing.popleft().parse_rest()
+        finally:
+            self._turn = asyncio.get_running_loop().call_soon(self._take_turn) if self._parsing else None
 
     def note_refused(self, address: str, error: RequestError) -> None:
         """Count a refused connection or request. Log it, unless the same kind of refusal was logged recently."""

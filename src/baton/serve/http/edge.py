@@ -130,7 +130,7 @@ class Edge:
         if log.isEnabledFor(logging.INFO):
             send_with_headers = _log_response(send_with_headers, scope, request_id, arrived_at_s)
         try:
-            self._rules.check(scope["method"], scope["headers"])
+            self._rules.check(scope["method"], scope["headers"], headers)
             needed = needed_scope(scope["method"], scope["path"])
             identity = self._identify(scope, headers, needed)
             slo = header_slo(headers)

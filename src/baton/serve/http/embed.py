@@ -23,7 +23,6 @@ from baton.serve.http.service_class import choose_class
 from baton.serve.http.services import Services
 from baton.serve.http.unknown_fields import send_warning
 from baton.serve.http.wire.errors import finish_error
-from baton.serve.http.wire.parsing import convert, parse_object
 from baton.serve.http.wire.responses import Embedding, EmbeddingList, EmbeddingUsage, PromptTokensDetails
 from baton.serve.http.wire.schemas import EMBEDDING_INPUTS_MAX, EmbeddingRequest
 from baton.serve.live.gateway import LiveGateway
@@ -57,12 +56,7 @@ class Embed:
             received = await read_body(scope, receive, services.body_limit)
         except ClientDisconnected:
             return
-        body, ignored = await services.parsing.run(
-            lambda: services.unknown_fields.read(
-                parse_object(received.raw), EmbeddingRequest, lambda known: convert(known, EmbeddingRequest)
-            ),
-            received,
-        )
+        body, ignored = await services.read(received, EmbeddingRequest)
         send = send_warning(send, ignored)
         model = services.model(body.model)
         card = model.gateway.card

@@ -15,6 +15,7 @@ from baton.serve.http.prompts import chat_prompt
 from baton.serve.http.services import Services
 from baton.serve.http.text_request import ChatText, TextRequest
 from baton.serve.http.tools.use import tool_use
+from baton.serve.http.unknown_fields import warning_headers
 from baton.serve.http.wire.encoders import ResponseEncoder, ResponseHead
 from baton.serve.http.wire.messages import (
     CountTokensRequest,
@@ -25,6 +26,7 @@ from baton.serve.http.wire.messages import (
 )
 from baton.serve.http.wire.messages_encoder import MessagesEncoder
 from baton.serve.http.wire.parsing import convert, parse_object
+from baton.serve.http.wire.schemas import ChatRequest
 
 MESSAGES_PATH = "/v1/messages"
 
@@ -61,9 +63,15 @@ class Messages:
     async def _count_tokens(self, request: Request) -> Response:
         received = await read_body(request.scope, request.receive, self._services.body_limit)
         services = self._services
-        fields = await services.parsing.run(
-            lambda: prompt_fields(convert(parse_object(received.raw), CountTokensRequest)), received
-        )
+
+        def read() -> tuple[ChatRequest, list[str]]:
+            return services.unknown_fields.read(
+                parse_object(received.raw),
+                CountTokensRequest,
+                lambda known: prompt_fields(convert(known, CountTokensRequest)),
+            )
+
+        fields, ignored = await services.parsing.run(read, received)
         model = services.model(fields.model)
         prompt = await model.tokenize(lambda: chat_prompt(fields, model.texts, model.template), received)
-        return json_response(TokenCount(len(prompt.tokens)))
+        return json_response(TokenCount(len(prompt.tokens)), headers=warning_headers(ignored))

@@ -20,6 +20,7 @@ from baton.serve.http.edge import check_content_type, context_of, read_body
 from baton.serve.http.model_services import ModelServices
 from baton.serve.http.prompts import Prompt, chat_prompt
 from baton.serve.http.services import Services
+from baton.serve.http.unknown_fields import warning_headers
 from baton.serve.http.wire.errors import RETRY_AFTER_S, ErrorBody, ErrorInfo
 from baton.serve.http.wire.openapi import openapi_document
 from baton.serve.http.wire.responses import (
@@ -100,17 +101,19 @@ class Pages:
 
     async def _tokenize(self, request: Request) -> Response:
         received = await self._body(request)
-        body = await self._services.read(received, TokenizeRequest)
+        body, ignored = await self._services.read(received, TokenizeRequest)
         model = self._services.model(body.model)
         prompt = await model.tokenize(lambda: _tokenized(body, model), received)
         most = model.gateway.request_tokens_max
-        return json_response(Tokens(tokens=prompt.tokens, count=len(prompt.tokens), max_model_len=most))
+        tokens = Tokens(tokens=prompt.tokens, count=len(prompt.tokens), max_model_len=most)
+        return json_response(tokens, headers=warning_headers(ignored))
 
     async def _detokenize(self, request: Request) -> Response:
         received = await self._body(request)
-        body = await self._services.read(received, DetokenizeRequest)
+        body, ignored = await self._services.read(received, DetokenizeRequest)
         model = self._services.model(body.model)
-        return json_response(Detokenized(await model.tokenize(lambda: _detokenized(body, model), received)))
+        text = await model.tokenize(lambda: _detokenized(body, model), received)
+        return json_response(Detokenized(text), headers=warning_headers(ignored))
 
     async def _tokenizer_info(self, request: Request) -> Response:
         model = asked_model(self._services, request)

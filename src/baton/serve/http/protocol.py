@@ -1,64 +1,34 @@
-"""HTTP/1.1 of one connection: uvicorn's httptools protocol with limits of header sizes, requests and time.
+"""HTTP/1.1 of one connection: what its client may send, and how much of it is parsed at once.
 
-Uvicorn bounds neither the headers that httptools collects nor the time that a client takes. ADR 19 has the reasons and
-the alternatives.
+Uvicorn does not bound the headers that httptools collects. ADR 19 has the reasons and the alternatives.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-import socket
-import struct
-from http import HTTPStatus
-from typing import Any, Literal
+from typing import Any
 
 import httptools
-import uvicorn
-from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from baton.core.errors import RequestError
 from baton.move.clock import now_s
-from baton.move.ipc.tls import ServerTls
-from baton.serve.http.connections import Connections, client_address
-from baton.serve.http.wire.errors import error_body, error_headers
+from baton.serve.http.timed_connection import LINGER_BYTES_MAX, HttpServerConfig, TimedHttpProtocol
 
-LINGER_S = 2.0
-"""Seconds that a client has to read an error response and close the connection. Then the server aborts it."""
-LINGER_BYTES_MAX = 1 << 20
-"""Maximum bytes that the server reads and drops during `LINGER_S`."""
-_LINGER_NOT = struct.pack("ii", 1, 0)
-"""Value of SO_LINGER that makes the kernel drop unsent data when the connection is closed."""
 PIPELINED_MAX = 8
 """Maximum unanswered requests of one connection. Common clients send one at a time."""
-Phase = Literal["idle", "head", "body", "response", "closing"]
+PIECE_BYTES = 2048
+"""Bytes of a head that are parsed at a time."""
+CHUNKED_PIECE_BYTES = 512
+"""Bytes of a chunked body that are parsed at a time: it may have a part for every 6 bytes."""
+PARTS_MAX = 64
+"""Parts of a body that a connection may parse at once. For further ones it waits for its turn among connections."""
+PIECE_PARTS_MAX = 1024
+"""Maximum parts of a body in one piece: more are sent only by a client that hides chunks behind another request."""
 
 
-class HttpServerConfig(uvicorn.Config):
-    """Uvicorn's settings for Baton's HTTP server, and the `Connections` that all protocol objects share."""
-
-    def __init__(self, app: ASGIApp, connections: Connections, *, close_s: float, tls: ServerTls | None = None) -> None:
-        """`close_s`: seconds for open connections to close when the server stops. `tls`: None serves plain HTTP."""
-        proxies = connections.proxies
-        super().__init__(
-            app,
-            http=BoundedHttpProtocol,
-            ws="none",
-            log_level="warning",
-            access_log=False,
-            lifespan="off",
-            proxy_headers=bool(proxies),
-            forwarded_allow_ips=list(proxies),
-            timeout_keep_alive=math.ceil(connections.limits.idle_s),
-            timeout_graceful_shutdown=math.ceil(close_s),
-        )
-        self.connections = connections
-        self.tls = tls
-
-
-class BoundedHttpProtocol(HttpToolsProtocol):
+class BoundedHttpProtocol(TimedHttpProtocol):
     """One HTTP connection. It answers violations with 431, 408 or 400, without the application, and then closes."""
 
     def __init__(
@@ -69,75 +39,49 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self.address = ""
-        self._all = config.connections
-        self._limits = config.connections.limits
-        self._phase: Phase = "idle"
-        self._deadline_s = math.inf
-        self._send_deadline_s = math.inf
-        """Deadline for the client to read. Infinite: the send buffer is not full."""
         self._unused_bytes = 0
         """Bytes that the parser has received since it last returned a head or a part of a body."""
         self._has_returned = False
-        self._cycles: list[RequestResponseCycle] = []
-        """Unanswered requests, in the order of their arrival."""
-
-    # ---- the connection
-
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        super().connection_made(transport)
-        self.address = client_address(self.client[0] if self.client else "")
-        self._deadline_s = now_s() + self._limits.idle_s
-        error = self._all.add(self)
-        if error is not None:
-            self._refuse(error)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._all.remove(self)
-        self._cancel()
-        super().connection_lost(exc)
-
-    def resume_writing(self) -> None:
-        self._send_deadline_s = math.inf
-        super().resume_writing()
-
-    def end_if_overdue(self, now_s: float) -> None:
-        """End the connection if the client is too slow to send its request, to read its response, or to close."""
-        if self.flow.write_paused and self._send_deadline_s == math.inf:
-            self._send_deadline_s = now_s + self._limits.send_s
-        if self._phase == "body" and self.flow.read_paused:
-            self._deadline_s = now_s + self._limits.body_s  # the server has stopped reading, so the client is not late
-        if self.transport.is_closing() and self._phase != "closing":
-            self._phase, self._deadline_s = "closing", now_s + self._limits.send_s  # the rest is being sent
-        if now_s >= self._send_deadline_s:
-            self._all.note_refused(self.address, _slow_reader(self._limits.send_s))
-            self._reset()
-        elif now_s < self._deadline_s:
-            return
-        elif self._phase == "closing":
-            self._reset()
-        elif self._phase == "head":
-            self._refuse(_overdue("headers", "header_s", self._limits.header_s))
-        elif self._phase == "body" and not self.cycle.response_complete:
-            self._refuse(_overdue("body", "body_s", self._limits.body_s))
-        else:
-            self._close()
-
-    @property
-    def _is_closing(self) -> bool:
-        return self._phase == "closing" or self.transport.is_closing()
+        self._is_chunked = False
+        self._parts = 0
+        """Parts of bodies in the data that is being parsed."""
+        self._rest = b""
+        """Received data that waits for this connection's turn."""
 
     # ---- the request
 
     def data_received(self, data: bytes) -> None:
-        """Parse the data in pieces, so that the size of unfinished headers is checked between them."""
-        self._unset_keepalive_if_required()
-        room_bytes = self._limits.header_bytes_max - self._unused_bytes
-        rest = data if len(data) <= room_bytes else memoryview(data)
+        """Parse received data, or the first part of it if it takes long: one connection per round parses the rest."""
+        if self._rest:
+            self._rest += data
+        else:
+            self._parse_data(data)
+
+    def parse_rest(self) -> None:
+        """Parse more of the data that waits. Called when it is this connection's turn."""
+        rest, self._rest = self._rest, b""
+        self._parse_data(rest)
+        if not self._rest:
+            self._flow.release()
+
+    def _parse_data(self, data: bytes) -> None:
+        """Parse the data in pieces, so that unfinished headers and the number of parts are checked between them."""
+        rest = data if len(data) <= PIECE_BYTES else memoryview(data)
+        self._parts = 0
         while rest and self.parser is not None:
             if self._is_closing:
                 self._drop(len(rest))
                 return
+            if self._parts >= PARTS_MAX:
+                self._rest = bytes(rest)
+                self._flow.hold()
+                self._all.wait_for_turn(self)
+                return
+            room_bytes = self._limits.header_bytes_max - self._unused_bytes
+            if self._phase != "body":
+                room_bytes = min(room_bytes, PIECE_BYTES)
+            elif self._is_chunked:
+                room_bytes = min(room_bytes, CHUNKED_PIECE_BYTES)
             piece = rest[:room_bytes]
             self._has_returned = False
             try:
@@ -147,8 +91,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 self._refuse(cause if isinstance(cause, RequestError) else _malformed(error))
                 return
             self._unused_bytes = 0 if self._has_returned else self._unused_bytes + len(piece)
-            room_bytes = self._limits.header_bytes_max - self._unused_bytes
-            if room_bytes <= 0:
+            if self._unused_bytes >= self._limits.header_bytes_max:
                 self._refuse(_too_large_head("bytes", "header_bytes_max", self._limits.header_bytes_max))
 
     def _drop(self, count: int) -> None:
@@ -169,21 +112,36 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._phase, self._deadline_s = "head", now_s() + self._limits.header_s
+        self._is_chunked = False
         super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._phase != "head":
+            self._parts += 1
+            return  # a field after a chunked body: as a header, it would pass proxies that check only headers
+        if len(self.headers) >= self._limits.headers_max:
+            raise _too_large_head("headers", "headers_max", self._limits.headers_max)
+        name = name.lower()  # what uvicorn does, without a second call for each header
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        elif name == b"transfer-encoding":
+            self._is_chunked = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._has_returned = True
-        if len(self.headers) > self._limits.headers_max:
-            raise _too_large_head("headers", "headers_max", self._limits.headers_max)
         self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
         if len(self._cycles) >= PIPELINED_MAX:
             raise RequestError(f"more than {PIPELINED_MAX} requests wait on one connection; open another one")
-        self._phase, self._deadline_s = "body", now_s() + self._limits.body_s
         super().on_headers_complete()
+        self._phase, self._deadline_s = "body", now_s() + self._limits.body_s
         self._cycles.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         self._has_returned = True
+        self._parts += 1
+        if self._parts > PARTS_MAX + PIECE_PARTS_MAX:
+            raise RequestError(f"more than {PIECE_PARTS_MAX} chunks were sent at once; send larger ones")
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -195,7 +153,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._await_request()
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
+        """Do what uvicorn does, except for its timer of idle connections: `end_if_overdue` closes them."""
+        self.server_state.total_requests += 1
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            if self.pipeline:
+                self._start_asgi_task(*self.pipeline.pop())
         self._await_request()
 
     def _await_request(self) -> None:
@@ -208,46 +171,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         kept = [header for header in self.headers if header[0] in (b"content-length", b"transfer-encoding")]
         self.parser = httptools.HttpRequestParser(HeadSkipper(self))
         self.parser.feed_data(b"POST / HTTP/1.1\r\n" + b"".join(b"%s: %s\r\n" % header for header in kept) + b"\r\n")
-
-    # ---- the end
-
-    def _refuse(self, error: RequestError) -> None:
-        """Answer the incomplete request with an error, unless an earlier request is unanswered. Then close."""
-        self._all.note_refused(self.address, error)
-        unanswered = [cycle for cycle in self._cycles if not _is_answered(cycle)]
-        if self._phase == "body":
-            may_answer = len(unanswered) == 1 and not self.cycle.response_started
-        else:
-            may_answer = not unanswered
-        self._cancel()
-        if not self._all.may_answer(self):
-            self.transport.abort()
-            return
-        if may_answer:
-            self.transport.write(_response(error))
-        self._close()
-
-    def _cancel(self) -> None:
-        """Tell the application that the client of every unanswered request is gone."""
-        for cycle in self._cycles:
-            cycle.disconnected = not cycle.response_complete
-            cycle.message_event.set()
-
-    def _close(self) -> None:
-        """Send the written data, and give the client `LINGER_S` seconds to read it before the connection is aborted."""
-        self._phase, self._deadline_s = "closing", now_s() + LINGER_S
-        self.flow.resume_reading()
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-        else:
-            self.transport.close()
-
-    def _reset(self) -> None:
-        """Abort the connection, and drop all unsent data, including data in the kernel's buffer."""
-        connection = self.transport.get_extra_info("socket")
-        if connection is not None:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
-        self.transport.abort()
 
 
 class HeadSkipper:
@@ -281,26 +204,6 @@ class HeadSkipper:
         self._connection.on_message_complete()
 
 
-def _is_answered(cycle: RequestResponseCycle) -> bool:
-    """Return whether a client has a whole response, even if the application has not yet ended it."""
-    is_body_sent = cycle.chunked_encoding is False and cycle.expected_content_length == 0
-    is_sent = is_body_sent or cycle.scope["method"] == "HEAD"
-    return cycle.response_complete or (cycle.response_started and is_sent)
-
-
-def _response(error: RequestError) -> bytes:
-    body = error_body(error)
-    headers = {
-        "content-type": "application/json",
-        "content-length": str(len(body)),
-        "connection": "close",
-        **error_headers(error),
-    }
-    lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    return "\r\n".join([*lines, "", ""]).encode() + body
-
-
 def _too_large_head(unit: str, setting: str, most: int) -> RequestError:
     message = (
         f"the request has more than {most} {unit} before its body (limits.{setting}); send fewer or shorter headers"
@@ -308,15 +211,6 @@ def _too_large_head(unit: str, setting: str, most: int) -> RequestError:
     return RequestError(message, status=431, code="headers_too_large")
 
 
-def _overdue(part: str, setting: str, limit_s: float) -> RequestError:
-    message = f"the {part} of the request took longer than {limit_s:g} s (limits.{setting}); send the request again"
-    return RequestError(message, status=408, code="request_timeout")
-
-
-def _slow_reader(limit_s: float) -> RequestError:
-    message = f"it read too little of its response within {limit_s:g} s (limits.send_s); its request was cancelled"
-    return RequestError(message, status=408, code="slow_reader")
-
-
 def _malformed(error: httptools.HttpParserError) -> RequestError:
-    return RequestError(f"the request is not valid HTTP/1.1: {error}", status=400, code="malformed_request")
+    cause = error.__context__ or error  # such as that of an invalid URL
+    return RequestError(f"the request is not valid HTTP/1.1: {cause}", status=400, code="malformed_request")

@@ -17,7 +17,7 @@ from baton.serve.http.services import Services
 from baton.serve.http.stored_responses import Conversation
 from baton.serve.http.text_request import ChatText, TextRequest
 from baton.serve.http.tools.use import tool_use
-from baton.serve.http.unknown_fields import warning
+from baton.serve.http.unknown_fields import warning_headers
 from baton.serve.http.wire.encoders import ResponseEncoder, ResponseHead
 from baton.serve.http.wire.parsing import convert, parse_object
 from baton.serve.http.wire.response_api import ResponsesRequest, chat_messages, chat_request
@@ -81,8 +81,7 @@ class Responses:
 
         asked, ignored = await services.parsing.run(read, received)
         [prompt] = await asked.model.tokenize(asked.prompts, received)
-        headers = {"warning": warning(ignored)} if ignored else None
-        return json_response(InputTokens(input_tokens=len(prompt.tokens)), headers=headers)
+        return json_response(InputTokens(input_tokens=len(prompt.tokens)), headers=warning_headers(ignored))
 
     async def _input_items(self, request: Request) -> Response:
         response_id = request.path_params["response"]

@@ -15,7 +15,8 @@ from baton.move.ipc.acceptor import Acceptor
 from baton.move.ipc.tls import ServerTls
 from baton.move.memory_limits import map_large_blocks
 from baton.serve.http.connections import Connections, client_address
-from baton.serve.http.protocol import BoundedHttpProtocol, HttpServerConfig
+from baton.serve.http.protocol import BoundedHttpProtocol
+from baton.serve.http.timed_connection import HttpServerConfig
 
 
 class HttpServer(uvicorn.Server):

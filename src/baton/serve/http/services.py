@@ -113,9 +113,11 @@ class Services:
         """Return the JSON object in a body. Raises RequestError (400)."""
         return await self.parsing.run(partial(parse_object, body.raw), body)
 
-    async def read(self, body: ReceivedBody, into: type[Body]) -> Body:
-        """Return the struct in a body. Raises RequestError (400), also for unknown fields."""
-        return await self.parsing.run(lambda: convert(parse_object(body.raw), into), body)
+    async def read(self, body: ReceivedBody, into: type[Body]) -> tuple[Body, list[str]]:
+        """Return the struct in a body, and the fields that it ignores. Raises RequestError (400)."""
+        return await self.parsing.run(
+            lambda: self.unknown_fields.read(parse_object(body.raw), into, lambda known: convert(known, into)), body
+        )
 
     def model(self, asked: str | None) -> ModelServices:
         """Return the model that a client asks for. None: it named no model, and gets the first one. Thread-safe.

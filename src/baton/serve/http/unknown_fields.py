@@ -61,7 +61,7 @@ def send_warning(send: Send, ignored: Sequence[str]) -> Send:
     """Return a `send` that names ignored fields in the header `Warning` of the response."""
     if not ignored:
         return send
-    value = warning(ignored).encode()
+    value = _warning(ignored).encode()
 
     async def send_with_warning(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -71,7 +71,12 @@ def send_warning(send: Send, ignored: Sequence[str]) -> Send:
     return send_with_warning
 
 
-def warning(ignored: Sequence[str]) -> str:
+def warning_headers(ignored: Sequence[str]) -> dict[str, str] | None:
+    """Return the headers that name ignored fields, None without ignored fields."""
+    return {"warning": _warning(ignored)} if ignored else None
+
+
+def _warning(ignored: Sequence[str]) -> str:
     """Return the value of the header `Warning` that names ignored fields."""
     more = f" and {len(ignored) - NAMES_SHOWN_MAX} more" if len(ignored) > NAMES_SHOWN_MAX else ""
     names = ", ".join(map(_shown, ignored[:NAMES_SHOWN_MAX]))

@@ -32,7 +32,6 @@ _ERRORS = {
     507: "The server has no room for the file; delete some.",
 }
 _STRICT = (
-    schemas.DetokenizeRequest,
     schemas.CancelRequest,
     schemas.DrainRequest,
     schemas.RestartRequest,
@@ -48,6 +47,7 @@ _SCHEMAS = (
     schemas.ChatRequest,
     schemas.EmbeddingRequest,
     schemas.TokenizeRequest,
+    schemas.DetokenizeRequest,
     *_STRICT,
     ResponsesRequest,
     MessagesRequest,
