@@ -148,7 +148,7 @@ export function lanes(canvas, readout, axis, {rows, marks = () => [], height = 3
       if (height >= NAMED_HEIGHT) ctx.fillText(row.name, 0, top + band / 2, LEFT - 22);
       for (const each of row.bands) {
         const start = Math.max(LEFT, Math.round(x(each.from))), end = Math.min(width, Math.round(x(each.to)));
-        if (end <= LEFT || start >= width) continue;
+        if (end < LEFT || start >= width) continue;
         ctx.globalAlpha = 0.2 + 0.8 * (each.strength ?? 1); ctx.fillStyle = canvasColor(each.color);
         ctx.fillRect(start, top, Math.max(1, end - start), band); ctx.globalAlpha = 1;
       }
