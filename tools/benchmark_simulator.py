@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from benchmark_results import load, percent, section, signed, triple
@@ -63,11 +64,19 @@ def validation_vllm() -> list[str]:
     return section("Against vLLM 0.19", "validation-vllm", heads, rows, note)
 
 
+def _fleets(cases: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(case.partition(",")[0] for case in cases))
+
+
 def roles() -> list[str]:
     """Return the goodput of roles that adapt beside static ones."""
     result = load("roles-second")
-    rows = []
-    for case, figures in result["cases"].items():
+    rows, cases = [], result["cases"]
+    steady = {case: row["over_best_static"] for case, row in cases.items() if not case.endswith("shifting")}
+    worst = {min((case for case in steady if case.startswith(name)), key=steady.__getitem__) for name in _fleets(cases)}
+    for case, figures in cases.items():
+        if case in steady and case not in worst:
+            continue
         best = max(figures["static_rps"], key=lambda split: figures["static_rps"][split])
         cells = (
             figures["static_rps"][best],
@@ -84,7 +93,7 @@ def roles() -> list[str]:
         "`demand-roles`",
         "over the best",
     ]
-    note = "`shifting`: prompts and answers take turns every minute. Requests have no SLO of which the server knows."
+    note = "`shifting`: prompts and answers take turns every minute; and the worst of four steady loads. No SLO is known."
     return section("Roles that adapt", "roles-second", heads, rows, note)
 
 

@@ -40,6 +40,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--decode", type=int, metavar="N", help="decode workers (default: 1)")
     add("--mixed", type=int, metavar="N", help="workers for both prefill and decode (default: 0)")
     add("--device", default="auto", metavar="D", help="auto, cpu, cuda or cuda:N (default: a GPU if there is one)")
+    add(
+        "--kind",
+        default="",
+        metavar="NAME",
+        help="kind of its workers, of the server's cost.kinds (default: the first)",
+    )
     add("--threads", type=int, default=0, metavar="N", help="threads of each worker (default: cores / workers)")
     add_parallel(parser, default="as the server's")
     add("--kv-blocks", type=int, default=0, metavar="N", help="KV blocks of this host (default: 2 GiB)")
@@ -103,6 +109,7 @@ def run(args: argparse.Namespace) -> int:
         tensor=args.tp,
         pipeline=args.pp,
         device=args.device,
+        kind=args.kind,
         threads=args.threads,
         kv_blocks=args.kv_blocks,
         block_tokens=args.block_tokens,

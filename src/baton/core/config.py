@@ -17,7 +17,7 @@ from baton.core.launching import LauncherConfig
 from baton.core.limits import LimitsConfig
 from baton.core.served_model import ServedModelConfig
 from baton.core.types import Role
-from baton.core.validation import Range, out_of_range, type_problems, valid_part
+from baton.core.validation import Range, did_you_mean, out_of_range, type_problems, valid_part
 
 WORKERS_MAX = 256
 """Maximum worker processes of one role on this host."""
@@ -277,7 +277,9 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     speculation: SpeculationConfig = SpeculationConfig()
     cost: dict[str, Any] = {}
     """Cost model of this machine: `model` and its values. Missing prices of the linear model are estimated from the
-    size of the served model, at the speed of a reference machine."""
+    size of the served model, at the speed of a reference machine. `kinds.NAME`: one for each kind of worker."""
+    kind: str = ""
+    """Kind of the workers of this host, of those in `cost.kinds`. Empty: the first one."""
     http: HttpConfig = HttpConfig()
     batches: BatchesConfig = BatchesConfig()
     limits: LimitsConfig = LimitsConfig()
@@ -332,7 +334,15 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             found.append("hosts.transports has nixl, which cannot encrypt: remove it, or set hosts.encrypt_kv = false")
         found += self.http.problems() + self.engines.problems() + self.launcher.problems()
         found += class_problems(self.classes, self.routes, self.default_class)
-        return found
+        return found + self.kind_problems()
+
+    def kind_problems(self) -> list[str]:
+        """Return an error if the kind of the workers has no cost model."""
+        kinds = list(self.cost.get("kinds") or ())
+        if not self.kind or self.kind in kinds:
+            return []
+        known = f"known: {', '.join(kinds)}" if kinds else "add a section [cost.kinds.NAME] for each kind"
+        return [f"kind is {self.kind!r}, which cost.kinds does not have{did_you_mean(self.kind, kinds)}; {known}"]
 
     def lacks(self) -> list[str]:
         """Return an error for each setting that needs another one. Call it after flags are merged in."""

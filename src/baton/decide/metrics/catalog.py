@@ -194,6 +194,10 @@ READ_BACK_BLOCKS = Counter(
 GENERATED_TOKENS = Counter(
     "baton_generation_tokens_total", "tokens", "Output tokens whose text reached a client's socket."
 )
+PROMPTS = Counter(
+    "baton_prompts_total", "prompts", "Prompts by the kind of the worker that began to compute them (`cost.kinds`).",
+    labels=(Label("kind"),),
+)  # fmt: skip
 PREFIX_QUERY_TOKENS = Counter(
     "baton_prefix_query_tokens_total", "tokens", "Prompt tokens of requests that were started."
 )
@@ -243,7 +247,7 @@ SPECULATION_ACCEPTED_TOKENS = Counter(
 
 METRICS: tuple[Metric, ...] = (
     TTFT, ITL, TPOT, E2E, QUEUE, PREFILL, HANDOFF, HANDOFF_BYTES, REQUESTS, REJECTED, IN_SLO, RUNNING, WAITING,
-    KV_BLOCKS, PREFIX_QUERY_TOKENS, PREFIX_HIT_TOKENS, PREEMPTIONS, FAILOVERS, ROLE_FLIPS, STEP,
+    KV_BLOCKS, PROMPTS, PREFIX_QUERY_TOKENS, PREFIX_HIT_TOKENS, PREEMPTIONS, FAILOVERS, ROLE_FLIPS, STEP,
     SPECULATION_DRAFTED_TOKENS, SPECULATION_ACCEPTED_TOKENS, TIER_BLOCKS, TIER_RESTS, HANDOFF_LAYER_BYTES,
     LIVE_MOVES, READ_BACK_BLOCKS, HTTP_REFUSALS, PREDICTION_ERROR, STEP_ERROR, CLASS_REQUESTS, CLASS_TTFT,
     GENERATED_TOKENS, RESUMED, UNLOGGED_DECISIONS, FINISH_REASONS, FAILOVER_TOKENS, DECODE_QUEUE, HANDOFF_COPY,

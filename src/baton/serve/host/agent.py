@@ -13,6 +13,7 @@ import msgspec
 
 from baton.compute.models.resolve import resolve_model
 from baton.core.config import Config, ParallelConfig, Topology
+from baton.core.errors import ConfigError
 from baton.core.kv_config import KVConfig, KVDtypeChoice, TierConfig
 from baton.core.types import HostId
 from baton.move.backoff import Backoff
@@ -41,6 +42,8 @@ class HostOptions:
     """Tensor-parallel ranks and pipeline stages of each worker. None: as on the server."""
     device: str
     """Device of this host's workers, with the values of `Config.device`. The server's device is ignored."""
+    kind: str
+    """Kind of its workers, of those in the server's `cost.kinds`. Empty: the first."""
     threads: int
     kv_blocks: int
     """Blocks in the arena. 0: chosen from the free memory."""
@@ -119,6 +122,8 @@ class Agent:
         server = server_address(url)
         terms = await run_in_thread(partial(request_terms, url, options.api_key))
         config = _config(terms, options)
+        if problems := config.kind_problems():
+            raise ConfigError(f"--{problems[0]}, in the server's configuration")
         resolved = partial(resolve_model, config.model, config.load_format, config.adapter)
         card = limit_context(config, await run_in_thread(resolved))
         address = HostAddress(
@@ -167,6 +172,7 @@ def _config(terms: HostTerms, options: HostOptions) -> Config:
             pipeline=options.pipeline or terms.config.parallel.pipeline,
         ),
         device=options.device,
+        kind=options.kind,
         threads=options.threads,
         kv=KVConfig(**kv),
         tiers=(*options.tiers, *terms.config.tiers),

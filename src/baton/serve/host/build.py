@@ -240,7 +240,7 @@ def _setups(
             kv_tokens_max=blocks * layout.block_tokens,
             step_tokens_max=limits.step_tokens_max,
             requests_max=limits.requests_max,
-            kind=view.role if computing.phases else view.kind,
+            kind=view.role if computing.phases else config.kind,
         )
         for view in bare_views
     ]

@@ -161,7 +161,7 @@ class Driver:
         """Remove a worker whose process is dead or will never start. Its requests continue on other workers."""
         link = self.links.get(worker)
         if link is not None:
-            link.view = WorkerView(id=worker, host=link.view.host, role=link.view.role)
+            link.view = WorkerView(id=worker, host=link.view.host, role=link.view.role, kind=link.view.kind)
         self._detach_requests({worker})
         self.tell(WorkerLost(worker, reason))
         self.wait_timers.reset_timer()
@@ -206,7 +206,7 @@ class Driver:
             self.tell(report)
             return
         moment_s, link = now_s(), self.links[report.worker]
-        link.view = msgspec.structs.replace(report.view, role=link.view.role)
+        link.view = msgspec.structs.replace(report.view, role=link.view.role, kind=link.view.kind)
         self.recorder.step(report, link.view.role)
         for request_id in report.started:
             self._started(request_id, report.worker, moment_s - report.step_s)
@@ -240,7 +240,7 @@ class Driver:
         if live is None:
             return
         if live.stamps.started_s is None:
-            self.recorder.started(live)
+            self.recorder.started(live, self.links[worker].view.kind)
         live.stamps.start(worker, moment_s)
 
     # ---- commands of the cluster

@@ -50,8 +50,9 @@ class Recorder:
             self._metrics.count(catalog.SPECULATION_DRAFTED_TOKENS, amount=report.drafted_tokens)
             self._metrics.count(catalog.SPECULATION_ACCEPTED_TOKENS, amount=report.accepted_tokens)
 
-    def started(self, live: LiveRequest) -> None:
-        """Record that the first step with a part of the prompt has run."""
+    def started(self, live: LiveRequest, kind: str) -> None:
+        """Record that the first step with a part of the prompt has run, on a worker of this kind."""
+        self._metrics.count(catalog.PROMPTS, kind)
         self._metrics.count(catalog.PREFIX_QUERY_TOKENS, amount=live.request.prompt_tokens)
         self._metrics.count(catalog.PREFIX_HIT_TOKENS, amount=live.stamps.cached_tokens)
         self._count_tokens(live, "prompt", live.request.prompt_tokens)

@@ -109,7 +109,7 @@ def _batcher(setup: WorkerSetup) -> Batcher:
         policies=BatcherPolicies(
             batching=load_plugin(setup.batching.use, setup.batching.options, expects=BatchingPolicy),
             fairness=load_plugin(setup.fairness.use, setup.fairness.options, expects=FairnessPolicy),
-            cost=load_cost(setup.cost, folder=Path()).cost,
+            cost=load_cost(setup.cost, folder=Path()).cost.on(setup.view.kind),
             speculation=setup.speculation,
         ),
     )

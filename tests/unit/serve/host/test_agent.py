@@ -29,6 +29,7 @@ def options(url: str, join_wait_s: float = 300.0) -> HostOptions:
         tensor=None,
         pipeline=None,
         device="cpu",
+        kind="",
         threads=0,
         kv_blocks=0,
         block_tokens=0,
