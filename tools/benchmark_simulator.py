@@ -93,7 +93,7 @@ def roles() -> list[str]:
         "`demand-roles`",
         "over the best",
     ]
-    note = "`shifting`: prompts and answers take turns every minute; and the worst of four steady loads. No SLO is known."
+    note = "`shifting`: prompts and answers take turns each minute; and the worst steady load. No SLO is known."
     return section("Roles that adapt", "roles-second", heads, rows, note)
 
 

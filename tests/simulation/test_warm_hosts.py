@@ -55,3 +55,20 @@ def test_a_host_that_joins_gets_the_hot_prefixes_of_another(
     last = cluster.server.journal.lives[RequestId("last")]
     assert (last.worker, last.cached_tokens) == ("mixed-1", cached_tokens)
     assert cluster.wires.tokens == 2 * cached_tokens, "to B, and back to A when it joins again"
+
+
+@pytest.mark.parametrize(("users", "cached_tokens"), [(4, 24), (2, 0)], ids=["hot", "used-twice"])
+def test_hot_prefixes_are_copied_to_the_other_host_ahead_of_demand(users: int, cached_tokens: int) -> None:
+    """Their host is lost, and a request with the prefix finds it on the other one, which has never computed it."""
+    turns = [request("first", tokens=14, output=11)]
+    turns += [request(f"again-{n}", tokens=3, at_s=float(n), follows="first") for n in range(1, users)]
+    made = two_hosts(
+        *turns,
+        request("last", tokens=3, at_s=45.0, follows="first"),
+        faults=(HostKill(host=A, at_s=40.0, notice_s=0.0, restart_s=99.0),),
+        policy="baton",
+    )
+    workers = (SimWorkers(role="mixed", host=A), SimWorkers(role="mixed", host=B))
+    cluster = play(replace(made, cluster=replace(made.cluster, workers=workers)))
+    last = cluster.server.journal.lives[RequestId("last")]
+    assert (last.worker, last.cached_tokens) == ("mixed-1", cached_tokens)

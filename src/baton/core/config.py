@@ -217,7 +217,8 @@ class HostsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Allow hosts with different KV precisions. `timings.kv_loss` of a request reports the rounding. Later requests
     that hit such blocks read rounded values."""
     handover_bytes: Bytes = 256 * 1024 * 1024
-    """Maximum size of the cached prefixes that a leaving host hands over, and that a joining one gets."""
+    """Maximum size of the prefixes that a leaving host hands over, that a joining one gets, and that every host for
+    prefill gets because 4 requests used them."""
     mover_silent_s: ShortTimeout = 5.0
     """A mover process that sends nothing for this long is killed and restarted."""
 
@@ -338,7 +339,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def kind_problems(self) -> list[str]:
         """Return an error if the kind of the workers has no cost model."""
-        kinds = list(self.cost.get("kinds") or ())
+        kinds: list[str] = list(self.cost.get("kinds") or ())
         if not self.kind or self.kind in kinds:
             return []
         known = f"known: {', '.join(kinds)}" if kinds else "add a section [cost.kinds.NAME] for each kind"

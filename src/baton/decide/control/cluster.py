@@ -120,6 +120,7 @@ class Cluster:
                 | QueuedTooLong()
             ):
                 self._ask_coordinator(event, now_s)
+                self._spread_prefixes(event, now_s)
             case WorkerJoined() | WorkerLost():
                 self._carry_out(self.transfers.handle(event, now_s), now_s)
                 self._ask_coordinator(event, now_s)
@@ -143,6 +144,11 @@ class Cluster:
         if self.transfers.hosts.leaving:
             self._dismiss_hosts()
         return self._out
+
+    def _spread_prefixes(self, event: ClusterEvent, now_s: float) -> None:
+        """Copy hot prefixes to the other hosts from time to time."""
+        if isinstance(event, Tick) and len(self.pools) > 1:
+            self._carry_out(self.transfers.handover.spread(now_s), now_s)
 
     def _dismiss_hosts(self) -> None:
         """Dismiss, once, each leaving host that no request and no transfer needs any more."""

@@ -1,4 +1,7 @@
-"""Copy hot prefixes from a host that leaves, or to a host that joins, one after the other, up to a bound."""
+"""Copy hot prefixes between hosts ahead of demand, one after the other, up to a bound.
+
+They go from a host that leaves, to a host that joins, and from time to time to each host that computes prompts.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,10 @@ from baton.decide.kv.host_pool import HostPool
 
 WARM_USES_MIN = 2
 """Minimum number of requests that used a block before it is copied ahead of demand."""
+HOT_USES_MIN = 4
+"""Minimum number of requests that used a block before it is copied to hosts that stay."""
+HOT_S = 30.0
+"""Time between such copies: to find the prefixes, all blocks of an arena are read."""
 
 
 @dataclass(slots=True)
@@ -26,6 +33,8 @@ class PrefixHandover:
     )
     """Prefixes that are still to be copied, by source and target: each is the prompt of an internal request."""
     _under_way: set[RequestId] = field(default_factory=set[RequestId])
+    _spread_s: float = 0.0
+    """When hot prefixes were copied to hosts that stay."""
 
     def begin(self, source: HostId, now_s: float) -> Steps[None]:
         """Begin to copy the hot prefixes of a host that leaves to the host with the most free blocks."""
@@ -44,6 +53,22 @@ class PrefixHandover:
         if sources:
             source = min(sources, key=lambda other: (-other.view().blocks_cached, other.host))
             yield from self._begin(source, self.hosts.pools[target], now_s, uses_min=WARM_USES_MIN)
+
+    def spread(self, now_s: float) -> Steps[None]:
+        """Begin to copy hot prefixes to hosts that compute prompts, each from the host with the most cached blocks.
+
+        So a request need not choose between the one host that has its prefix and the ones that have time, and the loss
+        of that host does not lose the prefix. Source: Mooncake (FAST 2025), which replicates hot blocks.
+        """
+        if now_s - self._spread_s < HOT_S:
+            return
+        self._spread_s = now_s
+        workers = self.hosts.workers.values()
+        for target in sorted({worker.host for worker in workers if worker.role != "decode"} - self.hosts.leaving):
+            sources = [other for other in self._partners(target) if other.view().blocks_cached]
+            if sources:
+                source = min(sources, key=lambda other: (-other.view().blocks_cached, other.host))
+                yield from self._begin(source, self.hosts.pools[target], now_s, uses_min=HOT_USES_MIN)
 
     def _partners(self, host: HostId) -> list[HostPool]:
         """Return the other hosts that stay and have the same block size: prefixes are copied by their hashes.
