@@ -95,12 +95,12 @@ def sizes(tokens: Sequence[int], bytes_max: int) -> list[Case]:
 
 
 def cuts(tokens: int, bytes_max: int) -> list[Case]:
-    """One prompt in blocks of 16 to 128 tokens: scattered, adjacent (collated), and scattered layer by layer."""
+    """One prompt in blocks of 8 to 128 tokens: scattered, adjacent (collated), and scattered layer by layer."""
     found = []
     for model in MODELS:
         if tokens * model.token_bytes > bytes_max:
             continue
-        for block_tokens in (16, 32, 64, 128):
+        for block_tokens in (8, 16, 32, 64, 128):
             blocks, block_bytes = tokens // block_tokens, block_tokens * model.token_bytes
             name = f"{model.name}, {tokens} tokens, blocks of {block_tokens}"
             found.append(Case(f"{name}, scattered", model.name, tokens, block_bytes, blocks, adjacent=False))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.move.store.node import StoreNode
 from tests.hosting import cluster
 from tests.process.test_hosts import DECODE, PREFILL, ask
 from tests.serving import RunningServer
@@ -46,3 +47,22 @@ def test_another_precision_is_refused_or_what_it_loses_is_named(
         answer = ask(client, body)
     assert "from float32 to int8" in answer["timings"]["kv_loss"]
     assert answer["usage"]["completion_tokens"] == 8
+
+
+def test_a_handoff_through_a_rounded_pool_names_its_loss(tmp_path: Path, tiny_model: str) -> None:
+    """The wire and the pool hold 8 bits per number, but for one layer. Both hosts compute in float32."""
+    node = StoreNode(host="127.0.0.1", port=0, capacity_bytes=64_000_000)
+    path = tmp_path / "baton.toml"
+    tier = f"[[tiers]]\nurl = 'pool://{node.address}?via=tcp'\nformat = 'int8'\nexact_layers = 1\n"
+    path.write_text(f"dtype = 'float32'\n{tier}[policy.handoff]\nuse = 'pool-handoff'\n")
+    body = {"prompt": "The three primary colours are " * 6, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    hosts = {"a": PREFILL, "b": DECODE}
+    try:
+        with cluster(tiny_model, hosts, "--config", str(path)) as (server, _), server.client() as client:
+            answer = ask(client, body)
+    finally:
+        node.close()
+    assert "from float32 to int8: each number was rounded" in answer["timings"]["kv_loss"]
+    assert "1 of 3 layers were spared" in answer["timings"]["kv_loss"]
+    assert answer["usage"]["completion_tokens"] == 8
+    assert answer["timings"]["decode_worker"] == "b.decode-0"

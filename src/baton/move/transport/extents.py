@@ -14,10 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from baton.core.errors import TransferError
-from baton.move.copies import Runs, address_of
+from baton.move.copies import MoveList, Moves, Runs, address_of, fastest_copy
 from baton.move.transport.device_memory import CopyBuffer, DeviceMoves, Location
 from baton.move.transport.port import Extent, Memory, Ticket
 from baton.move.transport.staged import StagedMemory
+
+COLLATED_RUN_BYTES = 8 * 1024
+"""Shorter runs, on average, are collated. The kernel takes 1 to 2 us per run, and a slab is filled at 7 GB/s: measured
+over loopback, runs of 3 KiB take two thirds of the CPU time, those of 12 KiB as much as in place."""
+SLAB_BYTES = 1024 * 1024
+"""Size of the buffer for collated runs. It stays in a core's cache."""
 
 Rows = npt.NDArray[np.int64]
 """[extents, 3]: offset, size and region of each `Extent`."""
@@ -76,7 +82,8 @@ class Spread:
     """A sequence of bytes that is spread over several memories.
 
     If all of them are host memory (`is_direct`), any range is available as views, without a copy. Otherwise ranges are
-    read and written in portions.
+    read and written in portions. Many short runs of host memory (`is_collated`) are read and written through a slab, in
+    one pass that gathers or scatters them, so that a transport has one long run per portion.
     """
 
     def __init__(self, rows: Rows, views: Mapping[int, Memory]) -> None:
@@ -91,7 +98,9 @@ class Spread:
         self._staged = _only_device(self._rows, views)
         self._located: Rows | None = None
         """Rows with addresses instead of offsets, computed on first use."""
-        self.size_bytes = int(self._rows[:, 1].sum())
+        self._ends = np.cumsum(self._rows[:, 1])
+        self.size_bytes = int(self._ends[-1])
+        self.is_collated = self._staged is None and self.size_bytes < len(self._rows) * COLLATED_RUN_BYTES
 
     @property
     def is_direct(self) -> bool:
@@ -114,12 +123,12 @@ class Spread:
         """Return views of `size_bytes` bytes from `start` on, in order. Only for an `is_direct` spread."""
         return [
             self._views[region][offset : offset + size]
-            for offset, size, region in cut_rows(self._rows, start, size_bytes).tolist()
+            for offset, size, region in cut_rows(self._rows, start, size_bytes, self._ends).tolist()
         ]
 
     def addresses(self, start: int, size_bytes: int) -> Runs:
         """Return the addresses of a range, in order: in this process, or on a device with a location."""
-        return runs_of(cut_rows(self._where(), start, size_bytes))
+        return runs_of(cut_rows(self._where(), start, size_bytes, self._ends))
 
     def all_addresses(self) -> Runs:
         """Return the addresses of all bytes, in order."""
@@ -134,7 +143,9 @@ class Spread:
         return self._located
 
     def portion_bytes(self, size_bytes: int) -> int:
-        """Return how many of `size_bytes` bytes `read` and `write` handle at a time: all, if `is_direct`."""
+        """Return how many of `size_bytes` bytes `read` and `write` handle at a time."""
+        if self.is_collated:
+            return min(size_bytes, SLAB_BYTES)
         return size_bytes if self._staged is None else min(size_bytes, self._staged.portion_bytes)
 
     def read(self, start: int, size_bytes: int, portion_bytes: int) -> Generator[list[memoryview]]:
@@ -144,6 +155,12 @@ class Spread:
         under way. Raises TransferError if a device fails.
         """
         portions = _portions(start, size_bytes, portion_bytes)
+        if self.is_collated:
+            slab, moves = _Slab(portion_bytes), self._slab_moves(start, size_bytes)
+            for at, size in portions:
+                slab.gather(moves, at - start, size)
+                yield [slab.memory[:size]]
+            return
         if self._staged is None:
             yield from (self.cut(*portion) for portion in portions)
             return
@@ -162,6 +179,12 @@ class Spread:
         way. Raises TransferError if a device fails.
         """
         portions = _portions(start, size_bytes, portion_bytes)
+        if self.is_collated:
+            slab, moves = _Slab(portion_bytes), self._slab_moves(start, size_bytes)
+            for at, size in portions:
+                yield [slab.memory[:size]]
+                slab.scatter(moves, at - start, size)
+            return
         if self._staged is None:
             yield from (self.cut(*portion) for portion in portions)
             return
@@ -173,6 +196,11 @@ class Spread:
                 self._begin_in(buffer, *portion)
             for buffer in lane:
                 buffer.wait()
+
+    def _slab_moves(self, start: int, size_bytes: int) -> MoveList:
+        """Return the moves of a range to a slab at address 0 that would hold all of it."""
+        runs = self.addresses(start, size_bytes)
+        return MoveList(np.column_stack((runs[:, 0], np.cumsum(runs[:, 1]) - runs[:, 1], runs[:, 1])))
 
     def _begin_out(self, buffer: CopyBuffer, start: int, size_bytes: int) -> None:
         moves, on_host = self._placed(start, size_bytes)
@@ -188,7 +216,7 @@ class Spread:
 
     def _placed(self, start: int, size_bytes: int) -> tuple[DeviceMoves, list[tuple[memoryview, int]]]:
         """Return the parts of a range with offsets in a buffer that holds it in order: device moves and host views."""
-        rows = cut_rows(self._rows, start, size_bytes)
+        rows = cut_rows(self._rows, start, size_bytes, self._ends)
         ats = np.cumsum(rows[:, 1]) - rows[:, 1]
         on_host = np.isin(rows[:, 2], list(self._views))
         moves = np.column_stack((rows[:, 0], ats, rows[:, 1]))[~on_host]
@@ -196,6 +224,28 @@ class Spread:
             (self._views[region][offset : offset + size], at)
             for (offset, size, region), at in zip(rows[on_host].tolist(), ats[on_host].tolist(), strict=True)
         ]
+
+
+class _Slab:
+    """A buffer through which short runs are read or written, each portion in one call."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.memory = memoryview(np.empty(size_bytes, np.uint8))
+        self._address = np.uint64(address_of(self.memory))
+        self._copy = fastest_copy()
+
+    def gather(self, moves: MoveList, start: int, size_bytes: int) -> None:
+        """Copy the runs of a portion into the slab."""
+        self._copy(self._placed(moves, start, size_bytes))
+
+    def scatter(self, moves: MoveList, start: int, size_bytes: int) -> None:
+        """Copy the slab to the runs of a portion."""
+        self._copy(self._placed(moves, start, size_bytes)[:, (1, 0, 2)])
+
+    def _placed(self, moves: MoveList, start: int, size_bytes: int) -> Moves:
+        placed = moves.cut(start, size_bytes)
+        placed[:, 1] += self._address - np.uint64(start)
+        return placed
 
 
 def location_of(memory: Memory) -> Location:
@@ -240,9 +290,9 @@ def collated(rows: Rows) -> Rows:
     return merged
 
 
-def cut_rows(rows: Rows, start: int, size_bytes: int) -> Rows:
-    """Return the rows of `size_bytes` bytes from `start` on."""
-    ends = np.cumsum(rows[:, 1])
+def cut_rows(rows: Rows, start: int, size_bytes: int, ends: npt.NDArray[np.int64] | None = None) -> Rows:
+    """Return the rows of `size_bytes` bytes from `start` on. `ends`: the sums of sizes up to each row, if known."""
+    ends = np.cumsum(rows[:, 1]) if ends is None else ends
     first = int(np.searchsorted(ends, start, side="right"))
     last = int(np.searchsorted(ends, start + size_bytes, side="left"))
     part = rows[first : last + 1].copy()
