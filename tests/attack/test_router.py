@@ -10,8 +10,17 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.attack.conftest import RunningServer, check_alive, check_memory, memory_bytes, share_priority, warm_up
-from tests.attack.test_large_bodies import TYPE, bodies, check, send_by_all
+from tests.attack.conftest import (
+    RunningServer,
+    check_alive,
+    check_memory,
+    fill_allocator,
+    memory_bytes,
+    share_priority,
+    warm_up,
+)
+from tests.attack.odd_bodies import TYPE, bodies, send_by_all
+from tests.attack.test_large_bodies import check
 from tests.attack.test_sockets import random_bytes
 from tests.attack.watch import Watch
 from tests.serving import POLL_S_MAX, POLLS_MAX, end
@@ -29,6 +38,7 @@ def router(target: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> I
         router.wait_listening()
         wait_for_cell(router)
         warm_up(router)
+        fill_allocator(router)
         yield router
         assert router.stop() == 0
     finally:

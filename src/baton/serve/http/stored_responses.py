@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,7 +14,7 @@ from baton.core.errors import RequestError
 from baton.serve.http.wire.schemas import ChatMessage
 
 RESPONSES_MAX = 1024
-"""Responses that are kept. The one that was unused for longest is dropped first."""
+"""Responses that are kept. Beyond it, the one that was unused for longest is dropped, of the owner with the most."""
 BYTES_MAX = 64 * 1024 * 1024
 """Maximum bytes of all kept responses and conversations."""
 _MESSAGES = msgspec.json.Decoder(tuple[ChatMessage, ...])
@@ -49,6 +49,10 @@ class StoredResponses:
         self._bytes_max = bytes_max
         self._kept: OrderedDict[tuple[str, str], _Kept] = OrderedDict()
         self._bytes = 0
+        self._counts: Counter[str] = Counter()
+        """Kept responses of each owner."""
+        self._sizes: Counter[str] = Counter()
+        """Bytes of each owner's responses and conversations."""
         self._lock = threading.RLock()
 
     def put(self, owner: str, response_id: str, messages: Sequence[ChatMessage], body: bytes) -> None:
@@ -62,7 +66,7 @@ class StoredResponses:
             if kept.size_bytes > self._bytes_max:
                 return
             self._kept[owner, response_id] = kept
-            self._bytes += kept.size_bytes
+            self._count(owner, 1, kept.size_bytes)
             self._drop_oldest()
 
     def change(self, owner: str, response_id: str, body: bytes) -> None:
@@ -70,7 +74,7 @@ class StoredResponses:
         with self._lock:
             old = self._find(owner, response_id)
             self._kept[owner, response_id] = _Kept(old.messages, body)
-            self._bytes += len(body) - len(old.body)
+            self._count(owner, 0, len(body) - len(old.body))
             self._drop_oldest()
 
     def get(self, owner: str, response_id: str) -> tuple[ChatMessage, ...]:
@@ -115,13 +119,27 @@ class StoredResponses:
         )
 
     def _drop_oldest(self) -> None:
-        while len(self._kept) > self._responses_max or self._bytes > self._bytes_max:
-            self._drop(next(iter(self._kept)))
+        """Drop responses beyond the limits, of the owner with the most: no client ends the conversations of others."""
+        while len(self._kept) > self._responses_max:
+            self._drop_oldest_of(max(self._counts, key=self._counts.__getitem__))
+        while self._bytes > self._bytes_max:
+            self._drop_oldest_of(max(self._sizes, key=self._sizes.__getitem__))
+
+    def _drop_oldest_of(self, owner: str) -> None:
+        self._drop(next(key for key in self._kept if key[0] == owner))
 
     def _drop(self, key: tuple[str, str]) -> None:
         kept = self._kept.pop(key, None)
         if kept is not None:
-            self._bytes -= kept.size_bytes
+            self._count(key[0], -1, -kept.size_bytes)
+
+    def _count(self, owner: str, responses: int, size_bytes: int) -> None:
+        """Add to the numbers of an owner, which is forgotten without responses."""
+        self._bytes += size_bytes
+        self._counts[owner] += responses
+        self._sizes[owner] += size_bytes
+        if not self._counts[owner]:
+            del self._counts[owner], self._sizes[owner]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

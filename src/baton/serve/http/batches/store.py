@@ -10,7 +10,7 @@ import secrets
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,21 +138,30 @@ class FileStore:
         config = self._config
         with self._folder.lock:
             self._folder.make()
+            mine: list[int] = []
             for stored in self._folder.all("file", StoredFile):
                 if self._has_expired(stored.file):
                     self._remove(stored.file.id)
+                elif stored.owner == owner:
+                    mine.append(stored.file.bytes)
             held = [path.stat().st_size for path in self._folder.path.glob("file-*.data")]
-            if len(held) >= config.files_max or sum(held) + len(content) > config.bytes_max:
-                raise RequestError(
-                    f"this server keeps {len(held)} files with {sum(held)} bytes, and may keep {config.files_max} with "
-                    f"{config.bytes_max} (batches.files_max, batches.bytes_max); delete some",
-                    status=507,
-                    code="files_full",
-                )
+            share = _share(owner)
+            self._check_room("this client", mine, len(content), config.files_max // share, config.bytes_max // share)
+            self._check_room("this server", held, len(content), config.files_max, config.bytes_max)
             file_id = new_id("file")
             with open_private(self._data(file_id), "wb") as data:
                 data.write(content)
             return self._record(owner, file_id, name[:256], form.purpose, form.expires_after)
+
+    def _check_room(self, keeper: str, held: Sequence[int], more_bytes: int, files_max: int, bytes_max: int) -> None:
+        """Raise RequestError (507) if no further file may be kept. `held`: sizes of the kept files."""
+        if len(held) >= files_max or sum(held) + more_bytes > bytes_max:
+            raise RequestError(
+                f"{keeper} keeps {len(held)} files with {sum(held)} bytes, and may keep {files_max} with {bytes_max}"
+                " (batches.files_max, batches.bytes_max; of several tenants, each may keep half); delete some",
+                status=507,
+                code="files_full",
+            )
 
     def adopt(self, owner: str, name: str, path: Path) -> str | None:
         """Keep results as a file, and return its id. None: there are none. Limits do not apply: no result is lost.
@@ -235,19 +244,23 @@ class BatchStore:
     def add(self, stored: StoredBatch) -> None:
         """Keep a new batch, and forget the oldest ended ones beyond the limit.
 
-        Raises RequestError (429) if too many are open.
+        Raises RequestError (429) if too many are open, of its owner or of all.
         """
         with self._folder.lock:
-            found = [each.batch for each in self.list()]
-            ended = [batch for batch in found if batch.status not in OPEN_STATUSES]
-            excess = len(found) + 1 - self._batches_max
-            if excess > len(ended):
-                message = f"{len(found) - len(ended)} batches are open, at most {self._batches_max} may be"
-                message = f"{message} (batches.batches_max); wait until one ends"
-                raise RequestError(message, status=429, code="too_many_batches")
-            for batch in ended[len(ended) - max(0, excess) :]:
-                self._folder.remove(batch.id)
+            self._make_room(self.list(stored.owner), self._batches_max // _share(stored.owner))
+            self._make_room(self.list(), self._batches_max)
             self._folder.write(stored.batch.id, stored)
+
+    def _make_room(self, held: Sequence[StoredBatch], batches_max: int) -> None:
+        """Forget the oldest ended batches. Raises RequestError (429) if too many are open. `held`: the newest first."""
+        ended = [each.batch.id for each in held if each.batch.status not in OPEN_STATUSES]
+        excess = len(held) + 1 - batches_max
+        if excess > len(ended):
+            message = f"{len(held) - len(ended)} batches are open, at most {batches_max} may be"
+            message = f"{message} (batches.batches_max; of several tenants, each may have half); wait until one ends"
+            raise RequestError(message, status=429, code="too_many_batches")
+        for batch_id in ended[len(ended) - max(0, excess) :]:
+            self._folder.remove(batch_id)
 
     def save(self, stored: StoredBatch) -> None:
         with self._folder.lock:
@@ -279,6 +292,11 @@ class BatchStore:
                         end = data.rfind(b"\n") + 1
                     file.truncate(end)
         return files
+
+
+def _share(owner: str) -> int:
+    """Return 2 if the owner is one of several tenants, each of which may fill half of the folder, else 1."""
+    return 2 if owner.partition("\0")[2] else 1  # see `owner_of`
 
 
 def new_id(kind: Literal["file", "batch"]) -> str:
