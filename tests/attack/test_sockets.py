@@ -95,6 +95,15 @@ def test_tiny_chunks_on_many_connections(target: RunningServer, control: Running
         assert statuses([read_all(attacker) for attacker in attackers]) == {"408": 400}
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/openapi.json", "/cluster"])
+def test_many_requests_for_a_page_at_once(target: RunningServer, control: RunningServer, path: str) -> None:
+    """300 requests for /metrics at once stopped all streams for 3.3 s."""
+    request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+    with unharmed(target, control), connections(target, 300, b"") as attackers:
+        assert all(send(attacker, request) for attacker in attackers)
+        assert statuses([read_all(attacker) for attacker in attackers]) == {"200": 300}
+
+
 def test_slow_writers(target: RunningServer, control: RunningServer) -> None:
     """A byte now and then keeps no connection: the time is that of all headers, not of a pause."""
     with unharmed(target, control), connections(target, 200, HEAD) as attackers:

@@ -231,24 +231,6 @@ def test_files_are_bounded_and_belong_to_their_owner(tmp_path: Path) -> None:
     Folder(str(tmp_path)).close()
 
 
-def test_one_of_several_tenants_fills_only_half_of_the_folder(tmp_path: Path) -> None:
-    """It left no room for the files of others, and its batches made theirs forgotten."""
-    folder, mine, other = Folder(str(tmp_path)), "a\0tenant:a", "b\0tenant:b"
-    files, batches = FileStore(folder, BatchesConfig(bytes_max=4000, files_max=4)), BatchStore(folder, batches_max=4)
-    with pytest.raises(RequestError, match="this client keeps 0 files with 0 bytes, and may keep 2 with 2000"):
-        files.add(mine, "a", b"x" * 2001, FOR_BATCHES)
-    for name in "ab":
-        files.add(mine, name, b"x", FOR_BATCHES)
-    with pytest.raises(RequestError, match="this client keeps 2 files"):
-        files.add(mine, "c", b"x", FOR_BATCHES)
-    files.add(other, "a", b"x", FOR_BATCHES)
-    batches.add(structs.replace(stored(0, "completed"), owner=other))
-    for number in range(1, 9):
-        batches.add(structs.replace(stored(number, "completed"), owner=mine))
-    assert [len(batches.list(owner)) for owner in (mine, other)] == [2, 1]
-    folder.close()
-
-
 def test_an_expired_file_is_gone_unless_an_open_batch_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Folder(str(tmp_path))
     files, batches = FileStore(folder, BatchesConfig(files_max=2)), BatchStore(folder, 9)

@@ -157,22 +157,6 @@ def test_the_second_part_of_a_resumed_stream_is_not_stored() -> None:
         stored_by(encoder, stored)
 
 
-def test_a_client_with_many_stored_chats_ends_only_its_own() -> None:
-    """The chats of all others were dropped first, since they were older."""
-    stored = StoredResponses(kind="chat", responses_max=4, bytes_max=1000)
-    for owner in ("a", "b"):
-        stored.put(owner, "old", [], b"x" * 100)
-    for number in range(9):
-        stored.put("greedy", str(number), [], b"x")
-    assert [len(stored.bodies(owner)) for owner in ("a", "b", "greedy")] == [1, 1, 2]
-    stored.put("greedy", "large", [], b"x" * 900)
-    assert [len(stored.bodies(owner)) for owner in ("a", "b", "greedy")] == [1, 1, 0]
-    for owner in ("a", "b"):
-        stored.delete(owner, "old")
-    stored.put("greedy", "large", [], b"x" * 900)
-    assert len(stored.bodies("greedy")) == 1
-
-
 def test_a_change_counts_as_size() -> None:
     stored = StoredResponses(bytes_max=200)
     for name in ("a", "b"):

@@ -145,6 +145,8 @@ class Edge:
         path = scope["path"]
         scope[_STATE_KEY] = RequestContext(request_id, arrived_at_s, identity, client, budget, slo, path, headers)
         try:
+            if scope["method"] != "POST":  # a POST waits for its turn once its body is there
+                await budget.take_turn()
             await self._app(scope, receive, send_with_headers)
         finally:
             budget.end()
