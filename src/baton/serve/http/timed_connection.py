@@ -99,7 +99,7 @@ class TimedHttpProtocol(HttpToolsProtocol):
         """End the connection if the client is too slow to send its request, to read its response, or to close."""
         if self.flow.write_paused and self._send_deadline_s == math.inf:
             self._send_deadline_s = now_s + self._limits.send_s
-        if self._phase == "body" and self.flow.read_paused:
+        if self._phase == "body" and self.flow.read_paused and not self._flow.is_held:
             self._deadline_s = now_s + self._limits.body_s  # the server has stopped reading, so the client is not late
         if self.transport.is_closing() and self._phase != "closing":
             self._phase, self._deadline_s = "closing", now_s + self._limits.send_s  # the rest is being sent
@@ -167,7 +167,8 @@ class HeldFlow(FlowControl):
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)
-        self._is_held = False
+        self.is_held = False
+        """Whether received data waits to be parsed. Its client is late if that takes too long, as it sent odd data."""
         self._is_wanted = True
 
     def pause_reading(self) -> None:
@@ -176,17 +177,17 @@ class HeldFlow(FlowControl):
 
     def resume_reading(self) -> None:
         self._is_wanted = True
-        if not self._is_held:
+        if not self.is_held:
             super().resume_reading()
 
     def hold(self) -> None:
         """Stop reading until `release`."""
-        self._is_held = True
+        self.is_held = True
         super().pause_reading()
 
     def release(self) -> None:
         """Read again, unless the application has paused it."""
-        self._is_held = False
+        self.is_held = False
         if self._is_wanted:
             super().resume_reading()
 
