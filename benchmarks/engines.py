@@ -1,6 +1,7 @@
 """Compare Baton's native engine with other engines on the same weights: decode steps and prefill, in turns.
 
 python benchmarks/engines.py [--peers FOLDER] [--work FOLDER] [--weights bfloat16 int8 int4] [--rounds 5]
+                             [--batch 1 8 32] [--context 500] [--prompts 512 2048]
 python benchmarks/engines.py --install FOLDER      creates a virtual environment per peer (minutes)
 
 Every engine is a separate process. It has all cores during its turn, and is stopped (SIGSTOP) between turns. A round
@@ -28,12 +29,7 @@ from peers.models import model_of
 from peers.protocol import Job
 from peers.table import render
 
-CONTEXT_TOKENS = 500
 STEPS = 6
-CASES = (
-    *({"kind": "decode", "size": size} for size in (1, 8, 32)),
-    *({"kind": "prefill", "size": size} for size in (512, 2048)),
-)
 
 
 @dataclass
@@ -66,15 +62,15 @@ class Runner:
         os.killpg(self.process.pid, signal.SIGSTOP)
         return json.loads(answer)
 
-    def load(self, threads: int) -> None:
+    def load(self, args: argparse.Namespace) -> None:
         """Wait until the process has loaded its model."""
         job = Job(
             model=self.model,
             weights=self.weights,
-            context_tokens=CONTEXT_TOKENS,
+            context_tokens=args.context,
             steps=STEPS,
-            batch_max=max(case["size"] for case in CASES if case["kind"] == "decode"),
-            threads=threads,
+            batch_max=max(args.batch, default=1),
+            threads=args.threads,
         )
         loaded = self.ask(asdict(job))
         self.version = loaded["version"] if loaded else ""
@@ -111,6 +107,11 @@ def start(kind: PeerKind, weights: str, args: argparse.Namespace) -> Runner:
     return Runner(kind, weights, process, str(model))
 
 
+def cases(args: argparse.Namespace) -> list[dict[str, Any]]:
+    decodes = [{"kind": "decode", "size": size} for size in args.batch]
+    return decodes + [{"kind": "prefill", "size": size} for size in args.prompts]
+
+
 def compare(weights: str, limits: Limits, args: argparse.Namespace) -> list[Runner]:
     """Run all engines at one precision of the weights, in turns."""
     kinds = [kind for kind in PEERS if weights in kind.weights and (not args.only or kind.name in args.only)]
@@ -119,10 +120,10 @@ def compare(weights: str, limits: Limits, args: argparse.Namespace) -> list[Runn
         for kind in kinds:
             if not missing(kind, Path(args.peers)):
                 runners.append(start(kind, weights, args))  # before it is asked: what is stopped must be ended
-                runners[-1].load(args.threads)
+                runners[-1].load(args)
         for number in range(args.rounds):
             limits.measure()
-            for case in CASES:
+            for case in cases(args):
                 for runner in runners:
                     runner.turn(case)
             print(f"{weights}: round {number + 1} of {args.rounds}", flush=True)
@@ -139,6 +140,9 @@ def main() -> None:
     parser.add_argument("--work", default=tempfile.gettempdir() + "/baton-engines", help="for models and logs")
     parser.add_argument("--weights", nargs="+", default=["bfloat16", "int8", "int4"])
     parser.add_argument("--only", nargs="+", default=[], help="names of the engines to run")
+    parser.add_argument("--batch", type=int, nargs="*", default=[1, 8, 32], help="requests of a decode step")
+    parser.add_argument("--context", type=int, default=500, help="tokens before a decode step")
+    parser.add_argument("--prompts", type=int, nargs="*", default=[512, 2048], help="tokens of a prefill")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--name", default="engines", help="of the result in benchmarks/results")
@@ -150,8 +154,9 @@ def main() -> None:
     limits = Limits(Path(args.work), args.threads)
     found = {weights: compare(weights, limits, args) for weights in args.weights}
     figures = {
-        "what": f"SmolLM2-135M; decode: seconds of a step after {CONTEXT_TOKENS} tokens; prefill: seconds of a prompt; "
+        "what": f"SmolLM2-135M; decode: seconds of a step after {args.context} tokens; prefill: seconds of a prompt; "
         "per turn the median step, here the least of all turns and their median",
+        "context_tokens": args.context,
         "not_installed": {
             kind.name: missing(kind, Path(args.peers)) for kind in PEERS if missing(kind, Path(args.peers))
         },

@@ -138,13 +138,15 @@ def steps(names: str, title: str, note: str = "", *, clock: str = "median_s") ->
 def engines() -> list[str]:
     """Return one table from those that benchmarks/engines.py made itself."""
     found: list[list[str]] = []
+    cases: list[str] = []
     for name, weights in ENGINE_RESULTS.items():
         lines = load(name)["table"]
         for kind in weights:
             start = next(number for number, line in enumerate(lines) if line.startswith(f"Weights: {kind}."))
             rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in _rows_from(lines, start)]
+            cases = rows[0][1:]
             found += [[kind, ENGINE_ROWS.get(row[0], row[0]), *row[1:]] for row in rows[2:]]
-    heads = ["Weights", "Decode in ms per step, prefill in tokens/s", *STEP_NAMES]
+    heads = ["Weights", "Decode in ms per step, prefill in tokens/s", *(case.replace("_", " ") for case in cases)]
     return section("Beside other engines", " ".join(ENGINE_RESULTS), heads, found)
 
 

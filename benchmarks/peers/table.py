@@ -16,7 +16,7 @@ WEIGHT_BYTES = {"float32": 538e6, "bfloat16": 269e6, "int8": 142.9e6, "int4": 96
 """int8 as Q8_0; int4 as in the embedded file: Q4_1 layers, Q8_0 embedding."""
 
 
-def limit_s(case: str, weights: str, limits: dict[str, Any]) -> float:
+def limit_s(case: str, weights: str, limits: dict[str, Any], context_tokens: int) -> float:
     """Return the minimum time of a case: the larger of the times of its bytes and its products.
 
     KV is bfloat16 (float32 with float32 weights); products count at the rate of the activations' float type.
@@ -24,7 +24,7 @@ def limit_s(case: str, weights: str, limits: dict[str, Any]) -> float:
     kind, size = case.split("_")
     computed = "float32" if weights == "float32" else "bfloat16"
     kv_bytes = KV_VALUES_PER_TOKEN * (4 if weights == "float32" else 2)
-    count, context = (int(size), 500) if kind == "decode" else (1, int(size))
+    count, context = (int(size), context_tokens) if kind == "decode" else (1, int(size))
     rows = count if kind == "decode" else int(size)
     seen = context if kind == "decode" else context / 2
     size_bytes = WEIGHT_BYTES[weights] + count * context * kv_bytes
@@ -48,7 +48,7 @@ def render(figures: dict[str, Any]) -> str:
         cases = list(dict.fromkeys(case for engine in engines for case in engine["seconds"]))
         lines += ["| engine | " + " | ".join(cases) + " |", "|---|" + "---|" * len(cases)]
         lines += [_row(engine, cases) for engine in engines]
-        lines += _our_rows(engines, cases, limits)
+        lines += _our_rows(engines, cases, limits, figures.get("context_tokens", 500))
     return "\n".join(lines) + "\n"
 
 
@@ -66,7 +66,9 @@ def _cell(case: str, spread: dict[str, float] | None) -> str:
     return f"{spread['least'] * 1000:.1f}"
 
 
-def _our_rows(engines: list[dict[str, Any]], cases: list[str], limits: dict[str, Any]) -> list[str]:
+def _our_rows(
+    engines: list[dict[str, Any]], cases: list[str], limits: dict[str, Any], context_tokens: int
+) -> list[str]:
     """Return the results of Baton relative to the best peer and to the limit."""
     ours = next((engine["seconds"] for engine in engines if engine["engine"] == "baton"), {})
     peers = [engine["seconds"] for engine in engines if engine["engine"] != "baton"]
@@ -76,6 +78,6 @@ def _our_rows(engines: list[dict[str, Any]], cases: list[str], limits: dict[str,
         mine = ours.get(case, {}).get("least")
         ratios.append(f"{min(theirs) / mine:.2f}x" if theirs and mine else "-")
         weights = engines[0]["weights"]
-        shares.append(f"{limit_s(case, weights, limits) / mine:.0%}" if mine else "-")
+        shares.append(f"{limit_s(case, weights, limits, context_tokens) / mine:.0%}" if mine else "-")
     rows = {"baton against the best peer": ratios, "baton, share of the limit": shares}
     return [f"| {name} | " + " | ".join(cells) + " |" for name, cells in rows.items()]

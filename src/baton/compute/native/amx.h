@@ -2,6 +2,7 @@
 // on machines without AMX.
 // Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, TDPBF16PS and LDTILECFG.
 #pragma once
+#include "panel_prefetcher.h"
 #include "simd.h"
 
 namespace baton {
@@ -96,9 +97,9 @@ inline void release_tiles() {
 }
 
 // c[rows][32] (+)= a[rows][inputs] x panel, for 1 .. AMX_ROWS_MAX rows and inputs that are a multiple of 32.
-template <bool ADD>
+template <bool ADD, class Prefetcher>
 inline void multiply_tiles(int rows, const bf16* a, int64_t stride, const bf16* panel, int inputs, float* c,
-                           int64_t c_stride) {
+                           int64_t c_stride, Prefetcher& prefetcher) {
     asm volatile("" ::: "memory");  // gcc 12 does not know that tile loads read memory
     shape_tiles(rows);
     const bool two = rows > TILE_ROWS;
@@ -116,6 +117,7 @@ inline void multiply_tiles(int rows, const bf16* a, int64_t stride, const bf16* 
     }
     for (int k = 0; k < inputs; k += 2 * TILE_PAIRS) {
         const bf16* b = panel + int64_t{k} * PANEL;
+        for (int pair = 0; pair < TILE_PAIRS; pair++) prefetcher.prefetch_two_lines();
         TILE_LOAD(6, b, PANEL * 4);
         TILE_LOAD(7, b + 2 * TILE_PAIRS, PANEL * 4);
         TILE_LOAD(4, a + k, stride * 2);

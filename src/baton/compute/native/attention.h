@@ -14,11 +14,12 @@ namespace {
 // One thread's scratch memory for one work item, in one buffer. rows: queries x query heads of a KV head;
 // states: softmax states, rows x KV heads.
 struct AttentionScratch {
-    float *scores, *weights, *maximum, *total, *out, *merged_maximum, *merged_total, *merged_out, *keys, *values, *tile;
+    float *scores, *weights, *maximum, *total, *out, *merged_maximum, *merged_total, *merged_out, *keys, *values, *tile,
+        *rescale;
 
     static int64_t floats(const Sizes& s, int rows, int states) {
         const int64_t pad = s.head_pad(), value_pad = s.value_pad();
-        return rows * 2 * TILE_KEYS + states * (4 + 2 * value_pad) + TILE_KEYS * (2 * pad + value_pad) + 16 * PIECES;
+        return rows * (2 * TILE_KEYS + 1) + states * (4 + 2 * value_pad) + TILE_KEYS * (2 * pad + value_pad) + 16 * PIECES;
     }
     AttentionScratch(float* memory, const Sizes& s, int rows, int states) : next_(memory) {
         const int64_t pad = s.head_pad(), value_pad = s.value_pad();
@@ -26,10 +27,11 @@ struct AttentionScratch {
         maximum = allocate(states), total = allocate(states), out = allocate(states * value_pad);
         merged_maximum = allocate(states), merged_total = allocate(states), merged_out = allocate(states * value_pad);
         keys = allocate(TILE_KEYS * pad), values = allocate(TILE_KEYS * value_pad), tile = allocate(TILE_KEYS * pad);
+        rescale = allocate(rows);
     }
 
 private:
-    static constexpr int PIECES = 11;
+    static constexpr int PIECES = 12;
     float* next_;
 
     float* allocate(int64_t count) {
@@ -63,12 +65,16 @@ inline void load_tile_rows(const Attention& call, const KVTile& tile, int plane,
 
 // ---- one tile ----------------------------------------------------------------------------------------------------
 
-// Turn a row of scores into softmax weights, and update the row's state. Keys outside [from, to) are masked: weight 0.
-// A visible score that is NaN makes the state NaN, because maximum and exponential would turn it into weight 0. Return
-// the factor that rescales the output of earlier tiles.
-template <class Element>
-inline float online_softmax(float* scores, Element* weights, int keys, int from, int to, float scale, float* maximum,
-                            float* total) {
+// The keys that the rows of an item see in a tile: [from(row), to(row)). All heads of a group see the same.
+struct VisibleKeys {
+    int position, group, window;  // position: of the first query, from the tile's first key
+
+    int from(int row) const { return window == 0 ? 0 : to(row) - window; }
+    int to(int row) const { return position + row / group + 1; }
+};
+
+// Scale a row of scores, and mask keys outside of [from, to). Return the maximum. is_nan: whether a visible score is.
+inline float scale_scores(float* scores, int keys, int from, int to, float scale, bool* is_nan) {
     Vec top = broadcast(EMPTY_MAXIMUM);
     bool nan = false;
     for (int i = 0; i < keys; i += LANES) {
@@ -78,18 +84,42 @@ inline float online_softmax(float* scores, Element* weights, int keys, int from,
         nan |= has_nan(score);
         top = baton::maximum(top, score);
     }
-    const float before = *maximum, tile_maximum = reduce_max(top);
-    const float now = tile_maximum > before ? tile_maximum : before;
-    Vec sums = zero();
-    for (int i = 0; i < keys; i += LANES) {
-        const Vec weight = exponential(sub(load(scores + i), broadcast(now)));
-        sums = add(sums, weight);
-        store(weights + i, weight);
+    *is_nan = nan;
+    return reduce_max(top);
+}
+
+// Turn scores [rows][TILE_KEYS] into softmax weights, and update the rows' states. A masked key has weight 0.
+// rescale [rows]: the factors for the output of earlier tiles. A visible score that is NaN makes the state NaN, because
+// maximum and exponential would turn it into weight 0. Rows go through each stage together, because one row's stages
+// depend on each other, and a core would wait for the results.
+template <class Element>
+inline void online_softmax(float* scores, Element* weights, int rows, int keys, const VisibleKeys& visible, float scale,
+                           float* maximum, float* total, float* rescale) {
+    for (int first = 0; first < rows; first += LANES) {
+        const int count = rows - first < LANES ? rows - first : LANES;
+        bool is_nan[LANES];
+        float change[LANES] = {};
+        for (int i = 0; i < count; i++) {
+            const int row = first + i;
+            const float before = maximum[row], tile_maximum = scale_scores(
+                scores + row * TILE_KEYS, keys, visible.from(row), visible.to(row), scale, is_nan + i);
+            maximum[row] = tile_maximum > before ? tile_maximum : before;
+            change[i] = maximum[row] == before ? 0.0f : before - maximum[row];
+        }
+        float factors[LANES];
+        store(factors, exponential(load(change)));  // exactly 1 where the maximum stays
+        for (int i = 0; i < count; i++) {
+            const int row = first + i;
+            Vec sums = zero();
+            for (int key = row * TILE_KEYS; key < row * TILE_KEYS + keys; key += LANES) {
+                const Vec weight = exponential(sub(load(scores + key), broadcast(maximum[row])));
+                sums = add(sums, weight);
+                store(weights + key, weight);
+            }
+            rescale[row] = factors[i];
+            total[row] = is_nan[i] ? NAN : total[row] * factors[i] + reduce_sum(sums);
+        }
     }
-    const float rescale = now == before ? 1.0f : exponential_of(before - now);
-    *maximum = now;
-    *total = nan ? NAN : *total * rescale + reduce_sum(sums);
-    return rescale;
 }
 
 inline void scale_row(float* row, int count, float factor) {
@@ -110,10 +140,11 @@ inline void score_keys(const typename In::Element* q, int rows, int pad, const v
     prefetcher.prefetch_portion(4);
     pack_keys(tile_rows, pad / In::K_STEP, keys, reinterpret_cast<uint32_t*>(panels));
     prefetcher.prefetch_portion(4);
+    NoPrefetcher none;
     for (int key = 0; key < keys; key += PANEL)
         for_row_tiles<In>(rows, [&](int row, int count) {
             multiply<In, false>(count, q + int64_t{row} * pad, pad, panels + int64_t{key} * pad, pad,
-                                scratch.scores + row * TILE_KEYS + key, TILE_KEYS);
+                                scratch.scores + row * TILE_KEYS + key, TILE_KEYS, none);
         });
 }
 
@@ -129,10 +160,11 @@ inline void accumulate_values(const typename In::Element* weights, int rows, int
     prefetcher.prefetch_portion(4);
     pack_values(tile_rows, pad, keys, panels);
     prefetcher.prefetch_portion(4);
+    NoPrefetcher none;
     for (int dim = 0; dim < pad; dim += PANEL)
         for_row_tiles<In>(rows, [&](int row, int count) {
             multiply<In, true>(count, weights + row * TILE_KEYS, TILE_KEYS, panels + int64_t{dim} * TILE_KEYS, keys,
-                               out + int64_t{row} * pad + dim, pad);
+                               out + int64_t{row} * pad + dim, pad, none);
         });
 }
 
@@ -152,14 +184,10 @@ inline void attend_tile(const Attention& call, const AttentionItem& item, int he
         static_cast<const Element*>(call.queries.data) + call.queries.at(sizes, head, slice.first + item.query);
     load_tile_rows(call, tile, 0, head, copies, tile_rows);
     score_keys<In>(q, rows, pad, tile_rows, keys, scratch, prefetcher);
-    for (int row = 0; row < rows; row++) {
-        const int position = slice.start + item.query + row / group - tile.first_key;
-        const int from = call.window == 0 ? 0 : position - call.window + 1;
-        const float rescale =
-            online_softmax(scratch.scores + row * TILE_KEYS, weights + row * TILE_KEYS, keys, from, position + 1,
-                           call.scale, scratch.maximum + state + row, scratch.total + state + row);
-        scale_row(out + int64_t{row} * value_pad, value_pad, rescale);
-    }
+    const VisibleKeys visible{slice.start + item.query - tile.first_key, group, call.window};
+    online_softmax(scratch.scores, weights, rows, keys, visible, call.scale, scratch.maximum + state,
+                   scratch.total + state, scratch.rescale);
+    for (int row = 0; row < rows; row++) scale_row(out + int64_t{row} * value_pad, value_pad, scratch.rescale[row]);
     if (tile.plane_bytes != 0) load_tile_rows(call, tile, 1, head, copies, tile_rows);
     // Values outside of the attention window have weight 0 but may be NaN: read the first visible value instead.
     const int first_visible = call.window == 0 ? 0 : slice.start + item.query - call.window + 1 - tile.first_key;

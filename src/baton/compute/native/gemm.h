@@ -90,40 +90,45 @@ struct InBF16 {
 };
 
 // c[ROWS][32] (+)= a[ROWS][inputs] x panel. ADD: add to c.
-template <class In, int ROWS, bool ADD>
+template <class In, int ROWS, bool ADD, class Prefetcher>
 void multiply_rows(const typename In::Element* a, int64_t stride, const typename In::Element* panel, int inputs,
-                   float* c, int64_t c_stride) {
-    for (int compute_mlp = 0; compute_mlp < PASSES; compute_mlp++) {
-        const int column = compute_mlp * VECTORS * LANES;
+                   float* c, int64_t c_stride, Prefetcher& prefetcher) {
+    Prefetcher prefetching = prefetcher;  // in registers
+    for (int pass = 0; pass < PASSES; pass++) {
+        const int column = pass * VECTORS * LANES;
         Vec sums[ROWS][VECTORS];
         for (int r = 0; r < ROWS; r++)
             for (int v = 0; v < VECTORS; v++)
                 sums[r][v] = ADD ? load(c + r * c_stride + column + v * LANES) : zero();
         const typename In::Element* b = panel + column * In::K_STEP;
-        for (int k = 0; k < inputs; k += In::K_STEP)
+        for (int k = 0; k < inputs; k += In::K_STEP) {
             In::template step<ROWS>(a + k, stride, b + int64_t{k} * PANEL, sums);
+            prefetching.prefetch_two_lines();
+        }
         for (int r = 0; r < ROWS; r++)
             for (int v = 0; v < VECTORS; v++) store(c + r * c_stride + column + v * LANES, sums[r][v]);
     }
+    prefetcher = prefetching;
 }
 
 // The same for 1 .. In::ROWS_MAX rows.
-template <class In, bool ADD, int ROWS = VECTOR_ROWS_MAX>
+template <class In, bool ADD, int ROWS = VECTOR_ROWS_MAX, class Prefetcher>
 inline void multiply(int rows, const typename In::Element* a, int64_t stride, const typename In::Element* panel,
-                     int inputs, float* c, int64_t c_stride) {
+                     int inputs, float* c, int64_t c_stride, Prefetcher& prefetcher) {
 #if defined(BATON_AMX)
-    if constexpr (In::K_STEP == 2) return multiply_tiles<ADD>(rows, a, stride, panel, inputs, c, c_stride);
+    if constexpr (In::K_STEP == 2) return multiply_tiles<ADD>(rows, a, stride, panel, inputs, c, c_stride, prefetcher);
 #endif
     if constexpr (ROWS > 1) {
-        if (rows < ROWS) return multiply<In, ADD, ROWS - 1>(rows, a, stride, panel, inputs, c, c_stride);
+        if (rows < ROWS)
+            return multiply<In, ADD, ROWS - 1>(rows, a, stride, panel, inputs, c, c_stride, prefetcher);
     }
-    multiply_rows<In, ROWS, ADD>(a, stride, panel, inputs, c, c_stride);
+    multiply_rows<In, ROWS, ADD>(a, stride, panel, inputs, c, c_stride, prefetcher);
 }
 
 // Divide `rows` into tiles of similar height, at most In::ROWS_MAX, and call with (first, count).
 template <class In, class F>
 inline void for_row_tiles(int rows, F compute) {
-    const int tiles = (rows + In::ROWS_MAX - 1) / In::ROWS_MAX;
+    const int tiles = tile_count(rows, In::ROWS_MAX);
     for (int tile = 0; tile < tiles; tile++) {
         const int first = int(int64_t{rows} * tile / tiles);
         compute(first, int(int64_t{rows} * (tile + 1) / tiles) - first);
@@ -160,30 +165,39 @@ inline void write_gated_tile(const float* c, int rows, Element* out, int64_t str
         }
 }
 
-// ---- one panel of a linear layer for rows [first, first + count) ------------------------------------------------
+// ---- one panel of a linear layer for some rows ------------------------------------------------------------------
 
-template <class In, class F>
-inline void multiply_dense_panel(const Linear& w, Rows a, int first, int count, int panel, F finish) {
+template <class In, class F, class Prefetcher>
+inline void multiply_dense_panel(const Linear& w, Rows a, const PanelItem& item, F finish, Prefetcher prefetcher) {
     alignas(64) float c[In::ROWS_MAX * PANEL];
     using Element = typename In::Element;
-    const Element* weights = static_cast<const Element*>(w.panels) + int64_t{panel} * PANEL * w.inputs;
-    for_row_tiles<In>(count, [&](int offset, int rows) {
-        const Element* x = static_cast<const Element*>(a.data) + (first + offset) * a.stride;
-        multiply<In, false>(rows, x, a.stride, weights, w.inputs, c, PANEL);
-        if (w.bias != nullptr) add_bias(c, rows, w.bias + panel * PANEL);
-        finish(c, first + offset, rows);
+    const Element* weights = static_cast<const Element*>(w.panels) + int64_t{item.panel} * PANEL * w.inputs;
+    for_row_tiles<In>(item.count, [&](int offset, int rows) {
+        const Element* x = static_cast<const Element*>(a.data) + (item.first + offset) * a.stride;
+        multiply<In, false>(rows, x, a.stride, weights, w.inputs, c, PANEL, prefetcher);
+        if (w.bias != nullptr) add_bias(c, rows, w.bias + item.panel * PANEL);
+        finish(c, item.first + offset, rows);
     });
 }
 
+template <class In, class F>
+inline void multiply_dense_panel(const Linear& w, Rows a, const PanelItem& item, F finish) {
+    if (!PanelPrefetcher::pays(item)) return multiply_dense_panel<In>(w, a, item, finish, NoPrefetcher());
+    const int64_t panel_bytes = int64_t{PANEL} * w.inputs * int64_t(sizeof(typename In::Element));
+    const int passes = PASSES * tile_count(item.count, In::ROWS_MAX);
+    const PanelPrefetcher prefetcher(static_cast<const uint8_t*>(w.panels), panel_bytes, item, w.inputs / In::K_STEP,
+                                     passes);
+    multiply_dense_panel<In>(w, a, item, finish, prefetcher);
+}
+
 template <class F>
-inline void multiply_panel(const Linear& w, Rows a, int first, int count, int panel, F finish) {
+inline void multiply_panel(const Linear& w, Rows a, const PanelItem& item, F finish) {
     switch (w.dtype) {
-        case DType::F32: return multiply_dense_panel<InF32>(w, a, first, count, panel, finish);
-        case DType::BF16: return multiply_dense_panel<InBF16>(w, a, first, count, panel, finish);
+        case DType::F32: return multiply_dense_panel<InF32>(w, a, item, finish);
+        case DType::BF16: return multiply_dense_panel<InBF16>(w, a, item, finish);
         default: break;
     }
-    with_format(w.dtype,
-                [&](auto format) { multiply_quant_panel<decltype(format)>(w, a, first, count, panel, finish); });
+    with_format(w.dtype, [&](auto format) { multiply_quant_panel<decltype(format)>(w, a, item, finish); });
 }
 
 inline int panel_columns(const Linear& w, int panel) {
@@ -192,23 +206,23 @@ inline int panel_columns(const Linear& w, int panel) {
 }
 
 // out[row][output] = a x w
-void linear(const Linear& w, Rows a, int first, int count, int panel, float* out, int64_t stride) {
-    multiply_panel(w, a, first, count, panel, [&](const float* c, int row, int rows) {
-        write_tile(c, rows, out + row * stride + panel * PANEL, stride, panel_columns(w, panel));
+void linear(const Linear& w, Rows a, const PanelItem& item, float* out, int64_t stride) {
+    multiply_panel(w, a, item, [&](const float* c, int row, int rows) {
+        write_tile(c, rows, out + row * stride + item.panel * PANEL, stride, panel_columns(w, item.panel));
     });
 }
 
 // out[row][output] += a x w
-void linear_sum(const Linear& w, Rows a, int first, int count, int panel, float* out, int64_t stride) {
-    multiply_panel(w, a, first, count, panel, [&](const float* c, int row, int rows) {
-        add_tile(c, rows, out + row * stride + panel * PANEL, stride, panel_columns(w, panel));
+void linear_sum(const Linear& w, Rows a, const PanelItem& item, float* out, int64_t stride) {
+    multiply_panel(w, a, item, [&](const float* c, int row, int rows) {
+        add_tile(c, rows, out + row * stride + item.panel * PANEL, stride, panel_columns(w, item.panel));
     });
 }
 
 // out[row] = silu(a x gate) * (a x up), in the type of the next GEMM
-void linear_gated(const Linear& w, Rows a, int first, int count, int panel, Rows out) {
-    const int64_t column = panel * (PANEL / 2);
-    multiply_panel(w, a, first, count, panel, [&](const float* c, int row, int rows) {
+void linear_gated(const Linear& w, Rows a, const PanelItem& item, Rows out) {
+    const int64_t column = item.panel * (PANEL / 2);
+    multiply_panel(w, a, item, [&](const float* c, int row, int rows) {
         if (w.rows_dtype == DType::BF16)
             write_gated_tile(c, rows, static_cast<bf16*>(out.data) + row * out.stride + column, out.stride);
         else write_gated_tile(c, rows, static_cast<float*>(out.data) + row * out.stride + column, out.stride);

@@ -18,17 +18,19 @@ inline int rows_per_block(int inputs, int64_t element_bytes) {
 
 // The tiling of a GEMM. An item is a block of rows times one panel of outputs.
 struct GemmTiling {
-    int row_blocks, rows, block_rows, panels;
+    int row_blocks, rows, block_rows, panels, threads;
 
-    GemmTiling(int rows, const Linear& w, int64_t element_bytes) : rows(rows), panels(w.panel_count()) {
+    GemmTiling(int rows, const Linear& w, int64_t element_bytes, int threads)
+        : rows(rows), panels(w.panel_count()), threads(threads) {
         const int rows_max = rows_per_block(w.inputs, element_bytes);
         row_blocks = (rows + rows_max - 1) / rows_max;
         block_rows = row_blocks == 0 ? 0 : (rows + row_blocks - 1) / row_blocks;
     }
     int items() const { return row_blocks * panels; }
-    int panel(int item) const { return item % panels; }
-    int first(int item) const { return item / panels * block_rows; }
-    int count(int item) const { return std::min(block_rows, rows - first(item)); }
+    PanelItem at(int item) const {
+        const int first = item / panels * block_rows, next = item + threads;  // threads claim items roughly in turn
+        return {first, std::min(block_rows, rows - first), item % panels, next < items() ? next % panels : NO_PANEL};
+    }
 };
 
 }  // namespace baton

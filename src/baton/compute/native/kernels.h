@@ -4,8 +4,8 @@
 
 namespace baton {
 
-// Multiply rows [first, first + count) with a panel of weights; see gemm.h.
-using PanelKernel = void (*)(const Linear& w, Rows a, int first, int count, int panel, float* out, int64_t stride);
+// Multiply rows with a panel of weights; see gemm.h.
+using PanelKernel = void (*)(const Linear& w, Rows a, const PanelItem& item, float* out, int64_t stride);
 
 struct Kernels {
     const char* name;
@@ -18,14 +18,14 @@ struct Kernels {
     void (*quantize_rows)(Rows in, DType dtype, int inputs, int first, int count, void* out);
     int64_t (*quant_row_bytes)(int inputs);
     PanelKernel linear, linear_sum;
-    void (*linear_gated)(const Linear& w, Rows a, int first, int count, int panel, Rows out);
+    void (*linear_gated)(const Linear& w, Rows a, const PanelItem& item, Rows out);
     void (*add_weighted_rows)(float* x, int hidden, const float* results, const int32_t* places, const float* weights,
                               int count);
     void (*rope_and_write_kv)(const Sizes& sizes, const Layer& layer, float* qkv, const float* angles, int token,
                               Queries queries, DType kv_dtype, uint8_t* keys, uint8_t* values);
     void (*rope_and_write_latent)(const Sizes& sizes, const float* kv_norm, const LatentToken& from, Queries queries,
                                   Rows nope, DType dtype, DType kv_dtype, uint8_t* slot);
-    void (*linear_to_dtype)(const Linear& w, Rows a, int first, int count, int panel, Rows out, DType dtype);
+    void (*linear_to_dtype)(const Linear& w, Rows a, const PanelItem& item, Rows out, DType dtype);
     int64_t (*attention_floats)(const Sizes& sizes, int rows, int states);  // scratch of attend()
     // next: the item that this thread will probably compute next, to prefetch its first keys; or null.
     void (*attend)(const Attention& call, const AttentionItem& item, const AttentionItem* next, float* memory);

@@ -1,5 +1,6 @@
 // GEMM of quantized activations with quantized panels, for the instruction set of the including file.
 #pragma once
+#include "panel_prefetcher.h"
 #include "quant.h"
 
 namespace baton {
@@ -28,9 +29,13 @@ inline Ints dot(Ints sum, Ints codes, Ints numbers) {  // unsigned bytes by sign
     return _mm512_add_epi32(sum, _mm512_add_epi32(even, odd));
 #endif
 }
-inline void store_int8(int8_t* p, Vec x) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
+inline Ints store_int8(int8_t* p, Vec x) {  // and return what is stored
+    const __m512i numbers = _mm512_cvtps_epi32(x);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(numbers));
+    return _mm512_srai_epi32(_mm512_slli_epi32(numbers, 24), 24);
 }
+inline Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+inline int32_t reduce_sum(Ints x) { return _mm512_reduce_add_epi32(x); }
 #elif defined(__AVX2__)
 constexpr int QUANT_ROWS_MAX = 2, QUANT_VECTORS = 2;
 using Ints = __m256i;
@@ -46,10 +51,17 @@ inline Ints dot(Ints sum, Ints codes, Ints numbers) {
     const Ints odd = _mm256_madd_epi16(_mm256_srli_epi16(codes, 8), _mm256_srai_epi16(numbers, 8));
     return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
 }
-inline void store_int8(int8_t* p, Vec x) {
-    alignas(32) int32_t lanes[8];
-    _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), _mm256_cvtps_epi32(x));
-    for (int i = 0; i < 8; i++) p[i] = int8_t(lanes[i]);
+inline Ints store_int8(int8_t* p, Vec x) {
+    const __m256i numbers = _mm256_srai_epi32(_mm256_slli_epi32(_mm256_cvtps_epi32(x), 24), 24);
+    const __m128i half = _mm_packs_epi32(_mm256_castsi256_si128(numbers), _mm256_extracti128_si256(numbers, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(half, half));
+    return numbers;
+}
+inline Ints add(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
+inline int32_t reduce_sum(Ints x) {
+    __m128i half = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(half, _mm_shuffle_epi32(half, 0xb1)));
 }
 #else
 constexpr int QUANT_ROWS_MAX = 1, QUANT_VECTORS = PANEL;
@@ -75,7 +87,12 @@ inline Ints dot(Ints sum, Ints codes, Ints numbers) {
     for (int i = 0; i < 32; i += 8) total += int32_t((codes.bits >> i) & 255) * int8_t(numbers.bits >> i);
     return {uint32_t(total)};
 }
-inline void store_int8(int8_t* p, Vec x) { *p = x >= -127.0f && x <= 127.0f ? int8_t(x) : int8_t(0); }
+inline Ints store_int8(int8_t* p, Vec x) {
+    *p = x >= -127.0f && x <= 127.0f ? int8_t(x) : int8_t(0);
+    return ints(*p);
+}
+inline Ints add(Ints a, Ints b) { return {a.bits + b.bits}; }
+inline int32_t reduce_sum(Ints x) { return int32_t(x.bits); }
 #endif
 
 // ---- activations -------------------------------------------------------------------------------------------------
@@ -90,10 +107,10 @@ inline float quantize_group(const Element* in, int8_t* out, int32_t* group_sum) 
     }
     const float most = reduce_max(top), scale = most / 127.0f;
     const Vec factor = broadcast(most > 0.0f ? 127.0f / most : 0.0f);
-    for (int i = 0; i < QUANT_GROUP; i += LANES) store_int8(out + i, nearest(mul(load(in + i), factor)));
-    int32_t total = 0;
-    for (int i = 0; i < QUANT_GROUP; i++) total += out[i];
-    *group_sum = total;
+    Ints total = ints(0);  // not from memory: a wide load waits for the narrow stores before it
+    for (int i = 0; i < QUANT_GROUP; i += LANES)
+        total = add(total, store_int8(out + i, nearest(mul(load(in + i), factor))));
+    *group_sum = reduce_sum(total);
     return scale;
 }
 
@@ -118,8 +135,9 @@ void quantize_rows(Rows in, DType dtype, int inputs, int first, int count, void*
 // ---- products ----------------------------------------------------------------------------------------------------
 
 // c[ROWS][32] = rows x panel
-template <class Format, int ROWS>
-void multiply_quant_rows(const void* rows, int first, const uint8_t* panel, int inputs, float* c) {
+template <class Format, int ROWS, class Prefetcher>
+void multiply_quant_rows(const void* rows, int first, const uint8_t* panel, int inputs, float* c,
+                         Prefetcher& prefetcher) {
     const QuantRow base(rows, inputs, first);
     const int64_t stride = QuantRow::bytes(inputs);
     for (int column = 0; column < PANEL; column += QUANT_VECTORS * LANES) {
@@ -129,6 +147,7 @@ void multiply_quant_rows(const void* rows, int first, const uint8_t* panel, int 
         const uint8_t* at = panel;
         for (int group = 0; group < inputs / QUANT_GROUP; group++, at += Format::GROUP_BYTES) {
             Ints dots[ROWS][QUANT_VECTORS];
+            prefetcher.prefetch_lines();
             for (int r = 0; r < ROWS; r++) {
                 int32_t sum = 0;
                 if (Format::ZERO != 0)
@@ -181,28 +200,39 @@ void multiply_quant_rows(const void* rows, int first, const uint8_t* panel, int 
 }
 
 // The same for 1 .. QUANT_ROWS_MAX rows.
-template <class Format, int ROWS = QUANT_ROWS_MAX>
-inline void multiply_quant(int count, const void* rows, int first, const uint8_t* panel, int inputs, float* c) {
+template <class Format, int ROWS = QUANT_ROWS_MAX, class Prefetcher>
+inline void multiply_quant(int count, const void* rows, int first, const uint8_t* panel, int inputs, float* c,
+                           Prefetcher& prefetcher) {
     if constexpr (ROWS > 1) {
-        if (count < ROWS) return multiply_quant<Format, ROWS - 1>(count, rows, first, panel, inputs, c);
+        if (count < ROWS) return multiply_quant<Format, ROWS - 1>(count, rows, first, panel, inputs, c, prefetcher);
     }
-    multiply_quant_rows<Format, ROWS>(rows, first, panel, inputs, c);
+    multiply_quant_rows<Format, ROWS>(rows, first, panel, inputs, c, prefetcher);
 }
 
-// Multiply rows [first, first + count) with a panel, tile by tile: finish(c, first row, rows).
-template <class Format, class F>
-inline void multiply_quant_panel(const Linear& w, Rows a, int first, int count, int panel, F finish) {
+// Multiply rows with a panel, tile by tile: finish(c, first row, rows).
+template <class Format, class F, class Prefetcher>
+inline void multiply_quant_panel(const Linear& w, Rows a, const PanelItem& item, F finish, Prefetcher prefetcher) {
     alignas(64) float c[QUANT_ROWS_MAX * PANEL];
-    const uint8_t* weights = static_cast<const uint8_t*>(w.panels) + panel * Format::panel_bytes(w.inputs);
-    const int tiles = (count + QUANT_ROWS_MAX - 1) / QUANT_ROWS_MAX;
+    const int64_t panel_bytes = Format::panel_bytes(w.inputs), count = item.count;
+    const uint8_t *panels = static_cast<const uint8_t*>(w.panels), *weights = panels + item.panel * panel_bytes;
+    const int tiles = tile_count(item.count, QUANT_ROWS_MAX);
     for (int tile = 0; tile < tiles; tile++) {
-        const int offset = int(int64_t{count} * tile / tiles), rows = int(int64_t{count} * (tile + 1) / tiles) - offset;
-        multiply_quant<Format>(rows, a.data, first + offset, weights, w.inputs, c);
+        const int offset = int(count * tile / tiles), rows = int(count * (tile + 1) / tiles) - offset;
+        multiply_quant<Format>(rows, a.data, item.first + offset, weights, w.inputs, c, prefetcher);
         if (w.bias != nullptr)
             for (int i = 0; i < rows * PANEL; i += LANES)
-                store(c + i, add(load(c + i), load(w.bias + panel * PANEL + i % PANEL)));
-        finish(c, first + offset, rows);
+                store(c + i, add(load(c + i), load(w.bias + item.panel * PANEL + i % PANEL)));
+        finish(c, item.first + offset, rows);
     }
+}
+
+template <class Format, class F>
+inline void multiply_quant_panel(const Linear& w, Rows a, const PanelItem& item, F finish) {
+    if (!PanelPrefetcher::pays(item)) return multiply_quant_panel<Format>(w, a, item, finish, NoPrefetcher());
+    const int passes = PANEL / (QUANT_VECTORS * LANES) * tile_count(item.count, QUANT_ROWS_MAX);
+    const PanelPrefetcher prefetcher(static_cast<const uint8_t*>(w.panels), Format::panel_bytes(w.inputs), item,
+                                     w.inputs / QUANT_GROUP, passes);
+    multiply_quant_panel<Format>(w, a, item, finish, prefetcher);
 }
 
 // Dequantize one output's weights.

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "gemm_tiling.h"
 
 namespace baton {
 namespace {
@@ -48,13 +47,15 @@ Rows Stepper::quantized_rows(const Linear& w, Rows in, int rows, int& phase) {
     return {out, 0};
 }
 
-// out [rows][outputs] = in x w
+GemmTiling Stepper::tile(const Linear& w, int rows) const {
+    return GemmTiling(rows, w, model_.element_bytes(), model_.thread_pool.threads());
+}
+
+// out [rows][outputs] = in x w. in: as the GEMM reads them.
 void Stepper::multiply(const Linear& w, Rows in, int rows, float* out, int& phase) {
-    const GemmTiling tiling(rows, w, model_.element_bytes());
-    const Rows gemm_rows = quantized_rows(w, in, rows, phase);
-    model_.thread_pool.phase(phase++, tiling.items(), [&](int item) {
-        model_.kernels.linear(w, gemm_rows, tiling.first(item), tiling.count(item), tiling.panel(item), out, w.outputs);
-    });
+    const GemmTiling tiling = tile(w, rows);
+    model_.thread_pool.phase(phase++, tiling.items(),
+                             [&](int item) { model_.kernels.linear(w, in, tiling.at(item), out, w.outputs); });
 }
 
 // RMSNorm of rows of the residual stream.
@@ -64,6 +65,20 @@ void Stepper::rms_norm(const float* weight, int rows, DType dtype, Rows out, int
         const int first = item * ROWS_PER_ITEM, count = std::min(ROWS_PER_ITEM, rows - first);
         model_.kernels.rms_norm_rows(residual_, s.hidden, s.hidden, weight, s.rms_eps, first, count, dtype, out);
     });
+}
+
+// RMSNorm of the residual stream for the GEMM with `w`. Return the rows as this GEMM reads them; gemm_in_ has them in
+// the model's type. Norm and quantization of a row are one item: a phase less to wait for.
+Rows Stepper::normed_rows(const float* weight, const Linear& w, int rows, int& phase) {
+    const Sizes& s = model_.sizes;
+    const Kernels& k = model_.kernels;
+    void* const quantized = is_quantized(w.dtype) ? quantized_.reserve_of<uint8_t>(0) : nullptr;
+    model_.thread_pool.phase(phase++, row_items(rows), [&](int item) {
+        const int first = item * ROWS_PER_ITEM, count = std::min(ROWS_PER_ITEM, rows - first);
+        k.rms_norm_rows(residual_, s.hidden, s.hidden, weight, s.rms_eps, first, count, model_.dtype, gemm_in_);
+        if (quantized != nullptr) k.quantize_rows(gemm_in_, w.rows_dtype, w.inputs, first, count, quantized);
+    });
+    return quantized != nullptr ? Rows{quantized, 0} : gemm_in_;
 }
 
 void Stepper::plan(const Batch& batch) {
@@ -120,8 +135,8 @@ void Stepper::attention_layer(const Batch& batch, int index, int& phase, float* 
     const Kernels& k = m.kernels;
     const Layer& layer = m.layers[size_t(index)];
     const Sizes& s = m.sizes;
-    rms_norm(layer.input_norm, batch.rows, m.dtype, gemm_in_, phase);
-    multiply(layer.qkv, gemm_in_, batch.rows, qkv_rows_, phase);
+    const Rows in = normed_rows(layer.input_norm, layer.qkv, batch.rows, phase);
+    multiply(layer.qkv, in, batch.rows, qkv_rows_, phase);
     if (s.is_latent()) rope_and_write_latents(batch, index, phase);
     else m.thread_pool.phase(phase++, batch.rows, [&](int row) { rope_and_write_row(batch, index, row); });
 
@@ -136,10 +151,10 @@ void Stepper::attention_layer(const Batch& batch, int index, int& phase, float* 
     m.thread_pool.phase(phase++, int(plan.merges.size()),
                         [&](int item) { k.merge_partials(call, plan.merges[size_t(item)], memory); });
     if (s.is_latent()) project_values(layer, batch.rows, phase);
-    const GemmTiling o(batch.rows, layer.o, m.element_bytes());
+    const GemmTiling o = tile(layer.o, batch.rows);
     const Rows o_in = quantized_rows(layer.o, attention_out_rows_, batch.rows, phase);
     m.thread_pool.phase(phase++, o.items(), [&](int item) {
-        k.linear_sum(layer.o, o_in, o.first(item), o.count(item), o.panel(item), residual_, s.hidden);
+        k.linear_sum(layer.o, o_in, o.at(item), residual_, s.hidden);
     });
 }
 
@@ -147,9 +162,8 @@ void Stepper::attention_layer(const Batch& batch, int index, int& phase, float* 
 void Stepper::mlp_layer(const Batch& batch, int index, int& phase) {
     const Mlps& mlps = model_.mlps[size_t(index)];
     const float* norm = model_.layers[size_t(index)].mlp_norm;
-    rms_norm(norm, batch.rows, model_.dtype, gemm_in_, phase);
+    const Rows in = normed_rows(norm, mlps.all[0].gate_up, batch.rows, phase);
     if (mlps.routed()) route(mlps, norm, batch.rows, phase);
-    const Rows in = quantized_rows(mlps.all[0].gate_up, gemm_in_, batch.rows, phase);
     if (mlps.routed()) compute_experts(mlps, in, batch.rows, phase);
     else compute_mlp(mlps.all[0], in, batch.rows, model_.kernels.linear_sum, residual_, phase);
 }
@@ -157,15 +171,14 @@ void Stepper::mlp_layer(const Batch& batch, int index, int& phase) {
 // Compute an MLP. `finish` is the kernel of the down projection: it writes or adds to `out` [rows][hidden].
 void Stepper::compute_mlp(const Mlp& mlp, Rows in, int rows, PanelKernel finish, float* out, int& phase) {
     Model& m = model_;
-    const int64_t element_bytes = m.element_bytes();
-    const GemmTiling up(rows, mlp.gate_up, element_bytes);
+    const GemmTiling up = tile(mlp.gate_up, rows);
     m.thread_pool.phase(phase++, up.items(), [&](int item) {
-        m.kernels.linear_gated(mlp.gate_up, in, up.first(item), up.count(item), up.panel(item), gated_rows_);
+        m.kernels.linear_gated(mlp.gate_up, in, up.at(item), gated_rows_);
     });
-    const GemmTiling down(rows, mlp.down, element_bytes);
+    const GemmTiling down = tile(mlp.down, rows);
     const Rows down_in = quantized_rows(mlp.down, gated_rows_, rows, phase);
     m.thread_pool.phase(phase++, down.items(), [&](int item) {
-        finish(mlp.down, down_in, down.first(item), down.count(item), down.panel(item), out, m.sizes.hidden);
+        finish(mlp.down, down_in, down.at(item), out, m.sizes.hidden);
     });
 }
 
@@ -193,7 +206,7 @@ void Stepper::project(const int32_t* rows, int count, float* logits) {
     for (int i = 0; i < count; i++)
         std::memcpy(selected + int64_t{i} * s.hidden, residual_ + int64_t{rows[i]} * s.hidden, size_t(s.hidden) * 4);
     const Rows in{inputs_.reserve(size_t(padded(count, 16) * hidden * element_bytes)), hidden};
-    const GemmTiling tiling(count, m.head, element_bytes);
+    const GemmTiling tiling = tile(m.head, count);
     quantized_.reserve(size_t(padded(count, 16) * m.kernels.quant_row_bytes(int(hidden))));
     m.thread_pool.run(3, [&](int) {
         m.kernels.enter();
@@ -204,8 +217,7 @@ void Stepper::project(const int32_t* rows, int count, float* logits) {
         });
         const Rows head_in = quantized_rows(m.head, in, count, phase);
         m.thread_pool.phase(phase++, tiling.items(), [&](int item) {
-            m.kernels.linear(m.head, head_in, tiling.first(item), tiling.count(item), tiling.panel(item), logits,
-                             s.vocab);
+            m.kernels.linear(m.head, head_in, tiling.at(item), logits, s.vocab);
         });
         m.kernels.leave();
     });

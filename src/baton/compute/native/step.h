@@ -3,6 +3,7 @@
 #include <map>
 #include <vector>
 
+#include "gemm_tiling.h"
 #include "model.h"
 #include "plan.h"
 
@@ -37,11 +38,13 @@ private:
     int reserve_experts(int rows);
     void reserve_latent(int rows);
     Rows quantized_rows(const Linear& w, Rows in, int rows, int& phase);
+    GemmTiling tile(const Linear& w, int rows) const;
     void route(const Mlps& mlps, const float* norm, int rows, int& phase);
     void compute_experts(const Mlps& mlps, Rows in, int rows, int& phase);
     void multiply(const Linear& w, Rows in, int rows, float* out, int& phase);
     Rows gather(const Mlp& expert, Rows in, int places, int& phase);
     int expert_block_rows(const Mlps& mlps) const;
+    Rows normed_rows(const float* weight, const Linear& w, int rows, int& phase);
     void rms_norm(const float* weight, int rows, DType dtype, Rows out, int& phase);
     void compute_mlp(const Mlp& mlp, Rows in, int rows, PanelKernel finish, float* out, int& phase);
     void plan(const Batch& batch);

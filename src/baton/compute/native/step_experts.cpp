@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "gemm_tiling.h"
 #include "step.h"
 
 namespace baton {
@@ -40,10 +39,9 @@ void Stepper::route(const Mlps& mlps, const float* norm, int rows, int& phase) {
         rms_norm(norm, rows, DType::F32, f32_rows, phase);
     }
     float* const scores = scores_.reserve_of<float>(0);
-    const GemmTiling tiling(rows, mlps.router, 4);
+    const GemmTiling tiling(rows, mlps.router, 4, m.thread_pool.threads());
     m.thread_pool.phase(phase++, tiling.items(), [&](int item) {
-        m.kernels.linear(mlps.router, f32_rows, tiling.first(item), tiling.count(item), tiling.panel(item), scores,
-                         mlps.router.outputs);
+        m.kernels.linear(mlps.router, f32_rows, tiling.at(item), scores, mlps.router.outputs);
     });
     m.thread_pool.phase(phase++, row_items(rows), [&](int item) {
         for (int row = item * ROWS_PER_ITEM; row < std::min(rows, (item + 1) * ROWS_PER_ITEM); row++)
@@ -62,18 +60,21 @@ void Stepper::compute_experts(const Mlps& mlps, Rows in, int rows, int& phase) {
     const int row_blocks = row_blocks_max(mlps, rows, expert_block_rows(mlps));
     const auto for_each_row_block = [&](int panels, auto compute) {
         m.thread_pool.phase(phase++, row_blocks * panels, [&](int item) {
-            if (const RowBlock* row_block = assignment_.row_block(item / panels)) compute(*row_block, item % panels);
+            const RowBlock* block = assignment_.row_block(item / panels);
+            const int panel = item % panels, next = panel + m.thread_pool.threads();
+            if (block != nullptr)
+                compute(block->expert, PanelItem{block->first, block->count, panel, next < panels ? next : NO_PANEL});
         });
     };
     float* const results = results_.reserve_of<float>(0);
     const Rows gathered = gather(first_expert, in, expert_rows, phase);
     if (mlps.shared()) compute_mlp(mlps.all.back(), in, rows, k.linear, results + int64_t{expert_rows} * hidden, phase);
-    for_each_row_block(first_expert.gate_up.panel_count(), [&](const RowBlock& block, int panel) {
-        k.linear_gated(mlps.all[size_t(block.expert)].gate_up, gathered, block.first, block.count, panel, gated_rows_);
+    for_each_row_block(first_expert.gate_up.panel_count(), [&](int expert, const PanelItem& item) {
+        k.linear_gated(mlps.all[size_t(expert)].gate_up, gathered, item, gated_rows_);
     });
     const Rows down_in = quantized_rows(first_expert.down, gated_rows_, expert_rows, phase);
-    for_each_row_block(first_expert.down.panel_count(), [&](const RowBlock& block, int panel) {
-        k.linear(mlps.all[size_t(block.expert)].down, down_in, block.first, block.count, panel, results, hidden);
+    for_each_row_block(first_expert.down.panel_count(), [&](int expert, const PanelItem& item) {
+        k.linear(mlps.all[size_t(expert)].down, down_in, item, results, hidden);
     });
     m.thread_pool.phase(phase++, row_items(rows), [&](int item) {
         for (int row = item * ROWS_PER_ITEM; row < std::min(rows, (item + 1) * ROWS_PER_ITEM); row++) {

@@ -1,7 +1,6 @@
 // Multi-head latent attention (MLA), always in the absorbed form: queries are projected into the latent space,
 // and the attention output is projected back. Expanding keys and values would take fewer operations for a long chunk,
 // but gives other bits: a token's bits would depend on its chunk.
-#include "gemm_tiling.h"
 #include "step.h"
 
 namespace baton {
@@ -32,7 +31,8 @@ void Stepper::rope_and_write_latents(const Batch& batch, int index, int& phase) 
                                     count, m.dtype, query_latent_rows_);
         });
         queries = latent_query_rows_, query_stride = layer.latent.queries.outputs;
-        multiply(layer.latent.queries, query_latent_rows_, batch.rows, queries, phase);
+        const Rows in = quantized_rows(layer.latent.queries, query_latent_rows_, batch.rows, phase);
+        multiply(layer.latent.queries, in, batch.rows, queries, phase);
     }
     m.thread_pool.phase(phase++, batch.rows, [&](int row) {
         const LatentToken token{queries + row * query_stride, qkv_rows_ + (row + 1) * width - s.head_dim,
@@ -55,13 +55,13 @@ void Stepper::project_values(const Layer& layer, int rows, int& phase) {
 void Stepper::project_heads(const std::vector<Linear>& heads, Rows in, int rows, Rows out, int width, DType dtype,
                             int& phase) {
     const int64_t in_element_bytes = model_.element_bytes(), out_element_bytes = dtype == DType::BF16 ? 2 : 4;
-    const GemmTiling tiling(rows, heads[0], in_element_bytes);
+    const GemmTiling tiling = tile(heads[0], rows);
     model_.thread_pool.phase(phase++, int(heads.size()) * tiling.items(), [&](int at) {
         const int head = at / tiling.items(), item = at % tiling.items();
         const Linear& w = heads[size_t(head)];
         const Rows from{static_cast<uint8_t*>(in.data) + head * w.inputs * in_element_bytes, in.stride};
         const Rows to{static_cast<uint8_t*>(out.data) + int64_t{head} * width * out_element_bytes, out.stride};
-        model_.kernels.linear_to_dtype(w, from, tiling.first(item), tiling.count(item), tiling.panel(item), to, dtype);
+        model_.kernels.linear_to_dtype(w, from, tiling.at(item), to, dtype);
     });
 }
 

@@ -124,6 +124,13 @@ struct Rows {
     int64_t stride;
 };
 
+// Rows [first, first + count) of a GEMM times one panel of weights. `next`: the panel that this thread will probably
+// compute next, which is prefetched meanwhile; or NO_PANEL.
+struct PanelItem {
+    int first, count, panel, next;
+};
+constexpr int NO_PANEL = -1;
+
 // Queries [query, query + count) of a slice, heads [head, head_end) of its KV heads, splits [split, split_end).
 struct AttentionItem {
     int slice, query, count;

