@@ -167,7 +167,9 @@ def main() -> None:
                 row = {"weights": weights, "case": case, "limit_s": limit_s(of, weights, limits)}
                 rows.append(row | {"limited_by": limited_by(of, weights, limits), "seconds": seconds})
     if args.record:
-        record.write("native-grid", {"what": "SmolLM2-135M, one step", "limits": limits, "rows": rows})
+        record.write(
+            "native-grid", {"what": "SmolLM2-135M, one step", "threads": args.threads, "limits": limits, "rows": rows}
+        )
     print({name: f"{value:.3g}" for name, value in limits.items()})
     print(render(rows))
 

@@ -135,6 +135,27 @@ def steps(names: str, title: str, note: str = "", *, clock: str = "median_s") ->
     return section(title, names, [f"{unit} per step/share of the machine's limit", *STEP_NAMES], rows, note)
 
 
+def native_grid() -> list[str]:
+    """Return the steps of all batch sizes, each with its share of the limit and what limits it, and the old ones."""
+    result = load("native-grid")
+    names = {name: "" if name == "this tree" else f", {name}" for name in result["rows"][0]["seconds"]}
+    decodes = [row for row in result["rows"] if not row["case"].startswith("prompt")]
+    batches = list(dict.fromkeys(row["case"].split(" x ")[0] for row in decodes))
+    cells: dict[str, list[str]] = {}
+    for row in decodes:
+        for name, suffix in names.items():
+            time_s = row["seconds"][name]
+            cell = f"{ms(time_s)}/{percent(row['limit_s'] / time_s)} {row['limited_by'][0]}"
+            cells.setdefault(f"{row['weights']}, {row['case'].split(' x ')[1]}{suffix}", []).append(cell)
+    heads = ["ms per step/share of the limit; weights, context", *(f"batch {batch}" for batch in batches)]
+    note = (
+        f"{result['environment']['cpu']}, {result['threads']} threads. Limit: m, reading memory"
+        f" ({result['limits']['bytes_per_s'] / 1e9:.0f} GB/s); p, products"
+        f" ({result['limits']['bfloat16_flops'] / 1e9:.0f} GFLOP/s in bfloat16; quantized weights have more)."
+    )
+    return section("Batch sizes", "native-grid", heads, [[key, *of] for key, of in cells.items()], note)
+
+
 def engines() -> list[str]:
     """Return one table from those that benchmarks/engines.py made itself."""
     found: list[list[str]] = []

@@ -51,6 +51,7 @@ SECTIONS: dict[str, list[Table]] = {
             "A step of the native engine",
             "SmolLM2-135M, context of 500 tokens.",
         ),
+        ("native-grid", tables.native_grid),
         ("engines", tables.engines),
         _steps(
             "native-steps-experts-bfloat16 native-steps-latent-bfloat16",
