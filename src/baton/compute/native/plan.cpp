@@ -6,6 +6,7 @@ namespace baton {
 namespace {
 
 constexpr int ITEM_ROWS = 96;          // queries x query heads of a KV head that share one pass over the keys
+constexpr int LARGE_ITEM_ROWS = 384;   // the same for long prompts: their keys are packed less often
 constexpr int MEMORY_BOUND_ROWS = 24;  // up to here reading KV takes the time, so splits may be separate items
 constexpr int ITEMS_PER_THREAD = 4;    // enough for load balance at the end of a layer
 
@@ -26,6 +27,15 @@ std::vector<QueryBlock> block_queries(const std::vector<Slice>& slices, int wind
     return blocks;
 }
 
+// Return the queries of an item: many, if there are enough such items to keep all threads busy to the end.
+int queries_per_item(const Sizes& sizes, const std::vector<Slice>& slices, int threads) {
+    const int few = std::max(1, ITEM_ROWS / sizes.group()), many = std::max(1, LARGE_ITEM_ROWS / sizes.group());
+    int64_t items = 0;
+    for (const Slice& s : slices)
+        if (s.count > few) items += int64_t{(s.count + many - 1) / many} * sizes.kv_heads;
+    return items >= int64_t{2 * ITEMS_PER_THREAD} * threads ? many : few;
+}
+
 int64_t cost(const AttentionItem& item) {
     return int64_t{item.split_end - item.split} * (item.head_end - item.head) * (item.count + 8);
 }
@@ -34,7 +44,7 @@ int64_t cost(const AttentionItem& item) {
 
 AttentionPlan plan_attention(const Sizes& sizes, const std::vector<Slice>& slices, int window, int threads) {
     AttentionPlan plan;
-    const int group = sizes.group(), queries_max = std::max(1, ITEM_ROWS / group);
+    const int group = sizes.group(), queries_max = queries_per_item(sizes, slices, threads);
     const std::vector<QueryBlock> blocks = block_queries(slices, window, queries_max);
     const bool has_few_items = threads > 1 && int64_t(blocks.size()) < int64_t{ITEMS_PER_THREAD} * threads;
     for (const QueryBlock& b : blocks) {
