@@ -36,7 +36,8 @@ def comparison(engines: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     kinds = [engines.PeerKind(name, f"{name}.py", (), ("int8",)) for name in ("first", "second")]
     monkeypatch.setattr(engines, "PEERS", kinds)
     monkeypatch.setattr(engines, "HERE", tmp_path)
-    return argparse.Namespace(work=str(tmp_path), peers=str(tmp_path), only=[], threads=1, rounds=0)
+    where = {"work": str(tmp_path), "peers": str(tmp_path)}
+    return argparse.Namespace(**where, only=[], threads=1, rounds=0, batch=[1], context=64, prompts=[])
 
 
 def _fail_at(name: str, error: BaseException) -> Any:
