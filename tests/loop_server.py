@@ -16,12 +16,12 @@ _ACCEPT_TURNS = 3
 class LoopServer:
     """One start of a server."""
 
-    def __init__(self, app: web.Application, port: int = 0) -> None:
+    def __init__(self, app: web.Application, port: int = 0, host: str = "127.0.0.1") -> None:
         """Take the address. 0: the system chooses the port."""
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         self._listening = socket.socket()
         self._listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._listening.bind(("127.0.0.1", port))
+        self._listening.bind((host, port))
         self.port: int = self._listening.getsockname()[1]
 
     async def start(self) -> None:

@@ -18,7 +18,9 @@ from baton.integrations.gateway.build import build_picker
 from baton.integrations.gateway.kubernetes import InferencePool
 from baton.integrations.gateway.picker import Picker
 from baton.integrations.gateway.pool import FixedPool, Pool
+from baton.integrations.kubernetes import KubernetesApi
 from tests.clusters.picker_changes import Changes
+from tests.kubernetes_pods import pod
 from tests.loop_server import LoopServer, loop_server
 
 SGLANG = 'sglang:num_running_reqs{model_name="m"} 5.0\nsglang:num_queue_reqs{model_name="m"} 2.0\n'
@@ -169,13 +171,6 @@ def test_a_fixed_pool_is_what_was_configured() -> None:
 POOL = {"spec": {"selector": {"matchLabels": {"app": "vllm", "tier": "a"}}, "targetPorts": [{"number": 8000}]}}
 
 
-def pod(ip: str, role: str | None = None, *, ready: bool = True, leaving: bool = False) -> dict[str, object]:
-    labels = {"app": "vllm", **({"llm-d.ai/role": role} if role is not None else {})}
-    metadata = {"labels": labels, **({"deletionTimestamp": "2026-01-01T00:00:00Z"} if leaving else {})}
-    conditions = [{"type": "Ready", "status": "True" if ready else "False"}]
-    return {"metadata": metadata, "status": {"podIP": ip, "conditions": conditions}}
-
-
 PODS = [
     pod("10.0.0.1"), pod("10.0.0.2", "prefill"), pod("10.0.0.3", "decode"), pod("10.0.0.4", "prefill-decode"),
     pod("fd00::5"), pod("10.0.0.6", ready=False), pod("10.0.0.7", leaving=True), pod(""),
@@ -190,8 +185,8 @@ async def asked_pool(folder: Path, answer: Callable[[web.Request], web.Response]
     app.router.add_get("/{path:.*}", handle)
     (folder / "token").write_text("secret\n")
     async with loop_server(app) as server:
-        api = f"http://127.0.0.1:{server.port}"
-        return await InferencePool(api=api, account=folder, namespace="llm", name="pool").members()
+        api = KubernetesApi(url=f"http://127.0.0.1:{server.port}", account=folder)
+        return await InferencePool(api=api, namespace="llm", name="pool").members()
 
 
 def test_the_ready_pods_of_an_inference_pool_are_its_servers(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ class FakeEngine:
     """One server. Its fields can be changed while it runs, for faults."""
 
     name: str = "fake"
+    host: str = "127.0.0.1"
     blocks: int = 256
     context_tokens: int = 2048
     api_key: str = ""
@@ -137,12 +138,12 @@ class FakeEngine:
         if self._port is None:
             self._port = socket.socket()
             self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._port.bind(("127.0.0.1", port))
+            self._port.bind((self.host, port))
         app = web.Application(middlewares=[self._guard])
         self.add_routes(app)
-        self._server = LoopServer(app, self._port.getsockname()[1])
+        self._server = LoopServer(app, self._port.getsockname()[1], self.host)
         await self._server.start()
-        self.url = f"http://127.0.0.1:{self._server.port}"
+        self.url = f"http://{self.host}:{self._server.port}"
 
     @property
     def is_up(self) -> bool:

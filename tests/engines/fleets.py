@@ -10,10 +10,11 @@ from itertools import count
 
 from baton.compute.hash_engine import hash_card
 from baton.core.config import Config
-from baton.core.engine_config import EngineConfig, EnginesConfig, engine_of
+from baton.core.engine_config import EngineConfig, EnginePodsConfig, EnginesConfig, engine_of
 from baton.core.types import Request, RequestId, Sampling
 from baton.decide.kv.hashing import block_hashes
 from baton.integrations.engines.fleet import EngineFleet
+from baton.integrations.engines.pods import EnginePods
 from baton.integrations.engines.process import EngineProcess
 from baton.move.clock import now_s
 from baton.serve.live.assembly import Parts, assemble
@@ -94,12 +95,13 @@ async def baton_over(
     log: str = "",
     joins: int | None = None,
     processes: Sequence[EngineProcess] = (),
+    pods: EnginePods | None = None,
 ) -> AsyncIterator[Baton]:
     """Run Baton over servers, named as by `--engine-url`, once `joins` of them (default: all) have joined."""
     given = tuple(engine_of(server) if isinstance(server, str) else server for server in servers)
-    config = Config(
-        model="hash", engines=EnginesConfig(servers=given, check_s=0.02, silent_s=silent_s, key=key), log=log
-    )
+    found = EnginePodsConfig() if pods is None else pods.config
+    engines = EnginesConfig(servers=given, pods=found, check_s=0.02, silent_s=silent_s, key=key)
+    config = Config(model="hash", engines=engines, log=log)
     assert not config.problems() + config.lacks()
     parts = assemble(config, hash_card())
     told: list[str] = []
@@ -109,7 +111,7 @@ async def baton_over(
         told.append(line)
         changed.set()
 
-    baton = Baton(parts, EngineFleet(parts, tell, processes), told, changed)
+    baton = Baton(parts, EngineFleet(parts, tell, processes, pods), told, changed)
     await baton.fleet.start(changed.set)
     try:
         await asyncio.wait_for(baton.joined(len(servers) if joins is None else joins), 30)

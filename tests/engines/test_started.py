@@ -211,7 +211,7 @@ def test_a_model_or_program_that_vllm_lacks_is_refused(tmp_path: Path) -> None:
 
 def test_started_servers_are_all_workers() -> None:
     joined = EnginesConfig(start="vllm", servers=(engine_of("http://a:1"),))
-    assert "leave out --engine-url" in Config(engines=joined).lacks()[0]
+    assert "leave out other engines" in Config(engines=joined).lacks()[0]
     assert Config(engines=EnginesConfig(start="vllm"), topology=Topology(prefill=1, decode=1)).lacks() == []
 
 

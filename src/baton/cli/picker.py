@@ -25,6 +25,7 @@ from baton.integrations.gateway.kubernetes import InferencePool
 from baton.integrations.gateway.picker import Picker
 from baton.integrations.gateway.pool import FixedPool, Pool, PoolSource
 from baton.integrations.gateway.server import Listening, serve_picker
+from baton.integrations.kubernetes import KubernetesApi
 
 PORT = 9002
 DESCRIPTION = "Serve an endpoint picker: docs/integrations/gateway.md."
@@ -46,7 +47,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal arrives. Return the exit code."""
     config = _configuration(args)
-    source: PoolSource = InferencePool.of(args.pool) if args.pool else FixedPool(_roles(config.engines.servers))
+    source: PoolSource = FixedPool(_roles(config.engines.servers))
+    if args.pool:
+        source = InferencePool.of(args.pool, KubernetesApi())
     picker = build_picker(config)
     pool = Pool(source, picker, tell, check_s=config.engines.check_s)
     pool.key, pool.silent_s = config.engines.key, config.engines.silent_s

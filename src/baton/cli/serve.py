@@ -21,7 +21,7 @@ from baton.cli.key_flags import ADMIN_KEY, API_KEY, ENGINE_KEY, JOIN_KEY, empty_
 from baton.cli.output import warn
 from baton.cli.serve_flags import add_access, add_api, add_computing, add_fleet, add_sizes
 from baton.core.config import Config, Topology, load
-from baton.core.engine_config import engine_of
+from baton.core.engine_config import EnginePodsConfig, engine_of
 from baton.core.errors import ConfigError
 from baton.core.files import in_file
 from baton.core.keys import read_keys
@@ -92,10 +92,17 @@ def run(args: argparse.Namespace) -> int:
         launcher = RayLauncher(config, say)
         models = [replace(parts, launcher=launcher) for parts in assemble_models(config)]
         return event_loop()(serve(config, models, tell=say))
-    if not config.engines.servers and config.engines.start == "baton":
+    if not config.engines.is_used and config.engines.start == "baton":
         return event_loop()(serve(config, assemble_models(config), tell=say))
     from baton.integrations.engines.fleet import EngineFleet  # an optional part
     from baton.integrations.engines.launch import engine_processes, with_servers
+    from baton.integrations.engines.pods import EnginePods
+    from baton.integrations.kubernetes import KubernetesApi
+
+    if config.engines.pods.selector:
+        pods = EnginePods.of(config.engines.pods, KubernetesApi())
+        models = assemble_models(config)
+        return event_loop()(serve(config, models, tell=say, engines=EngineFleet(models[0], say, pods=pods)))
 
     with TemporaryDirectory(prefix="baton-engines-") as folder:
         is_starting = not config.engines.servers
@@ -146,7 +153,7 @@ def configuration(args: argparse.Namespace) -> Config:
             "dtype": _dtype(args.dtype),
             "topology": topology,
             "hosts": hosts,
-            "engines": _with(config.engines, _engines(args)),
+            "engines": _with(config.engines, _engines(args, config.engines.pods)),
             "launcher": launcher,
             "parallel": parallel,
             "kv": _with(config.kv, kv),
@@ -234,7 +241,7 @@ def _http(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _engines(args: argparse.Namespace) -> dict[str, Any]:
+def _engines(args: argparse.Namespace, pods: EnginePodsConfig) -> dict[str, Any]:
     """Return the engine settings from flags, the key file and the environment. A setting that is not given is None."""
     key = key_lines(args.engine_key_file)[0] if args.engine_key_file is not None else take_variable(ENGINE_KEY)
     urls = args.engine_url or ()
@@ -245,7 +252,7 @@ def _engines(args: argparse.Namespace) -> dict[str, Any]:
         "flags": args.engine_flags,
         "store": args.engine_store,
     }
-    return {"servers": servers, "key": key or None, **started}
+    return {"servers": servers, "pods": _with(pods, {"selector": args.engine_pods}), "key": key or None, **started}
 
 
 def _with(struct: Section, given: Mapping[str, Any]) -> Section:

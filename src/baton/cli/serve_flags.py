@@ -56,14 +56,15 @@ def add_fleet(parser: argparse.ArgumentParser) -> None:
         metavar="[ROLE=]URL",
         help="a worker of --engine (default: vllm); llamacpp=URL: llama.cpp (repeatable)",
     )
+    parser.add_argument("--engine-pods", metavar="LABELS", help="pods with vLLM servers, such as app=vllm")
     parser.add_argument(
         "--engine",
         choices=("baton", "vllm", "sglang"),
-        help="engine of --engine-url; without it, Baton starts the servers",
+        help="of --engine-url; without it, Baton starts servers",
     )
     parser.add_argument("--engine-command", metavar="CMD", help="program that starts a server (default: --engine)")
-    parser.add_argument("--engine-flags", metavar="FLAGS", help="further flags of each started server, as one text")
-    parser.add_argument("--engine-store", metavar="URL", help="store for the KV of started servers, as of a tier")
+    parser.add_argument("--engine-flags", metavar="FLAGS", help="their further flags, as one text")
+    parser.add_argument("--engine-store", metavar="URL", help="store for their KV, as of a tier")
     parser.add_argument("--engine-key-file", type=Path, metavar="FILE", help=f"their key (default: {ENGINE_KEY})")
     parser.add_argument(
         "--launcher",

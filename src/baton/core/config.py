@@ -348,10 +348,10 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def lacks(self) -> list[str]:
         """Return an error for each setting that needs another one. Call it after flags are merged in."""
         own = [self.topology != Topology(), self.hosts.expected > 0, bool(self.tiers)]
-        if self.engines.servers and any(own):
-            return ["engines.servers lists all workers: leave out --prefill, --decode, --mixed, --hosts and --tier"]
-        if self.engines.start != "baton" and (self.engines.servers or self.hosts.expected or self.tiers):
-            return [f"--engine {self.engines.start} starts all workers: leave out --engine-url, --hosts and --tier"]
+        if self.engines.is_used and any(own):
+            return ["engines lists all workers: leave out --prefill, --decode, --mixed, --hosts and --tier"]
+        if self.engines.start != "baton" and (self.engines.is_used or self.hosts.expected or self.tiers):
+            return [f"--engine {self.engines.start} starts all workers: leave out other engines, --hosts and --tier"]
         if self.launcher.use == "ray" and len(self.models) > 1:
             return [f"launcher.use is 'ray', whose hosts serve one model, but there are {len(self.models)}: name one"]
         if self.kv.preemption == "swap" and not self.tiers and not self.hosts.expected:  # joining hosts may bring tiers

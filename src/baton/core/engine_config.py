@@ -11,7 +11,7 @@ from msgspec import Struct
 from baton.core.types import Role
 from baton.core.validation import Range
 
-_SERVERS_MAX = 256
+SERVERS_MAX = 256
 Engine = Literal["vllm", "sglang", "llamacpp"]
 _NAMES: dict[Engine, str] = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}
 
@@ -23,9 +23,22 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     role: Role = "mixed"
     engine: Engine = "vllm"
     kv_events: str = ""
-    """ZMQ address of the server's KV events, such as tcp://10.0.0.1:5557. Empty: its cache is predicted."""
+    """Address of its KV events, such as tcp://10.0.0.1:5557. Empty: its cache is predicted."""
     kv_events_replay: str = ""
-    """ZMQ address that repeats past events. Empty: a gap in the events empties the server's part of the index."""
+    """Address that repeats past events. Empty: a gap empties the server's part of the index."""
+
+
+class EnginePodsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[Pods with vLLM servers](integrations/vllm.md#servers-in-kubernetes), instead of `servers`."""
+
+    selector: str = ""
+    """Their labels, such as app=vllm."""
+    namespace: str = ""
+    """Empty: that of Baton's pod."""
+    port: Annotated[int, Range(least=1, most=65535)] = 8000
+    kv_events_port: Annotated[int, Range(least=0, most=65535)] = 0
+    """0: there are none."""
+    kv_events_replay_port: Annotated[int, Range(least=0, most=65535)] = 0
 
 
 class EnginesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,24 +46,32 @@ class EnginesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     [llama.cpp](integrations/llamacpp.md)."""
 
     servers: tuple[EngineConfig, ...] = ()
+    pods: EnginePodsConfig = EnginePodsConfig()
     start: Literal["baton", "vllm", "sglang"] = "baton"
-    """Engine of the workers in `topology`. `vllm` or `sglang`: Baton starts a server for each."""
+    """Engine of the workers in `topology`, which Baton starts."""
     command: str = ""
-    """Program that starts a server, with leading arguments. Empty: the engine's name."""
+    """Program of started servers, with arguments. Empty: the engine's name."""
     flags: str = ""
-    """Further flags of each started server."""
+    """Their further flags."""
     store: str = ""
-    """URL of a store for the KV of started servers, as of a tier. Empty: they hand KV off by NIXL, and keep none."""
+    """Store for the KV of started servers. Empty: they hand it off by NIXL."""
     key: str = ""
-    """Bearer key that Baton sends to these servers. Prefer BATON_ENGINE_KEY. Started servers get a random one."""
+    """Their bearer key. Prefer BATON_ENGINE_KEY. Started servers get a random one."""
     silent_s: Annotated[float, Range(least=0.1, most=3600)] = 10.0
-    """A server without an answer for this long is lost."""
+    """A server that is silent for so long is lost."""
     check_s: Annotated[float, Range(least=0.01, most=60)] = 1.0
     """Interval of health checks."""
 
     @property
+    def is_used(self) -> bool:
+        """Whether the workers are servers of another engine."""
+        return bool(self.servers or self.pods.selector)
+
+    @property
     def names(self) -> str:
         """The names of the servers' engines, for messages."""
+        if self.pods.selector:
+            return _NAMES["vllm"]
         return " and ".join(dict.fromkeys(_NAMES[server.engine] for server in self.servers))
 
     @property
@@ -75,10 +96,12 @@ class EnginesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             found.append("engines.servers has kv_events for a llama.cpp server, which has none: leave them out")
         if self.store and "sglang" in (self.start, *(server.engine for server in self.servers)):
             found.append("engines.store is for vLLM servers: leave it out, SGLang servers hand KV off by themselves")
+        if self.pods.selector and self.servers:
+            found.append("engines.servers and engines.pods both name the servers: leave out one of them")
         counts = Counter(server.url.rstrip("/") for server in self.servers)
         found += [f"engines.servers has {url} {count} times" for url, count in counts.items() if count > 1]
-        if len(self.servers) > _SERVERS_MAX:
-            found.append(f"engines.servers has {len(self.servers)} servers, but may have {_SERVERS_MAX}")
+        if len(self.servers) > SERVERS_MAX:
+            found.append(f"engines.servers has {len(self.servers)} servers, but may have {SERVERS_MAX}")
         apart = [server for server in self.servers if server.role != "mixed"]
         if apart and any(server.engine == "llamacpp" for server in self.servers):
             found.append(

@@ -108,7 +108,7 @@ def policy_of(config: Config, *, tenants: int) -> PolicyConfig:
     resolved = resolve(choice)
     if tenants > 1 and not is_chosen:
         resolved = replace(resolved, fairness=VTC)
-    if config.engines.servers:
+    if config.engines.is_used:
         resolved = for_engines(choice, resolved, is_paired=config.engines.is_paired)
     return share_by_class(resolved, config.classes) if config.classes else resolved
 

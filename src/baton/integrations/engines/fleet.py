@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 import msgspec
 
 from baton.compute.models.tokenizer import Tokenizer, load_tokenizer
 from baton.core.config import BatchLimits
-from baton.core.engine_config import Engine, EngineConfig
+from baton.core.engine_config import EngineConfig
 from baton.core.messages import StepReport
 from baton.core.plugin import load_plugin
 from baton.core.types import HostId, RequestId, WorkerId, WorkerView
@@ -30,6 +30,8 @@ from baton.decide.policy.policy_sets import policy_of
 from baton.integrations.engines.cache_mirror import CacheMirror
 from baton.integrations.engines.handoffs import EngineMover, Handoffs
 from baton.integrations.engines.kv_events import KvEvents
+from baton.integrations.engines.member import CLIENTS, Member, can_serve
+from baton.integrations.engines.pods import EnginePods
 from baton.integrations.engines.port import (
     EngineBrokenError,
     EngineFacts,
@@ -39,59 +41,40 @@ from baton.integrations.engines.port import (
 )
 from baton.integrations.engines.process import EngineProcess
 from baton.integrations.engines.worker import EngineWorker, WholeRequests
-from baton.integrations.llamacpp import LlamaCppServer
-from baton.integrations.sglang import SglangServer
-from baton.integrations.vllm.client import VllmServer
 from baton.move.clock import now_s
 from baton.serve.host.build import batch_limits
 from baton.serve.host.tasks import spawn
 from baton.serve.live.assembly import Parts
 
-CLIENTS: Mapping[Engine, Callable[..., EngineServer]] = {
-    "vllm": VllmServer,
-    "sglang": SglangServer,
-    "llamacpp": LlamaCppServer,
-}
 _PROBE = 'Hello, wörld! 12345 == "tokens"\n\tdef f(x): return x ** 2'
 """Text for the comparison of tokenizers: different tokenizers return different tokens for it."""
-
-
-@dataclass(slots=True)
-class _Member:
-    """A configured server."""
-
-    config: EngineConfig
-    worker: WorkerId
-    host: HostId
-    server: EngineServer
-    process: EngineProcess | None = None
-    """The server's process, if Baton has started it."""
-    link: EngineWorker | None = None
-    """Worker that sends requests to the server. None: the server has not joined."""
-    following: asyncio.Task[None] | None = None
-    """Receives the server's KV events while it has joined, if it publishes them."""
-    context_tokens: int = 0
-    """Maximum tokens of a request, read when the server joined. 0: not known."""
-    generation: int = 0
-    """Number of times that the server has joined."""
-    said: str = ""
-    """Last problem that was printed, so that it is not repeated."""
-    suspected: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set if the server must be checked at once."""
 
 
 class EngineFleet:
     """Runs servers of other engines as workers. Implements `EngineHosts` and `EngineListener`."""
 
-    def __init__(self, parts: Parts, tell: Callable[[str], None], processes: Sequence[EngineProcess] = ()) -> None:
-        """`processes`: of all servers in their order, if Baton starts them. Empty: the servers run already."""
+    def __init__(
+        self,
+        parts: Parts,
+        tell: Callable[[str], None],
+        processes: Sequence[EngineProcess] = (),
+        pods: EnginePods | None = None,
+    ) -> None:
+        """`processes`: of all servers in their order, if Baton starts them. Empty: the servers run already.
+
+        `pods`: finds the servers in Kubernetes. None: they are configured.
+        """
         self._parts = parts
+        self._pods = pods
         self._processes = processes
         self._config = parts.config.engines
         self._tell = tell
         self._handoffs = Handoffs()
-        self._members: dict[WorkerId, _Member] = {}
-        self._tasks: list[asyncio.Task[None]] = []
+        self._members: dict[WorkerId, Member] = {}
+        self._finding: asyncio.Task[None] | None = None
+        """Looks for pods."""
+        self._joins = 0
+        """Number of times that any server has joined."""
         self._keeping: list[asyncio.Task[None]] = []
         """Run the processes that Baton has started, and read their output until they have ended."""
         self._tokenizer: Tokenizer | None = None
@@ -105,13 +88,13 @@ class EngineFleet:
 
     @property
     def can_serve(self) -> bool:
-        return _can_serve(member for member in self._members.values() if member.link is not None)
+        return can_serve(member for member in self._members.values() if member.link is not None)
 
     @property
     def failure(self) -> str:
         failed = [each.failure for each in self._processes if each.failure]
         kept = [each for each in self._members.values() if each.process is None or not each.process.failure]
-        return failed[-1] if failed and not _can_serve(kept) else ""
+        return failed[-1] if failed and not can_serve(kept) else ""
 
     async def start(self, changed: Callable[[], None]) -> None:
         self._changed = changed
@@ -120,31 +103,33 @@ class EngineFleet:
             if config.kv_events:
                 self._events(config).close()  # reports a wrong address now
         for number, config in enumerate(self._config.servers):
-            worker, host = WorkerId(f"{config.engine}-{number}"), HostId(f"engine-{number}")
-            client = CLIENTS[config.engine]
-            server = client(config.url, self._config.key, answer_s=self._config.silent_s / 2)
-            process = self._processes[number] if self._processes else None
-            self._members[worker] = _Member(config, worker, host, server, process)
-        urls = ", ".join(config.url for config in self._config.servers)
+            self._add(config, self._processes[number] if self._processes else None)
+        urls = ", ".join(config.url for config in self._config.servers) or f"pods with {self._config.pods.selector}"
         self._tell(f"{'starting' if self._processes else 'waiting for'} servers at {urls}")
-        members = self._members.values()
-        self._tasks = [spawn(self._watch(member), self._tell) for member in members]
-        kept = [(member.process, member) for member in members if member.process is not None]
+        kept = [(member.process, member) for member in self._members.values() if member.process is not None]
         self._keeping = [spawn(self._keep(process, member), self._tell) for process, member in kept]
+        if self._pods is not None:
+            self._finding = spawn(self._find(self._pods), self._tell)
+
+    def _add(self, config: EngineConfig, process: EngineProcess | None = None) -> None:
+        """Check a server from now on. It gets the first free number, so that numbers stay bounded."""
+        taken = {member.host for member in self._members.values()}
+        number = next(number for number in count() if HostId(f"engine-{number}") not in taken)
+        server = CLIENTS[config.engine](config.url, self._config.key, answer_s=self._config.silent_s / 2)
+        worker, host = WorkerId(f"{config.engine}-{number}"), HostId(f"engine-{number}")
+        member = self._members[worker] = Member(config, worker, host, server, process)
+        member.watching = spawn(self._watch(member), self._tell)
 
     async def stop(self) -> None:
         """End all requests to the servers, and the servers that Baton has started. Others keep running."""
-        for task in self._tasks:
-            task.cancel()
+        for task in (self._finding, *(member.watching for member in self._members.values())):
+            if task is not None:
+                task.cancel()
         await asyncio.gather(*(process.stop() for process in self._processes))
         for task in self._keeping:
             task.cancel()
         for member in self._members.values():
-            if member.following is not None:
-                member.following.cancel()
-            if member.link is not None:
-                member.link.stop()
-            await member.server.close()
+            await member.end()
 
     # ---- reports of workers
 
@@ -179,13 +164,33 @@ class EngineFleet:
         joined = {server: link.requests for server, link in links.items() if link is not None}
         return min(joined, key=lambda server: joined[server], default=None)
 
+    # ---- pods
+
+    async def _find(self, pods: EnginePods) -> None:
+        """Use the servers of the ready pods until Baton ends. Keep the known ones while Kubernetes does not answer."""
+        async with aclosing(pods.listings(self._tell, self._config.check_s)) as listings:
+            async for servers in listings:
+                await self._take(servers)
+
+    async def _take(self, servers: Sequence[EngineConfig]) -> None:
+        """Add new servers, and remove those that are not listed. A server with another role is another one."""
+        for worker, member in list(self._members.items()):
+            if member.config not in servers:
+                self._lose(member, "its pod is not ready any more, or deleted")
+                del self._members[worker]
+                self._parts.driver.links.pop(worker, None)
+                await member.end()
+        known = [member.config for member in self._members.values()]
+        for config in (each for each in servers if each not in known):
+            self._add(config)
+
     # ---- one server
 
-    async def _keep(self, process: EngineProcess, member: _Member) -> None:
+    async def _keep(self, process: EngineProcess, member: Member) -> None:
         await process.keep(self._tell, member.suspected)
         self._changed()
 
-    async def _watch(self, member: _Member) -> None:
+    async def _watch(self, member: Member) -> None:
         """Add a server whenever it can be reached, and remove it whenever it is lost, until Baton ends."""
         while True:
             try:
@@ -202,7 +207,7 @@ class EngineFleet:
                 member.said = problem
             await asyncio.sleep(self._config.check_s)
 
-    async def _problem(self, member: _Member, facts: EngineFacts) -> str:
+    async def _problem(self, member: Member, facts: EngineFacts) -> str:
         """Return the reason why a server cannot join. Empty: it can."""
         gateway, driver = self._parts.gateway, self._parts.driver
         if facts.problem:
@@ -223,16 +228,16 @@ class EngineFleet:
             return f"its tokenizer is not that of {model}: start both with the same model"
         return ""
 
-    def _join(self, member: _Member, facts: EngineFacts) -> None:
+    def _join(self, member: Member, facts: EngineFacts) -> None:
         parts, driver = self._parts, self._parts.driver
         gateway, layout = parts.gateway, driver.layout
         blocks = facts.load.kv_tokens // layout.block_tokens
-        member.generation += 1
+        self._joins += 1
         driver.add_host(HostAdded(member.host, blocks, layout, (), 1))
         member.context_tokens = facts.context_tokens
         mover = EngineMover(member.host, self._handoffs, driver.copying)
         driver.copying.add_host(member.host, mover, layout)
-        driver.copying.mover_ready(member.host, member.generation, mover.ready(member.config.url))
+        driver.copying.mover_ready(member.host, self._joins, mover.ready(member.config.url))
         gateway.addresses[member.host] = member.config.url
         limits = self._limits(facts)
         view = WorkerView(
@@ -260,7 +265,7 @@ class EngineFleet:
         )
         self._changed()
 
-    async def _follow(self, member: _Member, blocks: int) -> None:
+    async def _follow(self, member: Member, blocks: int) -> None:
         """Pass the server's KV events to the cluster, until the server is lost."""
         mirror = CacheMirror(member.host, self._parts.driver.layout.block_tokens, blocks_max=2 * blocks)
         events = self._events(member.config)
@@ -308,7 +313,7 @@ class EngineFleet:
             ),
         )
 
-    async def _lost(self, member: _Member, started_unix_s: float) -> str:
+    async def _lost(self, member: Member, started_unix_s: float) -> str:
         """Wait until the server is lost. Return the reason."""
         answered_s = now_s()
         while True:
@@ -330,7 +335,7 @@ class EngineFleet:
             if member.link is not None:
                 member.link.note_load(load)
 
-    def _lose(self, member: _Member, reason: str) -> None:
+    def _lose(self, member: Member, reason: str) -> None:
         """Remove a lost server and its host's pool. Its requests continue on other servers."""
         parts, driver = self._parts, self._parts.driver
         if member.link is None:
@@ -351,9 +356,3 @@ class EngineFleet:
         driver.copying.lose_host(member.host, why)
         parts.metrics.forget_host(member.host)
         self._changed()
-
-
-def _can_serve(members: Iterable[_Member]) -> bool:
-    """Return whether these servers have every role that a request needs."""
-    roles = {member.config.role for member in members}
-    return "mixed" in roles or {"prefill", "decode"} <= roles

@@ -89,7 +89,7 @@ def assemble(config: Config, card: ModelCard, share: HostShare | None = None) ->
     config = priced(msgspec.structs.replace(config, cost=given_cost), card, computing)
     layout = computing.layout
     card = limit_context(config, card)
-    is_alone = bool(config.engines.servers) or (config.topology == Topology() and config.hosts.expected > 0)
+    is_alone = config.engines.is_used or (config.topology == Topology() and config.hosts.expected > 0)
     if config.step_log and not is_alone:
         prepare_step_log(Path(config.step_log))
     own = None if is_alone else build_host(config, card, computing, HOST)

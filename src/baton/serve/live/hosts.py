@@ -108,7 +108,7 @@ class Hosts:
 
     async def terms(self) -> HostTerms:
         """Return the port, token and configuration for a host to join. Raises RequestError if no host can join."""
-        if self._parts.config.engines.servers:
+        if self._parts.config.engines.is_used:
             message = "this server's workers are servers of another engine, which exchange no KV with hosts"
             raise RequestError(f"{message}; start another server for hosts", status=409, code="no_hosts")
         async with self._opening:  # hosts that ask at the same time share one port
