@@ -94,6 +94,8 @@ class FakeEngine:
     """Set once a request was both closed and aborted by its name."""
     polled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by each request for metrics."""
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once a request has arrived."""
     began: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once an answer has begun."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -184,6 +186,7 @@ class FakeEngine:
         """Note a request. Return the error that it gets now, if any."""
         self.bodies.append(body)
         self.asked.append(asked)
+        self.arrived.set()
         self.traceparents.append(request.headers.get("traceparent", ""))
         if self.fail_posts:
             self.fail_posts -= 1

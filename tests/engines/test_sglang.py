@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 import pytest
 
@@ -26,6 +27,14 @@ ANSWER = answer_to(PROMPT, 40)
 
 def pair(**decode: int) -> tuple[FakeSglang, FakeSglang]:
     return FakeSglang(name="p", mode="prefill"), FakeSglang(name="d", mode="decode", **decode)
+
+
+async def first_of(events: Iterable[asyncio.Event]) -> None:
+    """Wait until one of the events is set."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for task in waiting:
+        task.cancel()
 
 
 # ---- streams
@@ -181,10 +190,8 @@ def test_a_leg_that_dies_before_the_first_token_loses_no_request(lost: str) -> N
         ]
         async with servers(*fakes), baton_over(*(fake.config(fake.role) for fake in fakes)) as baton:
             live = baton.submit(PROMPT, 20)
-            begun = [asyncio.create_task(fake.began.wait()) for fake in fakes[2:]]
-            await asyncio.wait(begun, return_when=asyncio.FIRST_COMPLETED)
-            for task in begun:
-                task.cancel()
+            await first_of(fake.arrived for fake in fakes[:2])
+            await first_of(fake.began for fake in fakes[2:])
             used = {fake.role: fake for fake in fakes if fake.asked}
             await used[lost].stop()
             await used["prefill" if lost == "decode" else "decode"].emptied()  # before it is sent again
@@ -209,9 +216,8 @@ def test_a_decode_server_that_hangs_before_the_first_token_loses_no_request() ->
         async with servers(*fakes), baton_over(*(fake.config(fake.role) for fake in fakes), silent_s=0.2) as baton:
             live = baton.submit(PROMPT, 20)
             await prefill.began.wait()
-            while not (asked := [fake for fake in decodes if fake.asked]):
-                await decodes[0].polled.wait()
-                decodes[0].polled.clear()
+            await first_of(fake.arrived for fake in decodes)
+            asked = [fake for fake in decodes if fake.asked]
             asked[0].is_silent = True
             await baton.said("is lost: it has not answered")
             prefill.gate.set()
