@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from baton.compute.load_engine import choose_engine, load_engine
 from baton.compute.models.card import ModelCard
 from baton.compute.models.resolve import resolve_model
 from baton.compute.torch.engine import TorchEngine
-from baton.compute.torch.load_torch import load_torch_engine
+from baton.compute.torch.load_torch import TorchComputation, load_torch_engine
+from baton.core.config import AttentionName
+from baton.core.errors import ModelError
 from tests.unit.compute.models import VOCAB, all_logprobs, engine_of, generate, tiny_llama
 
 BLOCKS, BLOCK_TOKENS = 64, 4
@@ -30,7 +33,41 @@ def card(tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
 def _on(device: str, card: ModelCard) -> TorchEngine:
     layout = card.layout(block_tokens=BLOCK_TOKENS, dtype="float32")
     arena = torch.full((layout.block_bytes * BLOCKS,), 0xFF, dtype=torch.uint8, device=device)  # NaN everywhere
-    return load_torch_engine(card, layout, arena, dtype="float32", threads=1, device=device)
+    return load_torch_engine(card, layout, arena, TorchComputation(dtype="float32", threads=1, device=device))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+@pytest.mark.parametrize("attention", ["jagged", "reference", pytest.param("flex", marks=pytest.mark.deep)])
+def test_each_attention_backend_gives_the_text_of_the_default(card: ModelCard, attention: AttentionName) -> None:
+    layout = card.layout(block_tokens=BLOCK_TOKENS, dtype="float32")
+    choice = choose_engine(card, layout, attention=attention)
+    assert (choice.kind, choice.attention) == ("torch", attention)
+    assert f"{attention} attention" in str(choice)
+    arena = bytearray(b"\xff" * layout.block_bytes * BLOCKS)
+    engine = load_engine(card, layout, memoryview(arena), threads=1, choice=choice)
+    engine.warm_up()
+    assert generate(engine, PROMPT, range(16), 20) == generate(_on("cpu", card), PROMPT, range(16), 20)
+
+
+@pytest.mark.parametrize(
+    ("attention", "device", "words"),
+    [
+        ("triton", "cpu", "triton needs a GPU; use --attention-backend sdpa"),
+        ("native", "cuda:0", "native cannot be used: .* the device is cuda:0; use --attention-backend triton"),
+    ],
+)
+def test_a_refused_attention_backend_names_another(
+    card: ModelCard, attention: AttentionName, device: str, words: str
+) -> None:
+    with pytest.raises(ModelError, match=words):
+        choose_engine(card, card.layout(block_tokens=16, dtype="float32"), device=device, attention=attention)
+
+
+def test_flex_attention_refuses_kv_of_another_type(card: ModelCard) -> None:
+    layout = card.layout(block_tokens=BLOCK_TOKENS, dtype="bfloat16")
+    computation = TorchComputation(dtype="float32", threads=1, device="cpu", attention="flex")
+    with pytest.raises(ModelError, match=r"KV is bfloat16 and the computation float32; .* --attention-backend sdpa"):
+        load_torch_engine(card, layout, memoryview(bytearray(layout.block_bytes)), computation)
 
 
 def test_a_tensor_gives_the_results_of_the_host(card: ModelCard) -> None:

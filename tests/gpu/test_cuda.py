@@ -18,14 +18,14 @@ from baton.compute.models.card import ModelCard
 from baton.compute.models.resolve import resolve_model
 from baton.compute.torch.engine import TorchEngine
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
-from baton.compute.torch.load_torch import load_torch_engine
+from baton.compute.torch.kernels.reference import ReferenceBackend
+from baton.compute.torch.load_torch import TorchComputation, load_torch_engine
 from baton.core.step import Step
 from baton.decide.kv.layout import KVLayout
 from baton.move.arena.cuda import create_cuda_arena
 from baton.move.arena.cuda_driver import CudaDriver
 from tests.dummies import small
 from tests.serving import serving
-from tests.unit.compute.reference_kernels import ReferenceBackend
 from tests.unit.compute.steps import all_logprobs, part_of, run
 
 pytestmark = pytest.mark.gpu
@@ -159,7 +159,7 @@ def engine_on(device: str, card: ModelCard) -> TorchEngine:
     """Load an engine over an arena of NaN."""
     layout = card.layout(block_tokens=BLOCK_TOKENS, dtype="float32")
     arena = torch.full((layout.block_bytes * 256,), 0xFF, dtype=torch.uint8, device=device)
-    return load_torch_engine(card, layout, arena, dtype="float32", threads=2, device=device)
+    return load_torch_engine(card, layout, arena, TorchComputation(dtype="float32", threads=2, device=device))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -179,7 +179,7 @@ def test_a_step_without_a_sample_returns_with_its_kv_written(gpu: str, tmp_path:
     card = card_of("grouped", tmp_path)
     layout = card.layout(block_tokens=BLOCK_TOKENS, dtype="float32")
     arena = torch.full((layout.block_bytes * 4,), 0xFF, dtype=torch.uint8, device=gpu)
-    engine = load_torch_engine(card, layout, arena, dtype="float32", threads=2, device=gpu)
+    engine = load_torch_engine(card, layout, arena, TorchComputation(dtype="float32", threads=2, device=gpu))
     step = Step((part_of(TOKENS[:20], range(4), end=BLOCK_TOKENS, sample=False),))
     engine.execute(step)
     expected = arena[: layout.block_bytes].clone()

@@ -128,6 +128,12 @@ def test_turn_two_of_a_chat_reuses_the_answer_of_turn_one(smollm_server: Running
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > first["usage"]["prompt_tokens"] + 16
 
 
+def test_the_cluster_page_names_the_attention_backend(smollm_server: RunningServer) -> None:
+    with smollm_server.client() as client:
+        workers = client.get("/cluster").json()["workers"]
+    assert {worker["attention_backend"] for worker in workers} <= {"native", "sdpa"}
+
+
 def test_the_workers_of_a_host_map_one_copy_of_the_weights(smollm_server: RunningServer) -> None:
     """As a sealed file, whose pages they share; the weights take 520 MiB."""
     for pid in smollm_server.worker_pids():

@@ -135,6 +135,7 @@ def configuration(args: argparse.Namespace) -> Config:
         name: vars(args)[name]
         for name in (
             "load_format",
+            "attention_backend",
             "device",
             "weights",
             "threads",

@@ -8,6 +8,7 @@ from typing import get_args
 
 from baton.cli.foreign_flags import DTYPES, tokens
 from baton.cli.key_flags import ADMIN_KEY, API_KEY, ENGINE_KEY
+from baton.core.config import AttentionName
 from baton.core.launching import Launcher
 
 
@@ -84,6 +85,9 @@ def add_computing(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--weights", choices=("dense", "stored", "int8"), help="form of the weights in memory (default: dense)"
+    )
+    parser.add_argument(
+        "--attention-backend", choices=get_args(AttentionName), help="implementation of attention (default: auto)"
     )
     parser.add_argument("--threads", type=int, metavar="N", help="threads of each worker (default: cores / workers)")
     add_parallel(parser)

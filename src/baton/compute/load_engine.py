@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -17,7 +17,7 @@ from baton.compute.native.load_native import Computation, load_native_engine, na
 from baton.compute.ranks.commands import RankCommandChannel
 from baton.compute.ranks.place import rank_place
 from baton.compute.step_engine import StepEngine
-from baton.core.config import SandboxConfig, WeightsChoice
+from baton.core.config import AttentionName, SandboxConfig, WeightsChoice
 from baton.core.errors import ModelError
 from baton.decide.kv.layout import KVLayout
 from baton.move.arena.cuda import DeviceArray
@@ -34,6 +34,8 @@ class EngineChoice:
     """torch: the reason why the native engine, which is faster, cannot be used. native: its instruction set."""
     library: Path | None = None
     """The compiled library of the native engine."""
+    attention: str = ""
+    """Name of the attention backend. Empty: the hash engine has none, and torch takes that of its device."""
     device: str = "cpu"
     weights: WeightsChoice = "dense"
     weights_file: WeightsFile | None = None
@@ -47,29 +49,55 @@ class EngineChoice:
     """Limits of the work on grammars."""
 
     def __str__(self) -> str:
-        return f"{self.kind} engine" + (f" ({self.reason})" if self.reason else "")
+        backend = f", {self.attention} attention" if self.kind == "torch" and self.attention else ""
+        return f"{self.kind} engine" + (f" ({self.reason})" if self.reason else "") + backend
 
 
 def choose_engine(
-    card: ModelCard, layout: KVLayout, *, device: str = "cpu", weights: WeightsChoice = "dense"
+    card: ModelCard,
+    layout: KVLayout,
+    *,
+    device: str = "cpu",
+    weights: WeightsChoice = "dense",
+    attention: AttentionName = "auto",
 ) -> EngineChoice:
     """Return the native engine if it supports the model and can be built, else the torch engine.
+
+    attention: `auto`, or the backend to use; every one but `native` is torch's.
 
     Builds the native library if it is not in the cache (seconds, once per machine). Raises ModelError if `weights` are
     quantized and only the torch engine is possible, because it computes with dense weights only.
     """
     if card.format == "hash":
         return EngineChoice(kind="hash")
-    problem = native_problem(card, layout, device)
+    others = torch_backend("auto", device)
+    problem = (
+        f"attention is {attention}" if attention not in ("auto", "native") else native_problem(card, layout, device)
+    )
     if not problem:
         try:
             library = NativeLibrary(library_path())
-            return EngineChoice(kind="native", reason=library.kernels, library=library.path, weights=weights)
         except NativeUnavailableError as error:
             problem = str(error)
+        else:
+            found = EngineChoice(kind="native", reason=library.kernels, library=library.path, weights=weights)
+            return replace(found, attention="native")
+    if attention == "native":
+        raise ModelError(f"--attention-backend native cannot be used: {problem}; use --attention-backend {others}")
     if weights != "dense":
         raise ModelError(f"weights = {weights!r} needs the native engine: {problem}; use weights = 'dense'")
-    return EngineChoice(kind="torch", reason=problem, device=device)
+    reason = problem if attention == "auto" else ""
+    return EngineChoice(kind="torch", reason=reason, device=device, attention=torch_backend(attention, device))
+
+
+def torch_backend(attention: AttentionName, device: str) -> str:
+    """Return the attention backend of the torch engine on a device. Raises ModelError if the device lacks it."""
+    is_gpu = device.startswith("cuda")
+    if attention == "triton" and not is_gpu:
+        raise ModelError("--attention-backend triton needs a GPU; use --attention-backend sdpa")
+    if attention in ("auto", "native"):
+        return "triton" if is_gpu else "sdpa"
+    return attention
 
 
 class RankProcesses(RankCommandChannel, Protocol):
@@ -130,9 +158,10 @@ def load_engine(
         inner = HashEngine(layout, _on_host(memory), card.vocab_tokens, card.window_tokens, card.path)
         return ConstrainedEngine(inner, card, chosen.sandbox)
     if chosen.library is None:
-        from baton.compute.torch.load_torch import load_torch_engine
+        from baton.compute.torch.load_torch import TorchComputation, load_torch_engine
 
-        inner = load_torch_engine(card, layout, memory, dtype=dtype, threads=threads, device=chosen.device)
+        computed = TorchComputation(dtype=dtype, threads=threads, device=chosen.device, attention=chosen.attention)
+        inner = load_torch_engine(card, layout, memory, computed)
     else:
         computation = Computation(threads=threads, dtype=dtype, weights=chosen.weights, file=chosen.weights_file)
         native = load_native_engine(card, layout, _on_host(memory), NativeLibrary(chosen.library), computation)

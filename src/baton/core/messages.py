@@ -382,6 +382,8 @@ class WorkerReady(Struct, frozen=True, tag=True):
 
     worker: WorkerId
     pid: int
+    attention_backend: str = ""
+    """Empty: its engine has no attention."""
 
 
 class WorkerProgress(Struct, frozen=True, tag=True):

@@ -1,4 +1,4 @@
-"""The fast attention backend against the formula, on ragged batches over scattered blocks."""
+"""Types and limits of the torch attention backend. tests/conformance compares all backends with the formula."""
 
 from __future__ import annotations
 
@@ -8,41 +8,20 @@ import torch
 from baton.compute.torch.kernels import torch_sdpa
 from baton.compute.torch.kernels.linear import DenseLinear, make_linear
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
+from baton.compute.torch.kernels.reference import ReferenceBackend
 from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
 from baton.decide.kv.layout import KVLayout
-from tests.unit.compute.reference_kernels import ReferenceBackend
 
 LAYERS = 2
-CASES = {
-    "one_decode": [(1, 37)],
-    "first_token_of_all": [(1, 0)],
-    "decodes_of_like_length": [(1, 30), (1, 31), (1, 32), (1, 33)],
-    "decodes_of_all_lengths": [(1, 0), (1, 15), (1, 16), (1, 17), (1, 150), (1, 63), (1, 3)],
-    "one_chunk": [(20, 0)],
-    "chunk_after_a_prefix": [(20, 45)],
-    "chunk_from_inside_a_block": [(3, 13), (2, 15), (17, 16)],
-    "mixed": [(1, 40), (33, 0), (1, 7), (5, 60), (1, 8), (2, 0)],
-}
+MIXED = [(1, 40), (33, 0), (1, 7), (5, 60), (1, 8), (2, 0)]
+"""(New tokens, tokens before) of each request."""
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
-
-
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("window", [None, 1, 5, 24])
-@pytest.mark.parametrize("group", [1, 3])
-def test_sdpa_equals_the_formula(case: str, window: int | None, group: int) -> None:
-    _compare(CASES[case], window=window, group=group, kv_dtype="float32", dtype=torch.float32)
 
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_types_may_differ_between_arena_and_queries(kv_dtype: str, dtype: torch.dtype) -> None:
-    _compare(CASES["mixed"], window=None, group=3, kv_dtype=kv_dtype, dtype=dtype)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_one_latent_per_token_is_key_and_value(case: str) -> None:
-    """A layout of one plane, as latent attention reads it in decode steps."""
-    _compare(CASES[case], window=None, group=3, kv_dtype="float32", dtype=torch.float32, planes=1)
+    _compare(MIXED, window=None, group=3, kv_dtype=kv_dtype, dtype=dtype)
 
 
 def test_tiles_and_small_scratch_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +29,7 @@ def test_tiles_and_small_scratch_change_nothing(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch_sdpa, "TILE_QUERIES", 4)
     monkeypatch.setattr(torch_sdpa, "SCRATCH_BYTES", 1)
     for window in (None, 6):
-        _compare(CASES["mixed"], window=window, group=2, kv_dtype="float32", dtype=torch.float32)
+        _compare(MIXED, window=window, group=2, kv_dtype="float32", dtype=torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -66,11 +45,11 @@ def test_a_packed_linear_layer_equals_a_dense_one(dtype: torch.dtype, bias_scale
 
 
 def _compare(
-    sizes: list[tuple[int, int]], *, window: int | None, group: int, kv_dtype: str, dtype: torch.dtype, planes: int = 2
+    sizes: list[tuple[int, int]], *, window: int | None, group: int, kv_dtype: str, dtype: torch.dtype
 ) -> None:
     """Compare with the formula. sizes: (new tokens, tokens before) of each request. Unwritten slots are NaN."""
     torch.manual_seed(1)
-    layout = KVLayout(layers=LAYERS, kv_heads=2, head_dim=8, block_tokens=16, dtype=kv_dtype, planes=planes)
+    layout = KVLayout(layers=LAYERS, kv_heads=2, head_dim=8, block_tokens=16, dtype=kv_dtype)
     counts = [-(-(count + start) // 16) for count, start in sizes]
     kv = PagedKV(torch.full((layout.block_bytes * (sum(counts) + 3),), 255, dtype=torch.uint8), layout)
     ids = torch.randperm(sum(counts) + 3)[: sum(counts)].split(counts)
@@ -81,10 +60,7 @@ def _compare(
     everything = [Row(first=0, count=row.total, start=0, blocks=row.blocks) for row in rows]
     for layer in range(LAYERS):
         tokens = sum(row.total for row in rows)
-        if planes == 1:
-            kv.write_latents(layer, kv.slots(everything), torch.randn(tokens, 2 * 8))
-        else:
-            kv.write(layer, kv.slots(everything), torch.randn(tokens, 2, 8), torch.randn(tokens, 2, 8))
+        kv.write(layer, kv.slots(everything), torch.randn(tokens, 2, 8), torch.randn(tokens, 2, 8))
     queries = torch.randn(first, 2 * group, 8).to(dtype)
     fast, slow = SdpaBackend().plan(rows, kv), ReferenceBackend().plan(rows, kv)
     for layer in range(LAYERS):

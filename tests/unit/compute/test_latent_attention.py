@@ -11,9 +11,9 @@ from baton.compute.torch.kernels import latent as latent_kernel
 from baton.compute.torch.kernels.attention_backend import visible
 from baton.compute.torch.kernels.latent import LatentPlan, UpProjection, expansion_is_cheaper, plan_latent
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
+from baton.compute.torch.kernels.reference import ReferenceBackend
 from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
 from baton.decide.kv.layout import KVLayout
-from tests.unit.compute.reference_kernels import ReferenceBackend
 
 HEADS, LAYERS, BLOCK_TOKENS = 3, 2, 16
 LATENT = Latent(q_rank=None, kv_rank=24, rope_dim=8, nope_dim=12, value_dim=10, score_scale=0.31, rope_pairs=True)

@@ -94,3 +94,18 @@ def test_no_invalid_read_or_write(library: Path, seeds: Seeds) -> None:
     if seeds.deep:
         record = {**_passed(), _instructions(): _sources_digest()}
         RECORD.write_text("".join(f"{name} {digest}\n" for name, digest in sorted(record.items())))
+
+
+@pytest.mark.deep
+def test_no_data_race(tmp_path: Path) -> None:
+    """The same random models on several threads, under the thread sanitizer. It needs fixed addresses."""
+    path = tmp_path / "native.so"
+    ENGINE.compile(find_compiler(), path, ("-O1", "-fsanitize=thread"))
+    found = subprocess.run([find_compiler(), "-print-file-name=libtsan.so"], capture_output=True, text=True, check=True)
+    environment = {**os.environ, "LD_PRELOAD": found.stdout.strip(), "TSAN_OPTIONS": "exitcode=66 report_bugs=1"}
+    command = ["setarch", "--addr-no-randomize", sys.executable, "-m", "tests.unit.compute.native_fuzz"]
+    done = subprocess.run(
+        [*command, str(path), str(SEEDS)], capture_output=True, text=True, cwd=ROOT, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert f"{SEEDS} models on" in done.stdout

@@ -13,9 +13,10 @@ import torch
 
 from baton.compute.torch.kernels.paged_decode import decode_tables
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
+from baton.compute.torch.kernels.reference import ReferenceBackend
 from baton.decide.kv.layout import KVLayout
 from tests.seeds import Seeds
-from tests.unit.compute.reference_kernels import ReferenceBackend, TorchDecodeKernel
+from tests.unit.compute.reference_kernels import TorchDecodeKernel
 
 ROOT = Path(__file__).resolve().parents[3]
 TOLERANCE = 3e-5

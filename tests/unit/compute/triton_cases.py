@@ -12,10 +12,11 @@ import torch
 
 from baton.compute.torch.kernels.paged_decode import decode_tables
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
+from baton.compute.torch.kernels.reference import ReferenceBackend
 from baton.compute.triton.launch import TritonBackend, TritonDecodeKernel, TritonRowProduct
 from baton.decide.kv.layout import KVLayout
 from tests.unit.compute import triton_properties
-from tests.unit.compute.reference_kernels import ReferenceBackend, TorchDecodeKernel, TorchRowProduct
+from tests.unit.compute.reference_kernels import TorchDecodeKernel, TorchRowProduct
 
 LENGTHS = {"short": [1, 15, 16, 17], "ragged": [1, 40, 513], "one_long": [1030]}
 HEADS = {"no_group": (2, 2, 8), "group_of_3": (6, 2, 8), "wide_group": (40, 1, 24), "odd_width": (4, 2, 20)}

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from baton.compute.torch.kernels.paged_decode import DecodeTables
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
+from baton.compute.torch.kernels.reference import ReferenceBackend
 from baton.compute.triton.launch import TritonDecodeKernel
 from baton.decide.kv.layout import KVLayout
-from tests.unit.compute.reference_kernels import ReferenceBackend
 
 LAYERS = 2
 TOLERANCE = 2e-4

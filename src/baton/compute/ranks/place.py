@@ -90,10 +90,10 @@ def rank_config(config: ModelConfig, layout: KVLayout, place: RankPlace) -> Mode
     )
 
 
-def rank_problems(card: ModelCard, layout: KVLayout, weights: str = "dense") -> list[str]:
+def rank_problems(card: ModelCard, layout: KVLayout, weights: str = "dense", attention: str = "auto") -> list[str]:
     """Return the reasons why the ranks of a layout cannot compute a model. Empty if they can.
 
-    weights: see `Config.weights`.
+    weights: see `Config.weights`. attention: see `Config.attention_backend`.
     """
     if layout.ranks == 1:
         return []
@@ -103,6 +103,10 @@ def rank_problems(card: ModelCard, layout: KVLayout, weights: str = "dense") -> 
         found.append(f"KV in {layout.dtype} {alone}; use --kv-dtype bfloat16 or float32, or leave --tp and --pp at 1")
     if weights != "dense":
         found.append(f"--weights {weights} {alone}; use --weights dense, or leave --tp and --pp at 1")
+    if attention != "auto":
+        found.append(
+            f"--attention-backend {attention} is for workers of one rank; use auto, or leave --tp and --pp at 1"
+        )
     return found if card.format == "hash" else found + _width_problems(read_config(card), ranks)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -12,8 +14,11 @@ from baton.compute.models.open_model import open_model
 from baton.compute.torch.engine import TorchEngine
 from baton.compute.torch.kernels.attention_backend import AttentionBackend
 from baton.compute.torch.kernels.expert_rows import RowProduct
+from baton.compute.torch.kernels.flex import FlexBackend
+from baton.compute.torch.kernels.jagged import JaggedBackend
 from baton.compute.torch.kernels.paged_decode import DecodeKernel
 from baton.compute.torch.kernels.paged_kv import TORCH_DTYPES, PagedKV
+from baton.compute.torch.kernels.reference import ReferenceBackend
 from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
 from baton.compute.torch.layers.decoder import Decoder
 from baton.compute.torch.layers.tensor_loader import TensorLoader
@@ -22,30 +27,44 @@ from baton.core.errors import ModelError
 from baton.decide.kv.layout import SCALED, KVLayout
 from baton.move.arena.cuda import DeviceArray
 
+FLEX_HEAD_DIM_MAX, FLEX_BLOCK_TOKENS_MIN = 256, 16
+"""Limits of torch's compiled flex kernels for GPUs. Untested: no GPU has run them yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchComputation:
+    """The precision, the place and the attention of a torch engine."""
+
+    dtype: Dtype
+    """Type to compute in."""
+    threads: int
+    device: str
+    attention: str = ""
+    """Name of the attention backend. Empty: that of the device."""
+
 
 def load_torch_engine(
     card: ModelCard,
     layout: KVLayout,
     memory: memoryview | DeviceArray | Tensor,
-    *,
-    dtype: Dtype,
-    threads: int,
-    device: str,
+    computation: TorchComputation,
 ) -> TorchEngine:
     """Load a model for torch, on a CPU or a GPU, and bind it to an arena.
 
-    memory: the arena's bytes, in device memory if `device` is a GPU. dtype: the type to compute in.
-    Raises ModelError where the model, the arena and the device do not fit together.
+    memory: the arena's bytes, in device memory if the computation is on a GPU.
+    Raises ModelError where the model, the arena, the device and the attention backend do not fit together.
     """
     check_layout(card, layout)
-    torch.set_num_threads(threads)
-    target = torch.device(device)
+    torch.set_num_threads(computation.threads)
+    target = torch.device(computation.device)
     kv = PagedKV(on_device(memory, target), layout)
-    number, (config, weights) = TORCH_DTYPES[dtype], open_model(card)
-    if target.type != "cuda":
+    number, (config, weights) = TORCH_DTYPES[computation.dtype], open_model(card)
+    name = computation.attention or ("triton" if target.type == "cuda" else "sdpa")
+    if name != "triton":
+        backend = plain_backend(name, kv, number)
         with torch.inference_mode():
             model = Decoder(config, TensorLoader(weights, number, target))
-        return TorchEngine(model, kv, EagerRunner(model, SdpaBackend(), target), target)
+        return TorchEngine(model, kv, EagerRunner(model, backend, target), target)
     backend, decode_kernel, row_product = triton_kernels(config, number)
     with torch.inference_mode():
         model = Decoder(config, TensorLoader(weights, number, target, row_product))
@@ -67,6 +86,30 @@ def on_device(memory: memoryview | DeviceArray | Tensor, device: torch.device) -
     if device.type == "cuda":
         torch.cuda.set_device(device)  # Triton launches on the current device, even if its tensors are on another
     return torch.as_tensor(memory, device=device) if isinstance(memory, DeviceArray) else memory
+
+
+def plain_backend(name: str, kv: PagedKV, number: torch.dtype) -> AttentionBackend:
+    """Return a backend without kernels of ours. Raises ModelError if it cannot compute with this arena."""
+    plain: dict[str, AttentionBackend] = {
+        "sdpa": SdpaBackend(),
+        "jagged": JaggedBackend(),
+        "reference": ReferenceBackend(),
+    }
+    if name in plain:
+        return plain[name]
+    layout, on_gpu = kv.layout, kv.data.is_cuda
+    other = f"use --attention-backend {'triton' if on_gpu else 'sdpa'}"
+    if TORCH_DTYPES[layout.dtype] != number:
+        raise ModelError(
+            f"flex attention reads KV in the type of the computation, and KV is {layout.dtype} and the computation "
+            f"{str(number).removeprefix('torch.')}; set --kv-dtype to the value of --dtype, or {other}"
+        )
+    if on_gpu and (layout.head_dim > FLEX_HEAD_DIM_MAX or layout.block_tokens < FLEX_BLOCK_TOKENS_MIN):
+        raise ModelError(
+            f"flex attention on a GPU takes heads of up to {FLEX_HEAD_DIM_MAX} values and blocks of at least "
+            f"{FLEX_BLOCK_TOKENS_MIN} tokens, and not {layout.head_dim} and {layout.block_tokens}; {other}"
+        )
+    return FlexBackend()
 
 
 def check_layout(card: ModelCard, layout: KVLayout) -> None:

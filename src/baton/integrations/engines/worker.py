@@ -114,6 +114,7 @@ class EngineWorker:
         self.view = view
         self.state = "ready"
         self.pid = 0
+        self.attention_backend = ""
         self._batcher = batcher
         self._server = server
         self._handoffs = handoffs

@@ -17,7 +17,7 @@ from baton.compute.models.dtype import Dtype, Precision, kv_dtype, phase_precisi
 from baton.compute.native.build import can_be_built
 from baton.compute.native.load_native import native_problem
 from baton.compute.ranks.place import rank_problems
-from baton.core.config import DEVICE, BatchLimits, Config, Topology
+from baton.core.config import DEVICE, AttentionName, BatchLimits, Config, Topology
 from baton.core.errors import ConfigError
 from baton.core.types import HostId, WorkerView
 from baton.decide.cost.load import inline_files
@@ -59,6 +59,7 @@ class Computing:
     """Cores and memory of this host for the workers."""
     phases: Mapping[str, Precision] = field(default_factory=dict[str, Precision])
     """Precision of workers by the role that they start in. Empty: all compute in `dtype`."""
+    attention_backend: AttentionName = "auto"
 
     @property
     def precision_key(self) -> str:
@@ -108,13 +109,15 @@ def choose_computing(
         pipeline_parallel=parallel.pipeline,
     )
     weights = {config.weights, *(phase.weights for phase in phases.values())}
-    problems = [problem for each in sorted(weights) for problem in rank_problems(card, layout, each)]
+    problems = [
+        problem for each in sorted(weights) for problem in rank_problems(card, layout, each, config.attention_backend)
+    ]
     problems = list(dict.fromkeys(problems)) or layout.problems()
     if problems:
         raise ConfigError("\n".join(problems))
     if share is None:
         share = HostShare(cores=divide_cores([config.cores], own_cores())[0])
-    return Computing(device, dtype, layout, hash_tokens or layout.block_tokens, share, phases)
+    return Computing(device, dtype, layout, hash_tokens or layout.block_tokens, share, phases, config.attention_backend)
 
 
 def priced(config: Config, card: ModelCard, computing: Computing) -> Config:
@@ -158,7 +161,8 @@ def _engine_kind(card: ModelCard, computing: Computing) -> EngineKind:
     if computing.device.drivers:
         return "cuda"
     refusal = native_problem(card, computing.layout, computing.device.name)
-    return "native" if not refusal and can_be_built() else "torch"
+    is_native = computing.attention_backend in ("auto", "native") and not refusal and can_be_built()
+    return "native" if is_native else "torch"
 
 
 def shares_weights(card: ModelCard, computing: Computing) -> bool:
@@ -256,6 +260,7 @@ def _setups(
             dtype=computing.dtype,
             weights=config.weights,
             phases=dict(computing.phases),
+            attention_backend=config.attention_backend,
             device=computing.device.name,
             threads=threads,
             cores=cores,

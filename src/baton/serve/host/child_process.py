@@ -184,6 +184,7 @@ class WorkerProcess(ChildProcess):
         super().__init__(view.id, "baton.serve.worker", on_message=on_message, on_output=on_output)
         self.view = view
         self.state = "starting"
+        self.attention_backend = ""
         self._encoder = msgspec.msgpack.Encoder()
 
     async def begin(self, setup: WorkerSetup, descriptors: Sequence[int]) -> None:

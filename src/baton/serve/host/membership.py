@@ -315,7 +315,7 @@ class Membership:
         self._stream.put(WorkerStarting(link.view))
 
     def join(self, link: WorkerLink) -> None:
-        self._stream.put(WorkerUp(link.view.id, link.pid))
+        self._stream.put(WorkerUp(link.view.id, link.pid, link.attention_backend))
 
     def lose(self, worker: WorkerId, reason: str) -> None:
         self._stream.put(WorkerDown(worker, reason))

@@ -272,8 +272,8 @@ class Supervisor:
         process = slot.process
         assert process is not None
         match self._listener.receive(slot.setup.view.id, payload):
-            case WorkerReady():
-                process.state = "ready"
+            case WorkerReady(attention_backend=attention):
+                process.state, process.attention_backend = "ready", attention
                 self._listener.join(process)
                 if slot.deaths_s:
                     self._notices.tell(f"{slot.setup.view.id} is back")

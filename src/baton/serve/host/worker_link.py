@@ -22,6 +22,8 @@ class WorkerLink(Protocol):
     view: WorkerView
     state: str
     pid: int
+    attention_backend: str
+    """Name of its attention backend. Empty: unknown, or its engine has no attention."""
 
     def send(self, message: WorkerCommand) -> None:
         """Send a command. It is dropped if the worker has died: the loss is reported separately."""

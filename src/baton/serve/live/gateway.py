@@ -161,6 +161,7 @@ class LiveGateway:
             role=view.role,
             role_reason=self._driver.role_reasons.get(view.id, ""),
             pid=link.pid,
+            attention_backend=link.attention_backend,
             host=view.host,
             state=link.state,
             running=view.running_requests,

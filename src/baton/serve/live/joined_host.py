@@ -87,6 +87,7 @@ class RemoteWorker:
         self.view = view
         self.state = "starting"
         self.pid = 0
+        self.attention_backend = ""
         self._put = put
 
     def send(self, message: WorkerCommand) -> None:
@@ -220,9 +221,9 @@ class JoinedHost:
                 self._workers[view.id] = driver.links[view.id] = RemoteWorker(view, self.stream.put)
                 self.has_workers = True
                 driver.arrivals.without_workers.discard(self.id)
-            case WorkerUp(worker=worker, pid=pid) if worker in self._workers:
+            case WorkerUp(worker=worker, pid=pid, attention_backend=attention) if worker in self._workers:
                 link = self._workers[worker]
-                link.state, link.pid = "ready", pid
+                link.state, link.pid, link.attention_backend = "ready", pid, attention
                 self.asked.discard(worker)
                 driver.join(link)
                 self._registry.changed()

@@ -23,6 +23,8 @@ class WorkerStatus(Struct, frozen=True, kw_only=True):
     """Id of the worker's host."""
     role_reason: str = ""
     """Why a policy gave it this role. Empty: it was started in this role, or an operator chose it."""
+    attention_backend: str = ""
+    """Implementation of attention in its engine. Empty: its engine has none, or does not tell."""
 
 
 class TierStatus(Struct, frozen=True, kw_only=True):

@@ -59,6 +59,7 @@ class WorkerUp(Struct, frozen=True, tag=True):
 
     worker: WorkerId
     pid: int
+    attention_backend: str = ""
 
 
 class WorkerDown(Struct, frozen=True, tag=True):

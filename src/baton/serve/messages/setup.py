@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from baton.compute.models.card import ModelCard
 from baton.compute.models.dtype import Dtype, Precision
-from baton.core.config import BatchLimits, Plugin, SandboxConfig, SpeculationConfig, WeightsChoice
+from baton.core.config import AttentionName, BatchLimits, Plugin, SandboxConfig, SpeculationConfig, WeightsChoice
 from baton.core.copies import LayersDone
 from baton.core.messages import (
     BlocksGranted,
@@ -38,6 +38,7 @@ class WorkerSetup(Struct, frozen=True, kw_only=True, tag=True):
     weights: WeightsChoice = "dense"
     phases: dict[str, Precision] = {}
     """Precision by the kind of the worker. Empty: `dtype` and `weights` apply to all."""
+    attention_backend: AttentionName = "auto"
     device: str = "cpu"
     """`cpu`, or `cuda:N`: then the attached descriptor holds the arena's CUDA handles."""
     threads: int

@@ -46,13 +46,14 @@ def run_worker(descriptor: int) -> int:
         if setup.layout.ranks > 1 and setup.card.format != "hash":
             crew = RankCrew(setup, arena.fd)
         _pin(setup)
-        engine = _load(setup, arena.memory, link, crew, _weights_file(weights))
+        choice = replace(_choose(setup, link), weights_file=_weights_file(weights))
+        engine = _load(setup, arena.memory, link, crew, choice)
         batcher = _batcher(setup)
         steps = _step_log(setup)
     except BatonError as error:
         link.put(WorkerFailed(setup.view.id, str(error)))
         return 1
-    link.put(WorkerReady(setup.view.id, os.getpid()))
+    link.put(WorkerReady(setup.view.id, os.getpid(), choice.attention))
     try:
         StepLoop(link, batcher, engine, steps, _watch(setup, engine, link)).run()
     finally:
@@ -67,19 +68,25 @@ def _weights_file(descriptors: Sequence[int]) -> WeightsFile | None:
     return WeightsFile(descriptors[0]) if descriptors else None
 
 
+def _choose(setup: WorkerSetup, link: ServerLink) -> EngineChoice:
+    """Choose the engine. Raises ModelError if no engine can compute the model as configured."""
+    may_be_native = setup.attention_backend in ("auto", "native")
+    if may_be_native and not native_problem(setup.card, setup.layout, setup.device) and has_to_be_built():
+        text = "compiling the native engine, once per machine and version: about half a minute"
+        link.put(WorkerProgress(setup.view.id, text))
+    weights, attention = setup.precision.weights, setup.attention_backend
+    choice = choose_engine(setup.card, setup.layout, device=setup.device, weights=weights, attention=attention)
+    return replace(choice, guest_cores=setup.guest_cores, sandbox=setup.sandbox)
+
+
 def _load(
     setup: WorkerSetup,
     memory: memoryview | DeviceArray,
     link: ServerLink,
     crew: RankCrew | None,
-    weights_file: WeightsFile | None,
+    choice: EngineChoice,
 ) -> StepEngine:
     started_s = now_s()
-    if not native_problem(setup.card, setup.layout, setup.device) and has_to_be_built():
-        text = "compiling the native engine, once per machine and version: about half a minute"
-        link.put(WorkerProgress(setup.view.id, text))
-    choice = choose_engine(setup.card, setup.layout, device=setup.device, weights=setup.precision.weights)
-    choice = replace(choice, guest_cores=setup.guest_cores, sandbox=setup.sandbox, weights_file=weights_file)
     size_mib, precision = setup.card.weight_bytes / 2**20, setup.precision
     types = precision.dtype if precision.weights == "dense" else f"{precision.dtype}, {precision.weights} weights"
     link.put(WorkerProgress(setup.view.id, f"loading {setup.card.name} ({size_mib:.0f} MiB, {types}) on the {choice}"))

@@ -27,6 +27,7 @@ class Idle:
         self.view = view
         self.state = "ready"
         self.pid = 0
+        self.attention_backend = ""
 
     def send(self, message: object) -> None:
         """Take it."""

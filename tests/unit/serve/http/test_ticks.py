@@ -19,6 +19,7 @@ class IdleWorker:
 
     state = "ready"
     pid = 0
+    attention_backend = ""
 
     def __init__(self, name: str) -> None:
         self.view = WorkerView(id=WorkerId(name), host=HOST, role="mixed")

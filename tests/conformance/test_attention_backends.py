@@ -1,0 +1,98 @@
+"""Every attention backend gives the formula's result on the same ragged batches over scattered blocks.
+
+Blocks of no request, and slots after a request's last token, hold NaN. Triton's cases run in its interpreter
+(tests/unit/compute/test_triton_decode.py); the native engine's attention is compared in tests/numerics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._dynamo.utils import counters
+
+from baton.compute.torch.kernels.attention_backend import AttentionBackend
+from baton.compute.torch.kernels.flex import FlexBackend
+from baton.compute.torch.kernels.jagged import JaggedBackend
+from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
+from baton.decide.kv.layout import KVLayout
+from tests.attention_cases import CASES, LAYERS, compare
+from tests.seeds import Seeds
+
+BACKENDS = [SdpaBackend, JaggedBackend]
+each_backend = pytest.mark.parametrize("backend", BACKENDS)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+
+@each_backend
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("group", "window"), [(1, 1), (3, None), (3, 24)])
+def test_ragged_batches(backend: Callable[[], AttentionBackend], case: str, window: int | None, group: int) -> None:
+    layout = KVLayout(layers=LAYERS, kv_heads=2, head_dim=8, block_tokens=16, dtype="float32")
+    compare(backend(), CASES[case], layout, 2 * group, window)
+
+
+@each_backend
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+@pytest.mark.parametrize("block_tokens", [8, 128])
+def test_sizes_of_heads_and_blocks(backend: Callable[[], AttentionBackend], head_dim: int, block_tokens: int) -> None:
+    layout = KVLayout(layers=LAYERS, kv_heads=1, head_dim=head_dim, block_tokens=block_tokens, dtype="float32")
+    compare(backend(), [(1, 9), (10, 130)], layout, 2, None)
+
+
+@each_backend
+def test_latent_vectors_are_keys_and_values(backend: Callable[[], AttentionBackend]) -> None:
+    layout = KVLayout(layers=LAYERS, kv_heads=1, head_dim=576, block_tokens=16, dtype="float32", planes=1)
+    compare(backend(), [(1, 40), (7, 12)], layout, 4, None)
+
+
+@each_backend
+def test_requests_share_the_blocks_of_a_prefix(backend: Callable[[], AttentionBackend]) -> None:
+    layout = KVLayout(layers=LAYERS, kv_heads=2, head_dim=8, block_tokens=16, dtype="float32")
+    compare(backend(), [(1, 40), (9, 36)], layout, 4, None, shared_blocks=2)
+
+
+@each_backend
+def test_random_batches(backend: Callable[[], AttentionBackend], seeds: Seeds) -> None:
+    @settings(max_examples=100 if seeds.deep else 15)
+    @given(
+        sizes=st.lists(st.tuples(st.sampled_from([1, 1, 1, 2, 17]), st.integers(0, 70)), min_size=1, max_size=4),
+        block_tokens=st.sampled_from([8, 16, 32]),
+        window=st.sampled_from([None, 1, 9, 64]),
+    )
+    def equal(sizes: list[tuple[int, int]], block_tokens: int, window: int | None) -> None:
+        layout = KVLayout(layers=LAYERS, kv_heads=2, head_dim=8, block_tokens=block_tokens, dtype="float32")
+        compare(backend(), sizes, layout, 4, window)
+
+    equal()
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("group", [1, 3])
+def test_flex_compiles_two_forms_for_all_batches(group: int) -> None:
+    """Batch sizes, tables, lengths and windows differ. torch compiles each form in 10 s of CPU."""
+    torch.compiler.reset()
+    counters["stats"].clear()
+    layout = KVLayout(layers=LAYERS, kv_heads=2, head_dim=8, block_tokens=16, dtype="float32")
+    backend = FlexBackend()
+    for sizes in (*CASES.values(), [(1, 12)] * 19):
+        for window in (None, 1, 24):
+            compare(backend, sizes, layout, 2 * group, window, blocks_min=64)
+    compare(backend, [(1, 40), (9, 36)], layout, 2 * group, None, shared_blocks=2, blocks_min=64)
+    assert counters["stats"]["unique_graphs"] == 2
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(("head_dim", "block_tokens", "planes"), [(80, 8, 2), (256, 128, 2), (576, 16, 1)])
+def test_sizes_of_flex_attention(head_dim: int, block_tokens: int, planes: int) -> None:
+    torch.compiler.reset()
+    layout = KVLayout(
+        layers=LAYERS, kv_heads=1, head_dim=head_dim, block_tokens=block_tokens, dtype="float32", planes=planes
+    )
+    compare(FlexBackend(), [(1, 9), (1, 200), (10, 130)], layout, 2, 64)
