@@ -63,7 +63,7 @@ def add_fleet(parser: argparse.ArgumentParser) -> None:
         choices=("baton", "vllm", "sglang"),
         help="of --engine-url; without it, Baton starts servers",
     )
-    parser.add_argument("--engine-command", metavar="CMD", help="program that starts a server (default: --engine)")
+    parser.add_argument("--engine-command", metavar="CMD", help="their program (default: --engine)")
     parser.add_argument("--engine-flags", metavar="FLAGS", help="their further flags, as one text")
     parser.add_argument("--engine-store", metavar="URL", help="store for their KV, as of a tier")
     parser.add_argument("--engine-key-file", type=Path, metavar="FILE", help=f"their key (default: {ENGINE_KEY})")

@@ -50,7 +50,7 @@ class EnginesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     start: Literal["baton", "vllm", "sglang"] = "baton"
     """Engine of the workers in `topology`, which Baton starts."""
     command: str = ""
-    """Program of started servers, with arguments. Empty: the engine's name."""
+    """Their program, with arguments. Empty: the engine's name."""
     flags: str = ""
     """Their further flags."""
     store: str = ""
