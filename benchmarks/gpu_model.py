@@ -95,10 +95,10 @@ def engines(folder: Path, blocks: int, device: torch.device) -> tuple[Work, dict
     kv = PagedKV(torch.zeros(layout.block_bytes * blocks, dtype=torch.uint8, device=device), layout)
     random_kv(kv.data)
     config, weights = open_model(card)
-    backend, kernel, row_product = triton_kernels(config, number)
-    model = Decoder(config, TensorLoader(weights, number, device, row_product))
+    kernels = triton_kernels(config, number)
+    model = Decoder(config, TensorLoader(weights, number, device, kernels.row_product, kernels.ops))
     capture = CudaCapture() if device.type == "cuda" else NoCapture()
-    served = GraphRunner(EagerRunner(model, backend, device), kv, kernel, capture)
+    served = GraphRunner(EagerRunner(model, kernels.backend, device), kv, kernels.decode, capture)
     plain = EagerRunner(model, SdpaBackend(), device)
     return Work(config, layout), {
         "baton": TorchEngine(model, kv, served, device), "sdpa": TorchEngine(model, kv, plain, device),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from baton.compute.decode_sizes import SPLIT_TOKENS
+from baton.compute.torch.kernels.layer_ops import HeadNorms, NewTokens, TorchOps
 from baton.compute.torch.kernels.paged_decode import DecodeTables
 from baton.compute.torch.kernels.paged_kv import PagedKV
 
@@ -51,7 +52,40 @@ def _merged(scores: Tensor, values: Tensor) -> Tensor:
         weights = (scores[..., first : first + SPLIT_TOKENS] - peak).exp()
         total = total + weights.sum(-1, keepdim=True)
         out = out + weights @ values[:, :, first : first + SPLIT_TOKENS]
-    return out / total
+    return torch.where(total.isnan(), 0.0, out / total)  # a request without keys gets zeros
+
+
+class PaddedOps(TorchOps):
+    """Implements `LayerOps` on any device, with padding. Slow: the reference of the Triton kernels."""
+
+    def rotate_and_write(self, qkv: Tensor, layer: int, new: NewTokens, norms: HeadNorms | None) -> Tensor:
+        return TorchOps.rotate_and_write(self, qkv, layer, replace(new, kv=_PaddedKV(new.kv)), norms)
+
+    def write_latents(self, latents: Tensor, layer: int, new: NewTokens) -> None:
+        _PaddedKV(new.kv).write_latents(layer, new.slots, latents)
+
+
+class _PaddedKV:
+    """Writes to an arena for tokens of slots from 0 on. All shapes are fixed, so that a graph can record it."""
+
+    def __init__(self, kv: PagedKV) -> None:
+        self.layout = kv.layout
+        self._kv = kv
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        for plane, rows in enumerate((keys, values)):
+            self._write(self._kv.first_row(layer, plane), slots, rows.flatten(1))
+
+    def write_latents(self, layer: int, slots: Tensor, latents: Tensor) -> None:
+        self._write(self._kv.first_row(layer), slots, latents)
+
+    def _write(self, first_row: int, slots: Tensor, rows: Tensor) -> None:
+        """Padding repeats the write of the first real token. Without one, it writes what is already there."""
+        real = slots >= 0
+        source = torch.where(real, torch.arange(len(slots)), real.int().argmax())
+        places = slots[source].clamp(min=0) + first_row
+        stored = self._kv.token_rows[places]
+        self._kv.token_rows.index_copy_(0, places, torch.where(real.any(), rows[source].to(stored.dtype), stored))
 
 
 class TorchRowProduct:

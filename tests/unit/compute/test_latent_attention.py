@@ -54,7 +54,7 @@ def _formula(rows: list[Row], kv: PagedKV, layer: int, nope: Tensor, rope: Tenso
         for head in range(HEADS):
             keys = torch.cat((compressed @ up.keys[head].double().T, positioned), -1)
             queries = torch.cat((nope[tokens, head], rope[tokens, head]), -1).double()
-            hidden = ~visible(row.start, row.total, 0, row.total, None)
+            hidden = ~visible(range(row.start, row.total), range(row.total), None)
             weights = (queries @ keys.T * LATENT.score_scale).masked_fill(hidden, float("-inf")).softmax(-1)
             out[tokens, head] = weights @ compressed @ up.values[head].double()
     return out.flatten(1)

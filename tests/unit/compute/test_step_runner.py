@@ -7,21 +7,27 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec import structs
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from baton.compute import decode_sizes
 from baton.compute.models.open_model import open_model
 from baton.compute.models.resolve import resolve_model
 from baton.compute.step_engine import StepEngine
+from baton.compute.torch import step_runner
 from baton.compute.torch.engine import TorchEngine
-from baton.compute.torch.kernels.paged_kv import PagedKV
+from baton.compute.torch.kernels.attention_backend import AttentionPlan
+from baton.compute.torch.kernels.paged_decode import DecodeKernel, DecodeTables
+from baton.compute.torch.kernels.paged_kv import BlockTables, PagedKV
 from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
 from baton.compute.torch.layers.decoder import Decoder
 from baton.compute.torch.layers.tensor_loader import TensorLoader
 from baton.compute.torch.step_runner import EagerRunner, GraphCapture, GraphRunner, NoCapture, Replay
+from baton.core.types import BlockId
+from baton.decide.kv.layout import KVLayout
 from tests.numerics.test_architectures import CONFIGS, TOKENS
 from tests.unit.compute.models import part_of, poison, run, tiny_model
-from tests.unit.compute.reference_kernels import TorchDecodeKernel, TorchRowProduct
+from tests.unit.compute.reference_kernels import PaddedOps, TorchDecodeKernel, TorchRowProduct
 
 BLOCKS, BLOCK_TOKENS = 80, 4
 CPU = torch.device("cpu")
@@ -34,17 +40,33 @@ class TracedCapture:
         return torch.inference_mode()(make_fx(compute)())
 
 
-def _engine(model_path: Path, capture: GraphCapture | None) -> tuple[TorchEngine, bytearray]:
+class CountingCapture:
+    """Counts captures."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def capture(self, compute: Replay) -> Replay:
+        self.count += 1
+        compute()
+        return compute
+
+
+def _engine(
+    model_path: Path, capture: GraphCapture | None, kernel: DecodeKernel | None = None
+) -> tuple[TorchEngine, bytearray]:
     card = resolve_model(str(model_path))
     layout, (config, weights) = card.layout(block_tokens=BLOCK_TOKENS, dtype="float32"), open_model(card)
     arena = bytearray(layout.block_bytes * BLOCKS)
     poison(arena)
     kv = PagedKV(memoryview(arena), layout)
     with torch.inference_mode():
-        product = TorchRowProduct() if capture is not None else None
-        model = Decoder(config, TensorLoader(weights, torch.float32, CPU, product))
+        loader = TensorLoader(weights, torch.float32, CPU)
+        if capture is not None:
+            loader = TensorLoader(weights, torch.float32, CPU, TorchRowProduct(), PaddedOps())
+        model = Decoder(config, loader)
     eager = EagerRunner(model, SdpaBackend(), CPU)
-    runner = eager if capture is None else GraphRunner(eager, kv, TorchDecodeKernel(), capture)
+    runner = eager if capture is None else GraphRunner(eager, kv, kernel or TorchDecodeKernel(), capture)
     return TorchEngine(model, kv, runner, CPU), arena
 
 
@@ -100,3 +122,54 @@ def test_steps_without_a_graph_run_eagerly(tmp_path: Path) -> None:
     run(engine, part_of(TOKENS[:8], range(2)))
     parts = [part_of(TOKENS[:9], [0, 1, 2], start=8) for _ in range(count)]
     assert len({result.token for result in run(engine, *parts)}) == 1
+
+
+def test_all_graphs_are_captured_before_the_first_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The captures write nothing to the arena, and no step needs a further one."""
+    monkeypatch.setattr(decode_sizes, "WIDTH_TOKENS_MIN", 16)
+    monkeypatch.setattr(step_runner, "BATCH_BUCKETS", (1, 2, 4))
+    tiny_model(CONFIGS["llama_tied"]).save_pretrained(tmp_path)
+    capture = CountingCapture()
+    engine, arena = _engine(tmp_path, capture)
+    engine.warm_up()
+    assert arena == b"\xff" * len(arena)
+    captured = capture.count
+    assert captured >= 2 * 3
+    _decode_together(engine, COUNTS)
+    assert capture.count == captured
+
+
+def test_padding_attends_to_nothing(tmp_path: Path) -> None:
+    """A graph for 4 requests reads no key for the place of the fourth one."""
+    tiny_model(CONFIGS["llama_tied"]).save_pretrained(tmp_path)
+    lengths: list[list[int]] = []
+
+    class Watched(TorchDecodeKernel):
+        def plan(self, tables: DecodeTables, kv: PagedKV) -> AttentionPlan:
+            lengths.append(tables.lengths.tolist())
+            return super().plan(tables, kv)
+
+    engine, _ = _engine(tmp_path, NoCapture(), Watched())
+    for index in range(3):
+        run(engine, part_of(TOKENS[:8], [2 * index, 2 * index + 1]))
+    run(engine, *(part_of(TOKENS[:8], [2 * index, 2 * index + 1], start=7) for index in range(3)))
+    assert lengths == [[8, 8, 8, 0]]
+
+
+def test_tables_are_converted_again_only_after_a_grant() -> None:
+    """The same tuple is the same table. A list may have changed in place."""
+    layout = KVLayout(layers=1, kv_heads=1, head_dim=2, block_tokens=BLOCK_TOKENS, dtype="float32")
+    tables, granted = BlockTables(), (BlockId(3), BlockId(5))
+
+    def blocks(table: Sequence[BlockId], start: int) -> torch.Tensor:
+        part = structs.replace(part_of([0] * (start + 1), [0], start=start), block_table=table)
+        return tables.rows([part], layout)[0].blocks
+
+    first = blocks(granted, 2)
+    assert blocks(granted, 3) is first
+    assert blocks(granted, 4).tolist() == [3, 5]
+    assert blocks((BlockId(3), BlockId(6)), 5).tolist() == [3, 6]
+    changing = [BlockId(1), BlockId(2)]
+    assert blocks(changing, 6).tolist() == [1, 2]
+    changing[1] = BlockId(7)
+    assert blocks(changing, 6).tolist() == [1, 7]

@@ -10,13 +10,15 @@ import sys
 
 import torch
 
+from baton.compute.torch.kernels.layer_ops import HeadNorms, NewTokens
 from baton.compute.torch.kernels.paged_decode import decode_tables
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.compute.torch.kernels.reference import ReferenceBackend
 from baton.compute.triton.launch import TritonBackend, TritonDecodeKernel, TritonRowProduct
+from baton.compute.triton.layer_ops import TritonOps
 from baton.decide.kv.layout import KVLayout
 from tests.unit.compute import triton_properties
-from tests.unit.compute.reference_kernels import TorchDecodeKernel, TorchRowProduct
+from tests.unit.compute.reference_kernels import PaddedOps, TorchDecodeKernel, TorchRowProduct
 
 LENGTHS = {"short": [1, 15, 16, 17], "ragged": [1, 40, 513], "one_long": [1030]}
 HEADS = {"no_group": (2, 2, 8), "group_of_3": (6, 2, 8), "wide_group": (40, 1, 24), "odd_width": (4, 2, 20)}
@@ -98,6 +100,79 @@ def mixed_step() -> None:
     print(f"mixed step: {worst:.3e}")
 
 
+def chunks() -> None:
+    """Chunks from a request's start, and behind cached blocks, in pieces of any size. Unwritten slots are NaN."""
+    for heads, kv_heads, head_dim in ((4, 2, 16), (3, 1, 80)):
+        layout = KVLayout(
+            layers=LAYERS, kv_heads=kv_heads, head_dim=head_dim, block_tokens=BLOCK_TOKENS, dtype="float32"
+        )
+        rows, kv = batch([50, 33, 30, 133, 2], layout)
+        counts = (50, 9, 1, 33, 2)  # new tokens: one request decodes
+        firsts = [sum(counts[:index]) for index in range(len(counts))]
+        rows = [
+            Row(first, count, row.total - count, row.blocks)
+            for first, count, row in zip(firsts, counts, rows, strict=True)
+        ]
+        queries = torch.randn(sum(counts), heads, head_dim)
+        backend = TritonBackend(TritonDecodeKernel(products=torch.float32))
+        for window in (None, 1, 40):
+            mine = backend.plan(rows, kv).run(1, queries, window)
+            worst = float((mine - ReferenceBackend().plan(rows, kv).run(1, queries, window)).abs().max())
+            print(f"chunks of heads of {head_dim}, window {window}: {worst:.3e}")
+        row = rows[3]  # the same tokens, cut elsewhere
+        pieces = [Row(0, 20, row.start, row.blocks[:8]), Row(0, 13, row.start + 20, row.blocks)]
+        cut = [
+            backend.plan([piece], kv).run(1, queries[row.first + start : row.first + start + piece.count], None)
+            for start, piece in zip((0, 20), pieces, strict=True)
+        ]
+        whole = backend.plan(rows, kv).run(1, queries, None)[row.first : row.first + row.count]
+        print(f"same bits in other chunks, heads of {head_dim}: {float((torch.cat(cut) != whole).sum()):.3e}")
+
+
+def latent_chunk() -> None:
+    """A few tokens behind cached ones read the latents as they are."""
+    torch.manual_seed(4)
+    layout = KVLayout(layers=LAYERS, kv_heads=1, head_dim=32, block_tokens=BLOCK_TOKENS, dtype="float32", planes=1)
+    rows, kv = batch([40, 33], layout)
+    mixed = [Row(0, 5, 35, rows[0].blocks), Row(5, 1, 32, rows[1].blocks)]
+    queries = torch.randn(6, 5, 32)
+    kernel = TritonDecodeKernel(products=torch.float32, rope_dim=8)
+    mine = TritonBackend(kernel).plan(mixed, kv).run(1, queries, None).view(queries.shape)[..., :24]
+    oracle = ReferenceBackend().plan(mixed, kv).run(1, queries, None).view(queries.shape)[..., :24]
+    print(f"latent chunk: {float((mine - oracle).abs().max()):.3e}")
+
+
+def layer_ops() -> None:
+    """Each fused operation equals torch's. Padding writes no KV."""
+    torch.manual_seed(4)
+    mine, oracle = TritonOps(), PaddedOps()
+    hidden, added, weight = torch.randn(3, 72), torch.randn(3, 72), torch.randn(72)
+    for name, second in (("norm", None), ("sum and norm", added)):
+        found, expected = mine.add_norm(hidden, second, weight, 1e-5), oracle.add_norm(hidden, second, weight, 1e-5)
+        print(f"{name}: {max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True)):.3e}")
+    gate_up = torch.randn(3, 2 * 1100)
+    print(f"gate: {float((mine.gate(gate_up) - oracle.gate(gate_up)).abs().max()):.3e}")
+    cos, sin = torch.randn(2, 4, 1, 20)
+    slots = torch.tensor([17, 3, -1, 40])
+    norms = HeadNorms(torch.randn(20), torch.randn(20), 1e-6)
+    for name, each in (("rotation", None), ("rotation after norms", norms)):
+        layout = KVLayout(layers=LAYERS, kv_heads=2, head_dim=20, block_tokens=BLOCK_TOKENS, dtype="float32")
+        qkv, arenas, found = torch.randn(4, 6 + 4, 20), [], []
+        for ops in (mine, oracle):
+            kv = PagedKV(torch.zeros(layout.block_bytes * 3, dtype=torch.uint8), layout)
+            found.append(ops.rotate_and_write(qkv, 1, NewTokens(cos, sin, slots, kv), each))
+            arenas.append(kv.data)
+        worst = max(float((found[0] - found[1]).abs().max()), float((arenas[0] - arenas[1]).abs().max()))
+        print(f"{name}: {worst:.3e}")
+    layout = KVLayout(layers=LAYERS, kv_heads=1, head_dim=40, block_tokens=BLOCK_TOKENS, dtype="float32", planes=1)
+    latents, arenas = torch.randn(4, 40), []
+    for ops in (mine, oracle):
+        kv = PagedKV(torch.zeros(layout.block_bytes * 3, dtype=torch.uint8), layout)
+        ops.write_latents(latents, 1, NewTokens(cos, sin, slots, kv))
+        arenas.append(kv.data)
+    print(f"latents: {float((arenas[0] - arenas[1]).abs().max()):.3e}")
+
+
 def main() -> None:
     for heads in HEADS:
         case(f"heads {heads}", [40, 514] if heads == "wide_group" else [1, 40], HEADS[heads])
@@ -109,6 +184,9 @@ def main() -> None:
         case(f"stored as {dtype}", [1, 40], HEADS["no_group"], dtype=dtype)
     case("latent", [40, 514], (5, 1, 24 + 8), rope_dim=8)
     mixed_step()
+    chunks()
+    latent_chunk()
+    layer_ops()
     expert_rows()
     alone_and_together()
     triton_properties.run(int(sys.argv[1]))

@@ -18,9 +18,11 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
+from baton.compute.torch.kernels.layer_ops import NewTokens
 from baton.compute.torch.kernels.paged_decode import DecodeTables
-from baton.compute.torch.kernels.paged_kv import PagedKV
-from baton.compute.triton.launch import TritonDecodeKernel, TritonRowProduct
+from baton.compute.torch.kernels.paged_kv import PagedKV, Row
+from baton.compute.triton.launch import TritonBackend, TritonDecodeKernel, TritonRowProduct
+from baton.compute.triton.layer_ops import TritonOps
 from baton.decide.kv.layout import KVLayout
 
 SHARED_BYTES_MAX = {80: 166_912, 90: 232_448, 100: 232_448}
@@ -86,6 +88,35 @@ def decode(heads: tuple[int, int, int], number: torch.dtype, *, rope_dim: int) -
             plan.run(layer, queries, window)
 
 
+def chunks(heads: tuple[int, int, int], number: torch.dtype) -> None:
+    """Launch chunks with tables of several widths, in two layers, with and without a window."""
+    count, kv_heads, head_dim = heads
+    stored = "bfloat16" if number == torch.bfloat16 else "float32"
+    layout = KVLayout(layers=2, kv_heads=kv_heads, head_dim=head_dim, block_tokens=16, dtype=stored)
+    kv = PagedKV(torch.zeros(layout.block_bytes, dtype=torch.uint8), layout)
+    backend = TritonBackend(TritonDecodeKernel(products=number))
+    for start, tokens in ((0, 70), (16, 2), (4096, 500)):
+        blocks = torch.zeros(-(-(start + tokens) // 16), dtype=torch.int64)
+        plan = backend.plan([Row(0, tokens, start, blocks)], kv)
+        for layer, window in ((0, None), (1, 16), (1, 30)):
+            plan.run(layer, torch.zeros(tokens, count, head_dim, dtype=number), window)
+
+
+def layers(heads: tuple[int, int, int], number: torch.dtype) -> None:
+    """Launch the operations between the products of a layer."""
+    count, kv_heads, head_dim = heads
+    size, ops = count * head_dim, TritonOps()
+    layout = KVLayout(layers=2, kv_heads=kv_heads, head_dim=head_dim, block_tokens=16, dtype="bfloat16")
+    kv = PagedKV(torch.zeros(layout.block_bytes, dtype=torch.uint8), layout)
+    hidden, weight = torch.zeros(2, size, dtype=number), torch.zeros(size, dtype=number)
+    ops.add_norm(hidden, hidden, weight, 1e-5)
+    ops.gate(torch.zeros(2, 8 * size, dtype=number))
+    angles = torch.zeros(2, 1, head_dim, dtype=number)
+    new = NewTokens(angles, angles, torch.zeros(2, dtype=torch.int64), kv)
+    for layer in range(2):
+        ops.rotate_and_write(torch.zeros(2, count + 2 * kv_heads, head_dim, dtype=number), layer, new, None)
+
+
 def main() -> None:
     """Arguments: types of numbers, shapes (or `all`), and a compute capability.
 
@@ -101,6 +132,9 @@ def main() -> None:
                 if sys.argv[2] in (shape, "all"):
                     device.case = f"{shape} {name}"
                     decode(heads, number, rope_dim=rope_dim)
+                    if not rope_dim:
+                        chunks(heads, number)
+                        layers(heads, number)
         device.case = f"experts {name}"
         TritonRowProduct()(torch.zeros(2, 2048, dtype=number), torch.zeros(4, 768, 2048, dtype=number),
                            torch.zeros(4, dtype=torch.int64))  # fmt: skip

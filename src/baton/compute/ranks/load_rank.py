@@ -167,8 +167,8 @@ def load_rank(
     if device.type == "cpu":
         backend, loader = SdpaBackend(), TensorLoader(weights, number, device)
     else:
-        backend, _, row_product = triton_kernels(part, number)
-        loader = TensorLoader(weights, number, device, row_product)
+        kernels = triton_kernels(part, number)
+        backend, loader = kernels.backend, TensorLoader(weights, number, device, kernels.row_product, kernels.ops)
     with torch.inference_mode():
         model = Decoder(part, loader, collectives)
     kv = PagedKV(memory, rank_layout(layout, place), arena.part)

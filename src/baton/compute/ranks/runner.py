@@ -76,6 +76,9 @@ class LeaderRunner:
                 self.channel.send(Project(list(picked)))
             return self.own.project(hidden, picked)
 
+    def prepare(self) -> None:
+        """Ranks run no graphs."""
+
 
 class FollowerRank:
     """Executes the commands of the first rank on another rank."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from baton.compute.sampler import Drawn, HostSampler, Sampler, drawn_rows
-from baton.compute.torch.kernels.paged_kv import PagedKV, Row, ragged_rows, scratch_block
+from baton.compute.torch.kernels.paged_kv import BlockTables, PagedKV, Row, scratch_block
 from baton.compute.torch.layers.decoder import Decoder
 from baton.compute.torch.sampler import DeviceSampler
 from baton.compute.torch.step_runner import StepRunner
@@ -88,6 +88,7 @@ class TorchEngine:
         self._runner = runner
         self._device = device
         self._queue = queue or queue_of(device)
+        self._tables = BlockTables()
         self._sampler: Sampler = DeviceSampler() if device.type == "cuda" else HostSampler()
 
     def execute(self, step: Step) -> StepResult:
@@ -99,7 +100,7 @@ class TorchEngine:
         return self._execute(step, self._kv) if step.slices else StepResult()
 
     def warm_up(self) -> None:
-        """Run a chunk and a decode step once, before the first request. Writes to scratch memory, not to the arena."""
+        """Run a chunk and a decode step, and capture all graphs, before the first request. The arena is not written."""
         scratch = scratch_block(self._kv.layout, self._device)
         tokens = [0] * self.layout.block_tokens
         for start, count in (
@@ -118,6 +119,8 @@ class TorchEngine:
             )
             if count:
                 self._execute(Step((part,)), scratch)
+        self._runner.prepare()
+        self._queue.wait()
 
     def _execute(self, step: Step, kv: PagedKV) -> StepResult:
         self._check_tokens(step.slices)
@@ -137,7 +140,7 @@ class TorchEngine:
     @torch.inference_mode()
     def _compute(self, step: Step, kv: PagedKV) -> StepResult:
         tokens = [token for part in step.slices for token in part.tokens[part.start : part.start + part.count]]
-        rows = ragged_rows(step.slices, self.layout)
+        rows = self._tables.rows(step.slices, self.layout)
         hidden = self._runner.hidden(tokens, rows, kv)
         drawn = iter(self._sample(step.slices, rows, hidden))
         results: list[SliceResult] = []

@@ -16,6 +16,7 @@ from baton.compute.torch.kernels.attention_backend import AttentionBackend
 from baton.compute.torch.kernels.expert_rows import RowProduct
 from baton.compute.torch.kernels.flex import FlexBackend
 from baton.compute.torch.kernels.jagged import JaggedBackend
+from baton.compute.torch.kernels.layer_ops import LayerOps
 from baton.compute.torch.kernels.paged_decode import DecodeKernel
 from baton.compute.torch.kernels.paged_kv import TORCH_DTYPES, PagedKV
 from baton.compute.torch.kernels.reference import ReferenceBackend
@@ -65,11 +66,11 @@ def load_torch_engine(
         with torch.inference_mode():
             model = Decoder(config, TensorLoader(weights, number, target))
         return TorchEngine(model, kv, EagerRunner(model, backend, target), target)
-    backend, decode_kernel, row_product = triton_kernels(config, number)
+    kernels = triton_kernels(config, number)
     with torch.inference_mode():
-        model = Decoder(config, TensorLoader(weights, number, target, row_product))
-    eager = EagerRunner(model, backend, target)
-    return TorchEngine(model, kv, GraphRunner(eager, kv, decode_kernel, CudaCapture()), target)
+        model = Decoder(config, TensorLoader(weights, number, target, kernels.row_product, kernels.ops))
+    eager = EagerRunner(model, kernels.backend, target)
+    return TorchEngine(model, kv, GraphRunner(eager, kv, kernels.decode, CudaCapture()), target)
 
 
 def on_device(memory: memoryview | DeviceArray | Tensor, device: torch.device) -> memoryview | Tensor:
@@ -132,17 +133,26 @@ def check_layout(card: ModelCard, layout: KVLayout) -> None:
         )
 
 
-def triton_kernels(config: ModelConfig, dtype: torch.dtype) -> tuple[AttentionBackend, DecodeKernel, RowProduct]:
-    """Return the GPU kernels: attention, decode attention for CUDA graphs, products with experts' weights.
+@dataclass(frozen=True, slots=True)
+class DeviceKernels:
+    """The kernels of a GPU."""
 
-    Raises ModelError if triton is not installed.
-    """
+    backend: AttentionBackend
+    decode: DecodeKernel
+    """Attention of the decode steps that CUDA graphs replay."""
+    row_product: RowProduct
+    ops: LayerOps
+
+
+def triton_kernels(config: ModelConfig, dtype: torch.dtype) -> DeviceKernels:
+    """Return Triton's kernels for a model. Raises ModelError if triton is not installed."""
     try:
         from baton.compute.triton.launch import TritonBackend, TritonDecodeKernel, TritonRowProduct
+        from baton.compute.triton.layer_ops import TritonOps
     except ImportError as error:
         raise ModelError(
             "decoding on CUDA needs triton, which CUDA builds of PyTorch bring along; install it: pip install triton"
         ) from error
     rope_dim = config.latent.rope_dim if config.latent is not None else 0
     kernel = TritonDecodeKernel(products=dtype, rope_dim=rope_dim)
-    return TritonBackend(kernel), kernel, TritonRowProduct()
+    return DeviceKernels(TritonBackend(kernel), kernel, TritonRowProduct(), TritonOps())

@@ -9,17 +9,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from baton.compute.decode_sizes import batch_bucket, width_bucket
+from baton.compute.decode_sizes import BATCH_BUCKETS, batch_bucket, width_bucket
 from baton.compute.torch.kernels.attention_backend import AttentionBackend
-from baton.compute.torch.kernels.paged_decode import DecodeKernel, DecodeTables, decode_tables
+from baton.compute.torch.kernels.paged_decode import DecodeKernel, DecodeTables
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
-from baton.compute.torch.layers.attention import PlannedStep, positions_of
+from baton.compute.torch.layers.attention import PlannedStep
 from baton.compute.torch.layers.decoder import Decoder
 
 WARM_UPS = 2
 """Runs before a capture, in which libraries select kernels and allocate memory. A capture must not contain this."""
 
-Replay = Callable[[], Tensor]
+Replay = Callable[[], tuple[Tensor, Tensor]]
+"""Computes a step. Returns its hidden states [tokens, hidden] and logits [tokens, vocab]."""
 
 
 class StepRunner(Protocol):
@@ -30,7 +31,11 @@ class StepRunner(Protocol):
         ...
 
     def logits(self, hidden: Tensor, picked: Sequence[int]) -> Tensor:
-        """Return the logits of some rows of the hidden states: [picked, vocab], float32."""
+        """Return the logits of some rows of the hidden states of the last step: [picked, vocab], float32."""
+        ...
+
+    def prepare(self) -> None:
+        """Do what the first steps would have to wait for. Writes nothing to the arena."""
         ...
 
 
@@ -47,6 +52,9 @@ class EagerRunner:
 
     def logits(self, hidden: Tensor, picked: Sequence[int]) -> Tensor:
         return self.model.logits(hidden[torch.tensor(picked, device=self.device)])
+
+    def prepare(self) -> None:
+        """An operation needs no preparation."""
 
 
 class GraphCapture(Protocol):
@@ -77,7 +85,7 @@ class CudaCapture:
         with torch.cuda.graph(graph, pool=self._pool):
             out = compute()
 
-        def replay() -> Tensor:
+        def replay() -> tuple[Tensor, Tensor]:
             graph.replay()
             return out
 
@@ -91,71 +99,101 @@ class NoCapture:
         return compute
 
 
-@dataclass(frozen=True, slots=True)
 class _GraphInputs:
-    """The fixed tensors that one graph reads."""
+    """The fixed tensors that one graph reads. All lie in one tensor, so that a step needs a single upload.
 
-    tokens: Tensor  # [batch]
-    step: PlannedStep
-    tables: DecodeTables
+    Entries of the host's copy stay from step to step, and only those that changed are written.
+    """
 
-    def fill(self, tokens: Tensor, rows: Sequence[Row]) -> None:
-        """Copy the values of a step into the tensors."""
-        kv, host = self.step.kv, torch.device("cpu")
-        tables = decode_tables(rows, host)
-        self.tokens.copy_(tokens)
-        self.step.positions.copy_(positions_of(rows, host))
-        self.step.slots.copy_(kv.slots(rows))
-        self.tables.blocks[:, : tables.blocks.shape[1]].copy_(tables.blocks)
-        self.tables.lengths.copy_(tables.lengths)
+    def __init__(self, size: int, blocks: int, device: torch.device) -> None:
+        numbers = (3 + blocks) * size
+        self._host = torch.zeros(numbers, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._device = torch.zeros(numbers, dtype=torch.int32, device=device)
+        written = self._host.numpy()
+        self._fields = written[: 3 * size].reshape(3, size)  # tokens, positions, lengths
+        self._blocks = written[3 * size :].reshape(size, blocks)
+        self._held: list[Tensor | None] = [None] * size
+        """The table of each row of `_blocks`. An equal object is an equal table."""
+        self.tokens, self.positions, lengths = self._device[: 3 * size].view(3, size).unbind()  # [size] each
+        self.tables = DecodeTables(self._device[3 * size :].view(size, blocks), lengths)
+
+    def fill(self, tokens: Sequence[int], rows: Sequence[Row]) -> None:
+        """Upload the values of a step. The requests after its last one are padding, and have length 0."""
+        count = len(rows)
+        positions = [row.start for row in rows]
+        self._fields[0, :count] = tokens
+        self._fields[1, :count] = positions
+        self._fields[2, :count] = positions
+        self._fields[2, :count] += 1
+        self._fields[2, count:] = 0
+        for index, row in enumerate(rows):
+            if self._held[index] is not row.blocks:
+                self._held[index] = row.blocks
+                self._blocks[index, : len(row.blocks)] = row.blocks.numpy()
+        self._device.copy_(self._host, non_blocking=True)  # the engine waits for the step before it fills again
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """One captured decode step."""
+
+    inputs: _GraphInputs
+    replay: Replay
 
 
 @dataclass(slots=True)
 class GraphRunner:
     """Implements `StepRunner`: replays steps of one token per request as graphs, and runs other steps by `eager`.
 
-    A graph is captured when its size occurs for the first time. It always writes to the arena of its capture.
+    `prepare` captures every graph before the first request. A graph always writes to the arena of its capture.
     """
 
     eager: EagerRunner
     kv: PagedKV
     kernel: DecodeKernel
     capture: GraphCapture
-    _graphs: dict[tuple[int, int], tuple[_GraphInputs, Replay]] = field(default_factory=dict)
+    _graphs: dict[tuple[int, int], _Graph] = field(default_factory=dict)
+    _last: tuple[Tensor, Tensor] | None = None
+    """Hidden states and logits of the last replayed step, without its padding."""
 
     def hidden(self, tokens: Sequence[int], rows: Sequence[Row], kv: PagedKV) -> Tensor:
         size = batch_bucket(len(rows))
         if kv is not self.kv or size is None or any(row.count > 1 for row in rows):
             return self.eager.hidden(tokens, rows, kv)
-        # Copies of the first request pad the batch: they write the same numbers to the same slots.
-        padded = [*rows, *[rows[0]] * (size - len(rows))]
-        padded_tokens = torch.tensor([*tokens, *[tokens[0]] * (size - len(rows))])
-        blocks = self._width(max(len(row.blocks) for row in rows))
-        if (size, blocks) not in self._graphs:
-            inputs = self._inputs(size, blocks)
-            inputs.fill(padded_tokens, padded)
-            self._graphs[size, blocks] = (inputs, self.capture.capture(lambda: self._compute(inputs)))
-        inputs, replay = self._graphs[size, blocks]
-        inputs.fill(padded_tokens, padded)
-        return replay()[: len(rows)]
+        graph = self._graph(size, self._width(max(len(row.blocks) for row in rows)))
+        graph.inputs.fill(tokens, rows)
+        hidden, logits = graph.replay()
+        self._last = hidden[: len(rows)], logits[: len(rows)]
+        return self._last[0]
 
     def logits(self, hidden: Tensor, picked: Sequence[int]) -> Tensor:
-        return self.eager.logits(hidden, picked)
+        if self._last is None or self._last[0] is not hidden:
+            return self.eager.logits(hidden, picked)
+        logits = self._last[1]
+        return logits if len(picked) == len(logits) else logits[torch.tensor(picked, device=logits.device)]
 
-    def _compute(self, inputs: _GraphInputs) -> Tensor:
-        model = self.eager.model
-        return model.compute(inputs.tokens, model.attention.begin_decode(inputs.step))
+    def prepare(self) -> None:
+        """Capture every graph. Its requests are padding, so nothing is written to the arena."""
+        context_tokens = self.eager.model.config.context_tokens
+        tokens = 1
+        while tokens <= context_tokens:
+            blocks = self._width(-(-tokens // self.kv.layout.block_tokens))
+            for size in reversed(BATCH_BUCKETS):  # the largest one first: the others reuse its memory
+                self._graph(size, blocks)
+            tokens = blocks * self.kv.layout.block_tokens + 1
 
-    def _inputs(self, size: int, blocks: int) -> _GraphInputs:
-        layout, device = self.kv.layout, self.eager.device
-        tables = DecodeTables(
-            blocks=torch.zeros((size, blocks), dtype=torch.int32, device=device),
-            lengths=torch.ones(size, dtype=torch.int32, device=device),
-        )
-        zeros = torch.zeros(size, dtype=torch.int64, device=device)
-        slots = torch.zeros((layout.layers * layout.planes, size), dtype=torch.int64, device=device)
-        step = PlannedStep(zeros.clone(), slots, self.kv, self.kernel.plan(tables, self.kv))
-        return _GraphInputs(zeros, step, tables)
+    def _graph(self, size: int, blocks: int) -> _Graph:
+        if (size, blocks) not in self._graphs:
+            inputs = _GraphInputs(size, blocks, self.eager.device)
+            self._graphs[size, blocks] = _Graph(inputs, self.capture.capture(lambda: self._compute(inputs)))
+        return self._graphs[size, blocks]
+
+    def _compute(self, inputs: _GraphInputs) -> tuple[Tensor, Tensor]:
+        model, tables = self.eager.model, inputs.tables
+        slots = self.kv.decode_slots(inputs.positions, tables.blocks, tables.lengths)
+        step = PlannedStep(inputs.positions, slots, self.kv, self.kernel.plan(tables, self.kv))
+        hidden = model.compute(inputs.tokens, model.attention.begin_decode(step))
+        return hidden, model.logits(hidden)
 
     def _width(self, blocks: int) -> int:
         """Return the number of blocks per request in the smallest graph that fits this many."""

@@ -1,4 +1,4 @@
-"""Triton kernels for decode steps: paged attention (splits of each request, then their merge), and experts.
+"""Triton kernels: paged attention of decode steps (splits of each request, then their merge), and experts.
 
 They also run on CPU tensors with TRITON_INTERPRET=1, but with products in float32 only, because the interpreter
 multiplies the bit patterns of bfloat16 numbers (triton-lang/triton issue 11584). So the type

@@ -1,4 +1,4 @@
-"""Launch the Triton kernels: paged decode attention, and products of rows with the weights of experts."""
+"""Launch the Triton kernels: paged attention, and products of rows with the weights of experts."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from baton.compute.decode_sizes import SPLIT_TOKENS, splits_shape
-from baton.compute.torch.kernels.attention_backend import AttentionPlan
 from baton.compute.torch.kernels.paged_decode import DecodeTables, decode_tables
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
-from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
+from baton.compute.triton.chunk_kernel import chunk_kernel
 from baton.compute.triton.kernels import expert_rows_kernel, merge_kernel, split_kernel
 
 BLOCK_HEADS_MAX = 32
 """Maximum number of query heads that one program computes. They share a KV head."""
 DOT_MIN = 16
 """Minimum size of each dimension of a matrix instruction."""
+NO_WINDOW = 1 << 30
+"""The window of a layer that sees all keys."""
 TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
@@ -65,7 +67,7 @@ class TritonDecodePlan:
             self.tables.blocks.shape[1], splits, layout.kv_heads * width,
             GROUP=group, KV_HEADS=layout.kv_heads, DIM=dim, DIM_PAD=_padded(dim), ROPE=self.kernel.rope_dim,
             ROPE_PAD=_padded(self.kernel.rope_dim), LATENT=layout.planes == 1, BLOCK_TOKENS=layout.block_tokens,
-            BLOCK_ROWS=layout.layers * layout.planes * layout.block_tokens, SPLIT=SPLIT_TOKENS,
+            BLOCK_ROWS=self.kv.block_rows, SPLIT=SPLIT_TOKENS,
             KEYS=keys, HEADS=head_rows, DOT=TRITON_DTYPES[self.kernel.products], num_warps=warps,
         )  # fmt: skip
         merge_kernel[(tokens, heads)](
@@ -76,19 +78,67 @@ class TritonDecodePlan:
 
 
 @dataclass(frozen=True, slots=True)
+class TritonChunkPlan:
+    """Implements `AttentionPlan` for the chunks of a step, with keys and values per KV head."""
+
+    tiles: Tensor  # [tiles, 4] int32, as `chunk_kernel` reads them
+    blocks: Tensor  # [chunks, blocks] int32
+    kv: PagedKV
+    products: torch.dtype
+
+    def run(self, layer: int, queries: Tensor, window: int | None) -> Tensor:
+        """Run attention. Rows of the result that belong to no chunk are not written."""
+        layout, queries = self.kv.layout, queries.contiguous()
+        _, heads, dim = queries.shape
+        rows, keys, warps = chunk_tile_of(_padded(dim), self.products)
+        out = torch.empty_like(queries)
+        chunk_kernel[(len(self.tiles), heads)](
+            queries, self.kv.data, self.blocks, self.tiles, out, layer * layout.planes * layout.block_tokens,
+            dim**-0.5 * math.log2(math.e), NO_WINDOW if window is None else window, self.blocks.shape[1],
+            layout.kv_heads * dim, HEADS=heads, GROUP=heads // layout.kv_heads, DIM=dim, DIM_PAD=_padded(dim),
+            BLOCK_TOKENS=layout.block_tokens, BLOCK_ROWS=self.kv.block_rows,
+            QUERIES=rows, KEYS=keys, DOT=TRITON_DTYPES[self.products], num_warps=warps,
+        )  # fmt: skip
+        return out.flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
 class TritonBackend:
-    """Implements `AttentionBackend`: decoding requests by Triton kernels, chunks by torch's fused attention."""
+    """Implements `AttentionBackend` with Triton kernels: one for chunks, others for decoding requests."""
 
     kernel: TritonDecodeKernel
 
     def plan(self, rows: Sequence[Row], kv: PagedKV) -> TritonPlan:
+        if kv.layout.planes == 1:  # few tokens of a chunk read latents, each of them like a decoding request
+            rows = [token for row in rows for token in _single_tokens(row, kv.layout.block_tokens)]
         decodes, chunks = [row for row in rows if row.count == 1], [row for row in rows if row.count > 1]
         device = kv.data.device
         return TritonPlan(
             decodes=self.kernel.plan(decode_tables(decodes, device), kv) if decodes else None,
             tokens=torch.tensor([row.first for row in decodes], dtype=torch.int64, device=device),
-            chunks=SdpaBackend().plan(chunks, kv) if chunks else None,
+            chunks=self._chunks(chunks, kv) if chunks else None,
         )
+
+    def _chunks(self, rows: Sequence[Row], kv: PagedKV) -> TritonChunkPlan:
+        size, _, _ = chunk_tile_of(_padded(kv.layout.head_dim), self.kernel.products)
+        tiles = [
+            (row.first + offset, row.start + offset, min(size, row.count - offset), index)
+            for index, row in enumerate(rows)
+            for offset in range(0, row.count, size)
+        ]
+        blocks = pad_sequence([row.blocks for row in rows], batch_first=True).to(kv.data.device, torch.int32)
+        return TritonChunkPlan(
+            torch.tensor(tiles, dtype=torch.int32, device=kv.data.device), blocks, kv, self.kernel.products
+        )
+
+
+def _single_tokens(row: Row, block_tokens: int) -> list[Row]:
+    """Return a row for each token of a row."""
+    positions = range(row.start, row.total)
+    return [
+        Row(row.first + index, 1, position, row.blocks[: position // block_tokens + 1])
+        for index, position in enumerate(positions)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +147,7 @@ class TritonPlan:
 
     decodes: TritonDecodePlan | None
     tokens: Tensor  # [decodes] rows of the step
-    chunks: AttentionPlan | None
+    chunks: TritonChunkPlan | None
 
     def run(self, layer: int, queries: Tensor, window: int | None) -> Tensor:
         if self.chunks is None and self.decodes is not None:
@@ -117,6 +167,13 @@ def tile_of(head_rows: int, dim: int, products: torch.dtype) -> tuple[int, int]:
     if products == torch.float32:
         return (16, 16) if dim > 256 else (16, 8)
     return 32, 8 if head_rows * dim >= 32 * 512 else 4
+
+
+def chunk_tile_of(dim: int, products: torch.dtype) -> tuple[int, int, int]:
+    """Return (queries of a tile, keys per pass of the inner loop, warps per program) that spill no register."""
+    if products == torch.float32:
+        return 16, 16, 16 if dim > 128 else 8
+    return (64, 32, 8) if dim > 128 else (64, 64, 4)
 
 
 def _padded(size: int) -> int:

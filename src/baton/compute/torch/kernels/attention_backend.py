@@ -30,9 +30,9 @@ class AttentionBackend(Protocol):
     def plan(self, rows: Sequence[Row], kv: PagedKV) -> AttentionPlan: ...
 
 
-def visible(start: int, end: int, key_start: int, key_end: int, window: int | None) -> Tensor:
-    """Return which keys [key_start, key_end) each query [start, end) sees: [queries, keys], bool."""
-    queries = torch.arange(start, end)[:, None]
-    keys = torch.arange(key_start, key_end)[None]
+def visible(queries: range, keys: range, window: int | None, device: torch.device | None = None) -> Tensor:
+    """Return which keys each query sees, by their positions: [queries, keys], bool. device: None is the CPU."""
+    queries = torch.arange(queries.start, queries.stop, device=device)[:, None]
+    keys = torch.arange(keys.start, keys.stop, device=device)[None]
     seen = keys <= queries
     return seen if window is None else seen & (keys > queries - window)

@@ -112,7 +112,7 @@ class LatentPlan:
         for offset in range(0, row.count, TILE_QUERIES):
             end = min(offset + TILE_QUERIES, row.count)
             start, total = row.start + offset, row.start + end
-            seen = None if start == 0 else visible(start, total, 0, total, None).to(queries.device)
+            seen = None if start == 0 else visible(range(start, total), range(total), None, queries.device)
             tile = functional.scaled_dot_product_attention(
                 queries[None, :, offset:end],
                 keys[None, :, :total],

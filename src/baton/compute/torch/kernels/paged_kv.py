@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from baton.core.step import Slice
+from baton.core.types import BlockId, RequestId
 from baton.decide.kv.layout import KVDtype, KVLayout
 
 TORCH_DTYPES: dict[KVDtype, torch.dtype] = {
@@ -63,29 +64,45 @@ class PagedKV:
         )
         self.data = mine.view(blocks, *layout.shape)  # [blocks, layers, planes, block_tokens, kv_heads, head_dim]
         self._block_rows = typed.view(-1, plane)  # [blocks * planes of a block, block_tokens * width]
-        self._token_rows = typed.view(-1, width)  # [blocks * planes of a block * block_tokens, width]
-        planes = torch.arange(layout.planes * layout.layers, device=typed.device) + self._first_plane
-        self._planes = planes[:, None]  # [layers * planes, 1]
+        self.token_rows = typed.view(-1, width)  # [blocks * planes of a block * block_tokens, width]
+        self.block_rows = self._block_planes * layout.block_tokens
+        """Token rows of one block of the arena."""
 
     def slots(self, rows: Sequence[Row]) -> Tensor:
-        """Return the token rows that the batch is written to: [layers * planes, tokens] indices."""
+        """Return the places of the batch's tokens: [tokens] token rows of the first plane of a block of the arena.
+
+        A plane of this layout is `first_row` further.
+        """
         block_tokens = self.layout.block_tokens
         parts: list[Tensor] = []
         for row in rows:
             positions = torch.arange(row.start, row.total)
-            planes = row.blocks[positions // block_tokens] * self._block_planes
-            parts.append(planes * block_tokens + positions % block_tokens)
-        return torch.cat(parts).to(self.data.device) + self._planes * block_tokens
+            parts.append(row.blocks[positions // block_tokens] * self.block_rows + positions % block_tokens)
+        return torch.cat(parts).to(self.data.device)
+
+    def decode_slots(self, positions: Tensor, blocks: Tensor, lengths: Tensor) -> Tensor:
+        """Return what `slots` returns, for one token per request, from tensors on the device: [requests].
+
+        positions: [requests]. blocks: [requests, blocks]. lengths: [requests]; a request of length 0 gets -1.
+        """
+        index = positions.long()
+        block = blocks.gather(1, index[:, None] // self.layout.block_tokens)[:, 0].long()
+        slots = block * self.block_rows + index % self.layout.block_tokens
+        return slots.masked_fill(lengths == 0, -1)
+
+    def first_row(self, layer: int, plane: int = 0) -> int:
+        """Return the distance of a layer's plane from the start of its block, in token rows."""
+        return (self._first_plane + self.layout.planes * layer + plane) * self.layout.block_tokens
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Write one layer's new keys and values, each [tokens, kv_heads, head_dim], cast to the arena's type."""
-        dtype = self._token_rows.dtype
-        self._token_rows.index_copy_(0, slots[2 * layer], keys.flatten(1).to(dtype))
-        self._token_rows.index_copy_(0, slots[2 * layer + 1], values.flatten(1).to(dtype))
+        dtype = self.token_rows.dtype
+        self.token_rows.index_copy_(0, slots + self.first_row(layer), keys.flatten(1).to(dtype))
+        self.token_rows.index_copy_(0, slots + self.first_row(layer, 1), values.flatten(1).to(dtype))
 
     def write_latents(self, layer: int, slots: Tensor, latents: Tensor) -> None:
         """Write one layer's new latent vectors [tokens, head_dim] to a layout with a single plane."""
-        self._token_rows.index_copy_(0, slots[layer], latents.to(self._token_rows.dtype))
+        self.token_rows.index_copy_(0, slots + self.first_row(layer), latents.to(self.token_rows.dtype))
 
     def planes(self, blocks: Tensor) -> Tensor:
         """Return the row indices of layer 0 of blocks: [planes, ...blocks]. For another layer, add planes * layer."""
@@ -104,13 +121,32 @@ def scratch_block(layout: KVLayout, device: torch.device) -> PagedKV:
     return PagedKV(torch.zeros(layout.block_bytes, dtype=torch.uint8, device=device), layout)
 
 
-def ragged_rows(slices: Sequence[Slice], layout: KVLayout) -> list[Row]:
-    """Return the slices' places in a batch without padding."""
-    rows: list[Row] = []
-    first = 0
-    for part in slices:
-        blocks = -(-(part.start + part.count) // layout.block_tokens)
-        table = torch.tensor(part.block_table[:blocks], dtype=torch.int64)
-        rows.append(Row(first=first, count=part.count, start=part.start, blocks=table))
-        first += part.count
-    return rows
+@dataclass(slots=True)
+class BlockTables:
+    """The block tables of the last step's requests as tensors.
+
+    A table changes only with a grant, and converting one of a long request takes longer than all else of its step.
+    """
+
+    _tables: dict[RequestId, tuple[Sequence[BlockId], Tensor]] = field(default_factory=dict)
+    """At most one entry per request of a step."""
+
+    def rows(self, slices: Sequence[Slice], layout: KVLayout) -> list[Row]:
+        """Return the slices' places in a batch without padding.
+
+        While a request's table and its number of blocks stay the same, so does the tensor object in its row.
+        """
+        rows: list[Row] = []
+        tables: dict[RequestId, tuple[Sequence[BlockId], Tensor]] = {}
+        first = 0
+        for part in slices:
+            count = -(-(part.start + part.count) // layout.block_tokens)
+            table, blocks = self._tables.get(part.request_id, ((), None))
+            # Only a tuple is known to be the same one unchanged.
+            if blocks is None or table is not part.block_table or not isinstance(table, tuple) or len(blocks) != count:
+                blocks = torch.tensor(part.block_table[:count], dtype=torch.int64)
+            tables[part.request_id] = (part.block_table, blocks)
+            rows.append(Row(first=first, count=part.count, start=part.start, blocks=blocks))
+            first += part.count
+        self._tables = tables
+        return rows

@@ -37,7 +37,7 @@ class ReferencePlan:
                 k = keys.flatten(0, 1)[: row.total, head // group].float()  # [total, head_dim]
                 v = values.flatten(0, 1)[: row.total, head // group].float()
                 scores = queries[tokens, head].float() @ k.T / k.shape[1] ** 0.5  # [count, total]
-                hidden = ~visible(row.start, row.total, 0, row.total, window).to(scores.device)
+                hidden = ~visible(range(row.start, row.total), range(row.total), window, scores.device)
                 weights = scores.masked_fill(hidden, float("-inf"))
                 out[tokens, head] = (weights.softmax(-1) @ v).to(out.dtype)
         return out.flatten(1)

@@ -148,7 +148,8 @@ class SdpaPlan:
         for offset in range(0, row.count, TILE_QUERIES):
             count = min(TILE_QUERIES, row.count - offset)
             start, end = row.start + offset, row.start + offset + count
-            mask = _additive(visible(start, end, key_start, end, window), dtype, self._kv.data.device)
+            seen = visible(range(start, end), range(key_start, end), window, self._kv.data.device)
+            mask = _additive(seen, dtype, self._kv.data.device)
             tiles.append(_Tile(row.first + offset, count, end - key_start, mask))
         return _Chunk(planes, tuple(tiles))
 
@@ -187,4 +188,5 @@ def _first_block(row: Row, window: int | None, block_tokens: int) -> int:
 
 
 def _additive(seen: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf")).to(device)
+    seen = seen.to(device)
+    return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, float("-inf"))

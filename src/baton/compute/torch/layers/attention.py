@@ -18,7 +18,7 @@ class PlannedStep:
     """The tensors of one step. For a step replayed as a graph they are fixed, and refilled before each replay."""
 
     positions: Tensor  # [tokens]
-    slots: Tensor  # [layers * planes, tokens]
+    slots: Tensor  # [tokens], as `PagedKV.slots` returns them. -1: padding
     kv: PagedKV
     plan: AttentionPlan
 

@@ -44,6 +44,7 @@ class Decoder:
         self.progress = Progress()
         """Counts the layers of this rank. On a GPU it counts launched layers, which may not be finished."""
         self._collectives = collectives or SingleRank()
+        self._ops = loader.ops
         first_stage = self._collectives.place.first_stage
         self._vocab = load_vocab_layers(config, loader, self._collectives) if first_stage else None
         self.attention: Attention = _load_attention(config, loader)
@@ -65,12 +66,15 @@ class Decoder:
 
     def run_layers(self, hidden: Tensor, attention: AttentionPass) -> Tensor:
         """Run hidden states [tokens, hidden] through the layers, and return them in the same shape."""
-        eps, all_reduce = self.config.rms_eps, self._collectives.all_reduce
+        ops, eps, all_reduce = self._ops, self.config.rms_eps, self._collectives.all_reduce
+        added: Tensor | None = None  # the last MLP's result, which the next norm adds to the residual stream
         for index, layer in enumerate(self._layers):
-            hidden = hidden + all_reduce(attention.attend(index, rms_norm(hidden, layer.input_norm, eps)))
+            normal, hidden = ops.add_norm(hidden, added, layer.input_norm, eps)
+            attended = all_reduce(attention.attend(index, normal))
             self.progress.layers = index + 1
-            hidden = hidden + all_reduce(layer.mlp(rms_norm(hidden, layer.mlp_norm, eps)))
-        return hidden
+            normal, hidden = ops.add_norm(hidden, attended, layer.mlp_norm, eps)
+            added = all_reduce(layer.mlp(normal))
+        return hidden if added is None else hidden + added
 
     def final(self, hidden: Tensor) -> Tensor:
         """Apply the final norm, which the output projection expects, to rows of hidden states [rows, hidden]."""

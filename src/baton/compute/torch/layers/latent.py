@@ -12,11 +12,12 @@ from baton.compute.models.model_config import Latent, ModelConfig
 from baton.compute.models.rope import rotary_order
 from baton.compute.torch.kernels.attention_backend import AttentionBackend
 from baton.compute.torch.kernels.latent import LatentPlan, UpProjection, plan_latent
+from baton.compute.torch.kernels.layer_ops import NewTokens, rotate
 from baton.compute.torch.kernels.linear import Linear, make_linear
 from baton.compute.torch.kernels.norm import rms_norm
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.compute.torch.layers.attention import PlannedStep, positions_of
-from baton.compute.torch.layers.rope import Rotary, rotate
+from baton.compute.torch.layers.rope import Rotary
 from baton.compute.torch.layers.tensor_loader import TensorLoader
 
 LATENT_NORM_EPS = 1e-6
@@ -39,6 +40,7 @@ class LatentAttention:
 
     def __init__(self, config: ModelConfig, latent: Latent, loader: TensorLoader) -> None:
         self.heads = config.heads
+        self.ops = loader.ops
         self.latent = latent
         self.layers = [
             _load(config, latent, loader, f"model.layers.{layer}.self_attn.") for layer in range(config.layers)
@@ -55,7 +57,7 @@ class LatentAttention:
 
     def _begin(self, positions: Tensor, slots: Tensor, plan: LatentPlan) -> LatentPass:
         cos, sin = self._rotary.at(positions)
-        return LatentPass(self, plan, slots, cos, sin)
+        return LatentPass(self, plan, NewTokens(cos, sin, slots, plan.kv))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +66,7 @@ class LatentPass:
 
     attention: LatentAttention
     plan: LatentPlan
-    slots: Tensor  # [layers, tokens]
-    cos: Tensor  # [tokens, 1, rope_dim]
-    sin: Tensor
+    new: NewTokens
 
     def attend(self, layer: int, hidden: Tensor) -> Tensor:
         latent, weights = self.attention.latent, self.attention.layers[layer]
@@ -77,8 +77,8 @@ class LatentPass:
         nope, query_rope = queries.split((latent.nope_dim, latent.rope_dim), -1)
         compressed, key_rope = weights.kv_a(hidden).split((latent.kv_rank, latent.rope_dim), -1)
         compressed = rms_norm(compressed, weights.kv_a_norm, LATENT_NORM_EPS)  # [tokens, kv_rank]
-        turned = rotate(torch.cat((query_rope, key_rope[:, None]), 1), self.cos, self.sin)
-        self.plan.kv.write_latents(layer, self.slots, torch.cat((compressed, turned[:, -1]), -1))
+        turned = rotate(torch.cat((query_rope, key_rope[:, None]), 1), self.new.cos, self.new.sin)
+        self.attention.ops.write_latents(torch.cat((compressed, turned[:, -1]), -1), layer, self.new)
         return weights.o(self.plan.run(layer, nope, turned[:, :-1], weights.up))
 
 

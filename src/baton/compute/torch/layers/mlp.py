@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
-from torch.nn import functional
 
+from baton.compute.torch.kernels.layer_ops import LayerOps
 from baton.compute.torch.kernels.linear import Linear
 from baton.compute.torch.layers.tensor_loader import TensorLoader
 
@@ -22,11 +22,11 @@ class Mlp(Protocol):
 class GatedMlp:
     gate_up: Linear  # to 2 * intermediate
     down: Linear
+    ops: LayerOps
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        gate, up = self.gate_up(hidden).chunk(2, -1)  # [tokens, intermediate] each
-        return self.down(functional.silu(gate).mul_(up))
+        return self.down(self.ops.gate(self.gate_up(hidden)))
 
 
 def load_mlp(loader: TensorLoader, gate: str, up: str, down: str, *, biased: bool = False) -> GatedMlp:
-    return GatedMlp(loader.linear(gate, up, biased=biased), loader.linear(down, biased=biased))
+    return GatedMlp(loader.linear(gate, up, biased=biased), loader.linear(down, biased=biased), loader.ops)

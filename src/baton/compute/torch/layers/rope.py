@@ -1,4 +1,4 @@
-"""Rotary positions on torch: the angles of a step, and the rotation by them."""
+"""Rotary positions on torch: the angles of a step."""
 
 from __future__ import annotations
 
@@ -27,9 +27,3 @@ class Rotary:
         angles = (positions[:, None].float() * self._frequencies)[:, None]
         cos, sin = angles.cos() * self._factor, angles.sin() * (self._signs * self._factor)
         return cos.to(self._dtype), sin.to(self._dtype)
-
-
-def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate queries or keys [tokens, heads, rotary_dim]. Dimension i pairs with i + rotary_dim / 2."""
-    swapped = heads.roll(heads.shape[-1] // 2, -1)
-    return torch.addcmul(heads * cos, swapped, sin)

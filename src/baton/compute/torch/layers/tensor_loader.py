@@ -9,6 +9,7 @@ from torch import Tensor
 from baton.compute.models.bfloat16 import BFLOAT16
 from baton.compute.models.weights import WeightReader
 from baton.compute.torch.kernels.expert_rows import RowProduct
+from baton.compute.torch.kernels.layer_ops import LayerOps, TorchOps
 from baton.compute.torch.kernels.linear import Linear, make_linear
 
 
@@ -16,11 +17,20 @@ class TensorLoader:
     """Reads tensors from a model's files in one type, onto one device."""
 
     def __init__(
-        self, reader: WeightReader, dtype: torch.dtype, device: torch.device, row_product: RowProduct | None = None
+        self,
+        reader: WeightReader,
+        dtype: torch.dtype,
+        device: torch.device,
+        row_product: RowProduct | None = None,
+        ops: LayerOps | None = None,
     ) -> None:
-        """row_product: computes the experts of a few tokens from stacked weights. None: always expert by expert."""
+        """row_product: computes the experts of a few tokens from stacked weights. None: always expert by expert.
+
+        ops: runs the operations between the products. None: torch's.
+        """
         self._reader = reader
         self.row_product = row_product
+        self.ops = ops or TorchOps()
         self.dtype = dtype
         self.device = device
 

@@ -1,0 +1,87 @@
+"""The Triton kernel for the attention of prompt chunks: blocks are read in place, masks exist in registers only.
+
+Source: FlashAttention-2 (arXiv 2307.08691).
+"""
+
+# ruff: noqa: ANN001, ANN201, PLR0913 (the arguments of a kernel are many, and have no types)
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def attend_range(
+    q, peak, total, summed, kv, table, query_position, first_key, end_key, first_row, row_stride, head_offset,
+    scale_log2, window,
+    DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    KEYS: tl.constexpr, DOT: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Attend to keys [first_key, end_key), in steps of KEYS. MASKED: some query does not see some of these keys."""
+    dim = tl.arange(0, DIM_PAD)
+    for first in range(first_key, end_key, KEYS):
+        position = first + tl.arange(0, KEYS)
+        seen = position < end_key
+        block = tl.load(table + position // BLOCK_TOKENS, mask=seen, other=0).to(tl.int64)
+        row = block * BLOCK_ROWS + first_row + position % BLOCK_TOKENS
+        key = kv + row[:, None] * row_stride + head_offset
+        stored = seen[:, None] & (dim[None, :] < DIM)
+        k = tl.load(key + dim[None, :], mask=stored, other=0.0).to(DOT)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+        if MASKED:
+            after = query_position[:, None] - position[None, :]
+            scores = tl.where(seen[None, :] & (after >= 0) & (after < window), scores, float("-inf"))
+        higher = tl.maximum(peak, tl.max(scores, 1))
+        base = tl.where(higher == float("-inf"), 0.0, higher)  # no key seen yet: -inf - -inf would be NaN
+        weights = tl.exp2(scores - base[:, None])
+        decay = tl.exp2(peak - base)
+        v = tl.load(key + BLOCK_TOKENS * row_stride + dim[None, :], mask=stored, other=0.0).to(DOT)
+        summed = summed * decay[:, None] + tl.dot(weights.to(DOT), v, input_precision="ieee")
+        total = total * decay + tl.sum(weights, 1)
+        peak = higher
+    return peak, total, summed
+
+
+@triton.jit(do_not_specialize=["first_row", "window", "table_width"])
+def chunk_kernel(
+    queries, kv, blocks, tiles, out, first_row, scale_log2, window, table_width, row_stride,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, DOT: tl.constexpr,
+) -> None:  # fmt: skip
+    """Attend with one head of one tile of queries, which are successive tokens of a request.
+
+    tiles: for each tile its first row in the step, the position of its first token, its number of tokens, and its
+    request's row in blocks. Keys are cut at multiples of KEYS from the start of the context, so the order of sums does
+    not depend on the chunk.
+    """
+    tile = tiles + tl.program_id(0).to(tl.int64) * 4
+    head = tl.program_id(1)
+    token, start, count = tl.load(tile).to(tl.int64), tl.load(tile + 1), tl.load(tile + 2)
+    table = blocks + tl.load(tile + 3).to(tl.int64) * table_width
+    index, dim = tl.arange(0, QUERIES), tl.arange(0, DIM_PAD)
+    place = (token + index[:, None]) * HEADS * DIM + head * DIM + dim[None, :]
+    inside = (index[:, None] < count) & (dim[None, :] < DIM)
+    q = tl.load(queries + place, mask=inside, other=0.0).to(DOT)
+    query_position = start + index
+    end = start + count
+    # Three ranges: keys that a window hides from some queries, keys that every query sees, keys after some queries.
+    first_key = tl.maximum(start - window + 1, 0) // KEYS * KEYS
+    middle_end = tl.maximum((start + 1) // KEYS * KEYS, first_key)
+    all_see = tl.minimum((tl.maximum(end - window, 0) + KEYS - 1) // KEYS * KEYS, middle_end)
+    middle = tl.maximum(all_see, first_key)
+    peak = tl.full([QUERIES], float("-inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    summed = tl.zeros([QUERIES, DIM_PAD], tl.float32)
+    head_offset = head // GROUP * DIM
+    peak, total, summed = attend_range(
+        q, peak, total, summed, kv, table, query_position, first_key, middle, first_row, row_stride, head_offset,
+        scale_log2, window, DIM, DIM_PAD, BLOCK_TOKENS, BLOCK_ROWS, KEYS, DOT, True,
+    )  # fmt: skip
+    peak, total, summed = attend_range(
+        q, peak, total, summed, kv, table, query_position, middle, middle_end, first_row, row_stride, head_offset,
+        scale_log2, window, DIM, DIM_PAD, BLOCK_TOKENS, BLOCK_ROWS, KEYS, DOT, False,
+    )  # fmt: skip
+    peak, total, summed = attend_range(
+        q, peak, total, summed, kv, table, query_position, middle_end, end, first_row, row_stride, head_offset,
+        scale_log2, window, DIM, DIM_PAD, BLOCK_TOKENS, BLOCK_ROWS, KEYS, DOT, True,
+    )  # fmt: skip
+    mean = summed / tl.where(total > 0, total, 1.0)[:, None]  # rows after the tile's last token see no key
+    tl.store(out + place, mean.to(out.dtype.element_ty), mask=inside)
