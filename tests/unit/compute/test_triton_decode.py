@@ -75,6 +75,13 @@ def test_the_launched_kernels_compile_without_spills(
     assert {name: size for name, size in shared.items() if size > limits[name.split()[0]]} == {}
 
 
+@needs_triton
+def test_a_layer_of_a_decode_step_is_at_most_11_launches(tmp_path: Path) -> None:
+    """A launch takes a GPU several microseconds, however little it computes."""
+    for name, launched in _lines(tmp_path, "triton_launches", "llama-3.1-8b").items():
+        assert int(launched.split()[0]) <= 11, f"{name}: {launched}"
+
+
 @pytest.mark.parametrize("window", [None, 1, 40])
 def test_the_torch_decode_kernel_equals_the_formula(window: int | None) -> None:
     """Lengths at the edges of blocks and splits. Entries after a request's last block are not read."""
