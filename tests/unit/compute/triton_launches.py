@@ -73,9 +73,7 @@ def launches(name: str, layers: int, device: CountingDevice) -> list[str]:
         kernels = triton_kernels(config, torch.bfloat16)
         loader = TensorLoader(weights, torch.bfloat16, torch.device("cpu"), kernels.row_product, kernels.ops)
         model = Decoder(config, loader)
-    tables = DecodeTables(
-        torch.arange(REQUESTS, dtype=torch.int32)[:, None], torch.ones(REQUESTS, dtype=torch.int32)
-    )
+    tables = DecodeTables(torch.arange(REQUESTS, dtype=torch.int32)[:, None], torch.ones(REQUESTS, dtype=torch.int32))
     zeros = torch.zeros(REQUESTS, dtype=torch.int32)
     slots = kv.decode_slots(zeros, tables.blocks, tables.lengths)
     step = PlannedStep(zeros, slots, kv, kernels.decode.plan(tables, kv))

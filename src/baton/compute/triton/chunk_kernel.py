@@ -17,11 +17,14 @@ def attend_range(
 ):  # fmt: skip
     """Attend to keys [first_key, end_key), in steps of KEYS. MASKED: some query does not see some of these keys."""
     dim = tl.arange(0, DIM_PAD)
+    index = tl.arange(0, KEYS)
+    block = tl.load(table + (first_key + index) // BLOCK_TOKENS, mask=first_key + index < end_key, other=0)
     for first in range(first_key, end_key, KEYS):
-        position = first + tl.arange(0, KEYS)
+        position = first + index
         seen = position < end_key
-        block = tl.load(table + position // BLOCK_TOKENS, mask=seen, other=0).to(tl.int64)
-        row = block * BLOCK_ROWS + first_row + position % BLOCK_TOKENS
+        row = block.to(tl.int64) * BLOCK_ROWS + first_row + position % BLOCK_TOKENS
+        # Loaded a pass ahead, so that the compiler can copy the keys of the next pass during this one.
+        block = tl.load(table + (position + KEYS) // BLOCK_TOKENS, mask=position + KEYS < end_key, other=0)
         key = kv + row[:, None] * row_stride + head_offset
         stored = seen[:, None] & (dim[None, :] < DIM)
         k = tl.load(key + dim[None, :], mask=stored, other=0.0).to(DOT)

@@ -48,11 +48,15 @@ def split_kernel(
     peak = tl.full([HEADS], float("-inf"), tl.float32)
     total = tl.zeros([HEADS], tl.float32)
     sums_of_values = tl.zeros([HEADS, DIM_PAD], tl.float32)
+    index = tl.arange(0, KEYS)
+    table = blocks + token * table_width
+    block = tl.load(table + (start + index) // BLOCK_TOKENS, mask=start + index < end, other=0)
     for first in range(start, end, KEYS):
-        position = first + tl.arange(0, KEYS)
+        position = first + index
         seen = (position < end) & (position >= visible)
-        block = tl.load(blocks + token * table_width + position // BLOCK_TOKENS, mask=seen, other=0).to(tl.int64)
-        row = block * BLOCK_ROWS + first_row + position % BLOCK_TOKENS
+        row = block.to(tl.int64) * BLOCK_ROWS + first_row + position % BLOCK_TOKENS
+        # Loaded a pass ahead, so that the compiler can copy the keys of the next pass during this one.
+        block = tl.load(table + (position + KEYS) // BLOCK_TOKENS, mask=position + KEYS < end, other=0)
         key = kv + row[:, None] * row_stride + kv_head * width
         stored = seen[:, None] & (dim[None, :] < DIM)
         k = tl.load(key + dim[None, :], mask=stored, other=0.0).to(DOT)

@@ -166,7 +166,7 @@ def tile_of(head_rows: int, dim: int, products: torch.dtype) -> tuple[int, int]:
     """
     if products == torch.float32:
         return (16, 16) if dim > 256 else (16, 8)
-    return 32, 8 if head_rows * dim >= 32 * 512 else 4
+    return 32, 8 if head_rows * dim >= 16 * 512 else 4
 
 
 def chunk_tile_of(dim: int, products: torch.dtype) -> tuple[int, int, int]:
