@@ -85,6 +85,9 @@ class TorchOps:
         return functional.silu(gate).mul_(up)
 
 
+TORCH_OPS = TorchOps()
+
+
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate queries or keys [tokens, heads, rotary_dim]. Dimension i pairs with i + rotary_dim / 2."""
     swapped = heads.roll(heads.shape[-1] // 2, -1)

@@ -121,6 +121,16 @@ def scratch_block(layout: KVLayout, device: torch.device) -> PagedKV:
     return PagedKV(torch.zeros(layout.block_bytes, dtype=torch.uint8, device=device), layout)
 
 
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A request's block table."""
+
+    granted: Sequence[BlockId]
+    whole: Tensor  # [granted blocks] ids, int64
+    used: Tensor
+    """The blocks of the tokens so far: the beginning of `whole`."""
+
+
 @dataclass(slots=True)
 class BlockTables:
     """The block tables of the last step's requests as tensors.
@@ -128,7 +138,7 @@ class BlockTables:
     A table changes only with a grant, and converting one of a long request takes longer than all else of its step.
     """
 
-    _tables: dict[RequestId, tuple[Sequence[BlockId], Tensor]] = field(default_factory=dict)
+    _tables: dict[RequestId, _Table] = field(default_factory=dict)
     """At most one entry per request of a step."""
 
     def rows(self, slices: Sequence[Slice], layout: KVLayout) -> list[Row]:
@@ -137,16 +147,19 @@ class BlockTables:
         While a request's table and its number of blocks stay the same, so does the tensor object in its row.
         """
         rows: list[Row] = []
-        tables: dict[RequestId, tuple[Sequence[BlockId], Tensor]] = {}
+        tables: dict[RequestId, _Table] = {}
         first = 0
         for part in slices:
             count = -(-(part.start + part.count) // layout.block_tokens)
-            table, blocks = self._tables.get(part.request_id, ((), None))
+            table = self._tables.get(part.request_id)
             # Only a tuple is known to be the same one unchanged.
-            if blocks is None or table is not part.block_table or not isinstance(table, tuple) or len(blocks) != count:
-                blocks = torch.tensor(part.block_table[:count], dtype=torch.int64)
-            tables[part.request_id] = (part.block_table, blocks)
-            rows.append(Row(first=first, count=part.count, start=part.start, blocks=blocks))
+            if table is None or table.granted is not part.block_table or not isinstance(table.granted, tuple):
+                whole = torch.tensor(part.block_table, dtype=torch.int64)
+                table = _Table(part.block_table, whole, whole[:count])
+            elif len(table.used) != count:
+                table = _Table(table.granted, table.whole, table.whole[:count])
+            tables[part.request_id] = table
+            rows.append(Row(first=first, count=part.count, start=part.start, blocks=table.used))
             first += part.count
         self._tables = tables
         return rows

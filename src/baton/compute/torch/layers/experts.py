@@ -17,6 +17,7 @@ from torch.nn import functional
 from baton.compute.models.model_config import Experts, ModelConfig
 from baton.compute.models.tensor_names import expert_names
 from baton.compute.torch.kernels.expert_rows import RowProduct
+from baton.compute.torch.kernels.layer_ops import TORCH_OPS, LayerOps
 from baton.compute.torch.kernels.linear import DenseLinear, Linear
 from baton.compute.torch.layers.mlp import GatedMlp, load_mlp
 from baton.compute.torch.layers.tensor_loader import TensorLoader
@@ -113,14 +114,16 @@ class StackedExperts:
     gate_up: Tensor  # [experts, 2 * intermediate, hidden]
     down: Tensor  # [experts, hidden, intermediate]
     product: RowProduct
+    ops: LayerOps = TORCH_OPS
 
     def __call__(self, hidden: Tensor, chosen: Tensor) -> Tensor:
         if len(hidden) > STACKED_TOKENS_MAX:
             parts = zip(self.gate_up, self.down, strict=True)
-            return SeparateExperts([GatedMlp(DenseLinear(one), DenseLinear(two)) for one, two in parts])(hidden, chosen)
+            mlps = [GatedMlp(DenseLinear(one), DenseLinear(two), self.ops) for one, two in parts]
+            return SeparateExperts(mlps)(hidden, chosen)
         experts = chosen.flatten()
-        gate, up = self.product(hidden, self.gate_up, experts).chunk(2, -1)  # [tokens * used, intermediate] each
-        return self.product(functional.silu(gate).mul_(up), self.down, experts).view(*chosen.shape, -1)
+        gated = self.ops.gate(self.product(hidden, self.gate_up, experts))  # [tokens * used, intermediate]
+        return self.product(gated, self.down, experts).view(*chosen.shape, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,4 +162,4 @@ def _load_bank(loader: TensorLoader, parts: Sequence[tuple[str, str, str]]) -> E
         return SeparateExperts([load_mlp(loader, gate, up, down) for gate, up, down in parts])
     gate_up = [loader.stacked(f"{gate}.weight", f"{up}.weight") for gate, up, _ in parts]
     down = [loader.tensor(f"{down}.weight") for _, _, down in parts]
-    return StackedExperts(torch.stack(gate_up), torch.stack(down), loader.row_product)
+    return StackedExperts(torch.stack(gate_up), torch.stack(down), loader.row_product, loader.ops)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from baton.compute.torch.kernels.layer_ops import LayerOps
+from baton.compute.torch.kernels.layer_ops import TORCH_OPS, LayerOps
 from baton.compute.torch.kernels.linear import Linear
 from baton.compute.torch.layers.tensor_loader import TensorLoader
 
@@ -22,7 +22,7 @@ class Mlp(Protocol):
 class GatedMlp:
     gate_up: Linear  # to 2 * intermediate
     down: Linear
-    ops: LayerOps
+    ops: LayerOps = TORCH_OPS
 
     def __call__(self, hidden: Tensor) -> Tensor:
         return self.down(self.ops.gate(self.gate_up(hidden)))

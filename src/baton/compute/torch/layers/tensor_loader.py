@@ -9,7 +9,7 @@ from torch import Tensor
 from baton.compute.models.bfloat16 import BFLOAT16
 from baton.compute.models.weights import WeightReader
 from baton.compute.torch.kernels.expert_rows import RowProduct
-from baton.compute.torch.kernels.layer_ops import LayerOps, TorchOps
+from baton.compute.torch.kernels.layer_ops import TORCH_OPS, LayerOps
 from baton.compute.torch.kernels.linear import Linear, make_linear
 
 
@@ -22,15 +22,15 @@ class TensorLoader:
         dtype: torch.dtype,
         device: torch.device,
         row_product: RowProduct | None = None,
-        ops: LayerOps | None = None,
+        ops: LayerOps = TORCH_OPS,
     ) -> None:
         """row_product: computes the experts of a few tokens from stacked weights. None: always expert by expert.
 
-        ops: runs the operations between the products. None: torch's.
+        ops: runs the operations between the products.
         """
         self._reader = reader
         self.row_product = row_product
-        self.ops = ops or TorchOps()
+        self.ops = ops
         self.dtype = dtype
         self.device = device
 
