@@ -120,8 +120,8 @@ def _chunk(queries: Tensor, keys: Tensor, values: Tensor, row: Row, window: int 
         queries.transpose(0, 1)[None],
         keys.transpose(0, 1)[None],
         values.transpose(0, 1)[None],
-        attn_mask=None if seen is None else seen.to(queries.device),
-        is_causal=seen is None,
+        attn_mask=None if is_causal else seen,
+        is_causal=is_causal,
         enable_gqa=True,
     )
     return result[0].transpose(0, 1)
