@@ -111,11 +111,8 @@ class _Keys:
 def _chunk(queries: Tensor, keys: Tensor, values: Tensor, row: Row, window: int | None) -> Tensor:
     """Return the attention of one chunk [count, heads, head_dim]. keys: the last ones [keys, kv_heads, head_dim]."""
     first = row.total - len(keys)
-    seen = (
-        None
-        if row.start == 0 and window is None
-        else visible(range(row.start, row.total), range(first, row.total), window)
-    )
+    is_causal = row.start == 0 and window is None
+    seen = visible(range(row.start, row.total), range(first, row.total), window, queries.device)
     result = functional.scaled_dot_product_attention(
         queries.transpose(0, 1)[None],
         keys.transpose(0, 1)[None],
