@@ -17,11 +17,14 @@ _DOUBT = 4.0
 """Number of requests at which the mean and the variance count half. They count less with fewer requests."""
 _ERROR_LOG_MAX = 1.5
 NO_ERRORS = PredictionErrors()
-MISSES_RATIO = 0.02
-"""Share of the admitted requests that may miss an SLO. Above it the margin grows, below it the margin shrinks."""
+MISSES_RATIO = 0.1
+"""Share of the admitted requests that may miss an SLO. Above it the margin grows, below it the margin shrinks. A lower
+share would refuse more requests than it saves from a miss."""
 _MISS_LOG = 0.12
-"""Growth of the margin by a request that misses its SLO."""
+"""Growth of the margin by a request that misses its SLO, less `MISSES_RATIO` of it by each request."""
 _MARGIN_LOG_MAX = 0.7
+_MARGIN_S = 10.0
+"""Time in which the margin falls to 1/e. It is short, because the misses of a burst say little about the time after."""
 _NEARNESS = 6
 """Power of predicted time / SLO that weighs a request: errors of fast requests say little about the limit."""
 _GAPS_MIN = 3
@@ -46,9 +49,9 @@ class _Errors:
         faded = self._faded(now_s)
         kept = (1.0 - weight * (1.0 - _MEMORY)) * faded
         error_log = min(_ERROR_LOG_MAX, max(-_ERROR_LOG_MAX, log(actual_s / predicted_s)))
-        self.margin_log *= faded
+        self.margin_log *= self._faded(now_s, _MARGIN_S)
         if predicted_s <= slo_s:  # a miss that was predicted says nothing about the margin
-            self.margin_log += -_MISS_LOG * MISSES_RATIO if actual_s <= slo_s else _MISS_LOG
+            self.margin_log += _MISS_LOG * ((actual_s > slo_s) - MISSES_RATIO)
             self.margin_log = min(_MARGIN_LOG_MAX, max(0.0, self.margin_log))
         self.at_s = now_s
         self.requests = kept * self.requests + weight
@@ -61,10 +64,11 @@ class _Errors:
         requests = self._faded(now_s) * self.requests
         mean, trust = self.total / self.requests, requests / (requests + _DOUBT)
         variance = max(0.0, self.squares / self.requests - mean**2)
-        return ErrorBar(trust * mean, sqrt(trust * variance), requests, self._faded(now_s) * self.margin_log)
+        margin_log = self._faded(now_s, _MARGIN_S) * self.margin_log
+        return ErrorBar(trust * mean, sqrt(trust * variance), requests, margin_log)
 
-    def _faded(self, now_s: float) -> float:
-        return exp(min(0.0, self.at_s - now_s) / _MEMORY_S)
+    def _faded(self, now_s: float, memory_s: float = _MEMORY_S) -> float:
+        return exp(min(0.0, self.at_s - now_s) / memory_s)
 
 
 @dataclass(slots=True)

@@ -173,7 +173,7 @@ class SloChunked:
     """Maximum predicted time of the prompts in a step. None: only SLOs bound it."""
     ttft_ratio: float = 0.25
     """The prompts in a step take at most this share of the shortest TTFT SLO of more urgent classes."""
-    shared_ratio: float = 0.05
+    shared_ratio: float = 0.1
     """Several prompts in a step take at most this share of their shortest TTFT SLO, because the step's end gives all
     of their first tokens. Without an SLO, their number gives the lowest mean TTFT. This does not limit a single
     prompt: to split it shortens no other request's wait."""

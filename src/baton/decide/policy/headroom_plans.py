@@ -86,7 +86,7 @@ class AnswerPlan(Struct, frozen=True, gc=False):
 
     worker: WorkerView
     is_full: bool
-    """True if its arena has no room for the KV, or its batch no place."""
+    """True if its arena has no room for the KV. A full batch counts by its TPOT, because decodes take turns."""
     tpot_s: float
     """Predicted TPOT of the answer there, with the handoff."""
     free_s: float
@@ -118,7 +118,7 @@ class AnswerPlan(Struct, frozen=True, gc=False):
             key=(rule, *map(float, self.key()[:4])),
             terms=(
                 rule_term,
-                "has no room for its KV or no place in its batch" if self.is_full else "has room",
+                "has no room for its KV" if self.is_full else "has room for its KV",
                 f"would miss an SLO ({self._tightest(slo, self.tpot_s)})" if self.misses_slo else "meets every SLO",
                 f"has a pressure of {pressure} ({self._tightest(slo, self.free_s)})",
                 f"is a {self.worker.role} worker",

@@ -51,8 +51,6 @@ from baton.decide.policy.weighing import Weighed
 _NO_LIMIT_S = 1e6
 """Step time of decodes without an SLO: `SloChunked` puts a whole prompt into one step."""
 _ROLE = attrgetter("role")
-HANDOFF_GAIN = 1.25
-"""A mixed worker hands an answer off if its own pressure is above that of the other worker by this factor."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,7 +79,7 @@ class SloHeadroom:
     pins_turns: bool = True
     """A request without an SLO may be computed by a decode worker whose host has most of its prompt cached."""
     hands_off: bool = True
-    """A mixed worker may hand off an answer whose prompt it has computed. False: it decodes all of them."""
+    """A mixed worker may hand off an answer that would miss an SLO there. False: it decodes all of them."""
     _forecast: AnswerForecast = field(init=False)
     _computing: DistinctWorkers = field(default_factory=DistinctWorkers)
     """Candidates for prompts."""
@@ -140,9 +138,9 @@ class SloHeadroom:
     ) -> WorkerId:
         """Choose the decode worker under the least pressure.
 
-        Order: workers with room for the KV and a place in their batch; workers that meet the TPOT of this request and
-        the TTFT of their queued prompts; lower pressure, which rises on a busy prefill worker; the matching role. If KV
-        was streamed ahead, its target keeps the request while it meets the SLOs: others would need a second copy.
+        Order: workers with room for the KV; workers that meet the TPOT of this request and the TTFT of their queued
+        prompts; lower pressure, which rises on a busy prefill worker; the matching role. The TPOT contains the turns
+        of a full batch. If KV was streamed ahead, its target keeps the request while it meets the SLOs.
         """
         chosen = None
         if _is_ahead(candidates, cluster):
@@ -226,13 +224,12 @@ class SloHeadroom:
         predict = self._forecast.predict
 
         def plan_on(worker: WorkerView) -> AnswerPlan:
-            stays, kind, places = source is None or source == worker.host, worker.kind, worker.requests_max
+            stays, kind = source is None or source == worker.host, worker.kind
             found, share_s = predict(worker, request, cluster, cost), shares_s.get((kind, stays))
             if share_s is None:
                 handoff_s = handoff_between_s(cost, {*sources, kind}, tokens=tokens, same_host=stays)
                 share_s = shares_s[kind, stays] = handoff_s / output_tokens
             is_full = 0 < worker.kv_tokens_max < worker.context_tokens + tokens
-            is_full = is_full or (0 < places <= worker.running_requests and places <= decoding_requests(worker))
             tpot_s, free_s = found.tpot_s + share_s, found.load_s + share_s
             if slo is None:
                 return AnswerPlan(worker, is_full, tpot_s, free_s, share_s, 0.0, free_s, False)
@@ -246,7 +243,11 @@ class SloHeadroom:
         return plan_on
 
     def _until(self, request: Request, worker: WorkerView, cluster: ClusterView, cost: CostModel) -> Until:
-        """Return how far the worker runs the request: a mixed worker to the end, unless another one decodes better."""
+        """Return how far the worker runs the request.
+
+        A mixed worker runs it to the end, unless the answer would miss an SLO or find no room there, and another worker
+        is better. A faster step alone is no reason: prompts come to the other worker, too.
+        """
         if worker.role != "mixed" or any(other.role == "decode" for other in cluster.workers):
             return "first_token"
         if request.slo is None or not self.hands_off or len(cluster.workers) == 1:
@@ -254,8 +255,7 @@ class SloHeadroom:
         workers = self._decoding.among(cluster.workers, self._forecast.shares)
         own = self._answer_plans(request, worker.host, cluster, cost)(worker).key()
         key, best = self._best_decoder(request, worker.host, workers, cluster, cost)
-        gains = own[:2] > key[:2] or own[2] > HANDOFF_GAIN * key[2]
-        return "first_token" if best.id != worker.id and gains else "end"
+        return "first_token" if best.id != worker.id and own[:2] > key[:2] else "end"
 
     # ---- predictions
 

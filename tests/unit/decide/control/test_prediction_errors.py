@@ -103,3 +103,18 @@ def test_a_request_counts_by_how_close_its_prediction_is_to_its_slo() -> None:
     assert abs(meter.errors(1.0).ttft.bias_log) < 0.01
     meter.note(flight(slo=None), PrefillFinished(R, 1, W, 10), 9.0)
     assert abs(meter.errors(1.0).ttft.bias_log) < 0.01
+
+
+def test_the_margin_grows_with_many_misses_and_fades_in_seconds() -> None:
+    """A tenth of the requests that were predicted within their SLO may miss it. One miss in two leaves a margin."""
+
+    def margin(met: int, after_s: float = 0.0) -> float:
+        meter = PredictionMeter()
+        for _ in range(10):
+            play(meter, ttft_s=1.2, tpot_s=0.1)
+            for _ in range(met):
+                play(meter, ttft_s=0.9, tpot_s=0.1)
+        return meter.errors(1.2 + after_s).ttft.margin_log
+
+    assert margin(9) < 0.1 < 0.4 < margin(1)
+    assert margin(1, after_s=30.0) < 0.1 * margin(1)

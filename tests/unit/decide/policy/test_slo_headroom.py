@@ -196,19 +196,18 @@ def test_an_answer_weighs_more_where_prompts_take_more_of_the_time() -> None:
     assert after(2, mixing_ratio=9.0) == "d"
 
 
-def test_a_mixed_worker_hands_off_an_answer_that_another_one_decodes_faster() -> None:
-    """Beside n's three: 14 ms a token. On m: 11 ms, and 5 for each second of prompts in the 10 s of an answer."""
-    prompts, answers = worker("m", "mixed"), worker("n", "mixed", running_requests=3)
+def test_a_mixed_worker_hands_off_an_answer_only_if_it_cannot_decode_it_well() -> None:
+    """The arena of m holds 1,400 tokens, its answers have 500, and the prompt 1,000. On n, prompts wait for 3 s."""
+    small = worker("m", "mixed", running_requests=2, context_tokens=500, kv_tokens_max=1400)
+    busy, idle = worker("n", "mixed", host="b", queued_tokens=3000), worker("n", "mixed", host="b", running_requests=1)
 
-    def until(prompts_before: int, *, hands_off: bool = True) -> tuple[str, str | None]:
-        policy = SloHeadroom(hands_off=hands_off)
-        for _ in range(prompts_before):
-            policy.route(request(slo=SLO), [prompts], cluster(prompts), COST)
-        route = policy.route(request(slo=SLO), [prompts], cluster(prompts, answers), COST)
+    def until(own: WorkerView, other: WorkerView, *, hands_off: bool = True) -> tuple[str, str | None]:
+        route = SloHeadroom(hands_off=hands_off).route(request(slo=SLO), [own], cluster(own, other), COST)
         return route.worker, route.until
 
-    assert [until(0), until(6)] == [("m", "end"), ("m", "first_token")]
-    assert until(6, hands_off=False) == ("m", "end")
+    assert until(small, busy) == ("m", "first_token")
+    assert until(small, busy, hands_off=False) == ("m", "end")
+    assert until(worker("m", "mixed"), idle) == ("m", "end")
 
 
 def test_on_a_decode_worker_prompts_weigh_no_more_than_they_slow_its_answers() -> None:
@@ -228,14 +227,15 @@ def test_an_answer_does_not_slow_prompts_that_wait_until_their_first_token_is_la
     assert place(request(slo=patient), None, [decode], cluster(prefill, decode), COST) == "p"
 
 
-def test_an_answer_goes_where_the_batch_has_a_place() -> None:
-    """Eight places: the ninth would wait until one of the eight has ended."""
+def test_an_answer_joins_a_full_batch_while_turns_keep_its_tpot() -> None:
+    """Beside eight: 19 ms a token, 21 in turns with eight places, 86 with two. Beside twelve: 23 ms. On p: 10 ms."""
     crowded, slower = worker("d", "decode", running_requests=8), worker("e", "decode", running_requests=12)
-    place = SloHeadroom().place
-    assert place(request(slo=SLO), None, [crowded], cluster(crowded, slower), COST) == "d"
-    full = replace(crowded, requests_max=8)
-    assert place(request(slo=SLO), None, [full], cluster(full, slower), COST) == "e"
-    assert place(request(slo=SLO), None, [full], cluster(full), COST) == "d"
+    prefill, place = worker("p"), SloHeadroom().place
+    full, fuller = replace(crowded, requests_max=8), replace(crowded, requests_max=2)
+    assert place(request(slo=SLO), None, [full], cluster(full, slower), COST) == "d"
+    assert place(request(slo=SLO), None, [full], cluster(full, prefill), COST) == "d", "p is for prompts"
+    assert place(request(slo=SLO), None, [fuller], cluster(fuller, slower), COST) == "e"
+    assert place(request(slo=SLO), None, [fuller], cluster(fuller, prefill), COST) == "p"
 
 
 def test_of_a_prompt_beside_decodes_only_what_it_adds_to_their_steps_costs_them() -> None:
