@@ -83,6 +83,7 @@ def test_the_cluster_shows_its_workers_and_their_roles_can_be_changed(build, ser
         "kv_blocks_total",
         "host",
         "role_reason",
+        "attention_backend",
     }
     path = f"/cluster/workers/{worker['id']}/role"
     assert client.post(path, json={"role": "decode"}).json() == {"id": worker["id"], "role": "decode"}

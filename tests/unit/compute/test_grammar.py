@@ -145,7 +145,7 @@ def test_a_slow_grammar_delays_its_own_request_alone() -> None:
 
 def test_a_grammar_that_ends_its_sandbox_fails_alone_and_is_refused_at_last() -> None:
     """A sandbox that is lost for another reason counts too, so the refusal may begin with the second request."""
-    engine = _engine(SandboxConfig(cpu_s=0.2, wall_s=60.0, processes=1))
+    engine = _engine(SandboxConfig(cpu_s=0.05, wall_s=60.0, processes=1))
     refused: list[bool] = []
     for attempt in range(4):
         failed, fine = _executed(engine, _part("", name=f"poison-{attempt}", grammar=SLOW), _part("ab"))

@@ -41,6 +41,7 @@ BESIDE = [
     "baton_tenant_requests_total{tenant,outcome}",
     "baton_tenant_tokens_total{tenant,kind}",
     "baton_kv_usage_ratio{host}",
+    "baton_prompts_total{kind}",
 ]
 """What we tell beyond it. A name that is once told is kept."""
 
