@@ -44,7 +44,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--kind",
         default="",
         metavar="NAME",
-        help="kind of its workers, of the server's cost.kinds (default: the first)",
+        help="kind of its workers in the server's cost.kinds (default: the first)",
     )
     add("--threads", type=int, default=0, metavar="N", help="threads of each worker (default: cores / workers)")
     add_parallel(parser, default="as the server's")

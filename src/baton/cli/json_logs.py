@@ -1,4 +1,4 @@
-"""The log of a server as JSON, one object a line: what text logs say, each HTTP response, each ended request."""
+"""The log of a server as JSON, one object a line: text log lines, HTTP responses, ended requests."""
 
 from __future__ import annotations
 

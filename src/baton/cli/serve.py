@@ -71,7 +71,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--queue-s", type=float, metavar="S", help="reject requests that wait longer than S s (default: 10)"
     )
     parser.add_argument("--log", metavar="FILE", help="write every decision to FILE, for `baton replay`")
-    parser.add_argument("--log-format", choices=("text", "json"), help="what the server prints (default: text)")
+    parser.add_argument("--log-format", choices=("text", "json"), help="format of printed lines (default: text)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file; see docs/config.md")
     add_access(parser)
 

@@ -61,11 +61,11 @@ def add_fleet(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engine",
         choices=("baton", "vllm", "sglang"),
-        help="of --engine-url; without it, Baton starts servers",
+        help="engine at --engine-url, else of started servers",
     )
-    parser.add_argument("--engine-command", metavar="CMD", help="their program (default: --engine)")
-    parser.add_argument("--engine-flags", metavar="FLAGS", help="their further flags, as one text")
-    parser.add_argument("--engine-store", metavar="URL", help="store for their KV, as of a tier")
+    parser.add_argument("--engine-command", metavar="CMD", help="servers' program (default: --engine)")
+    parser.add_argument("--engine-flags", metavar="FLAGS", help="servers' further flags, one text")
+    parser.add_argument("--engine-store", metavar="URL", help="store for servers' KV, like --tier")
     parser.add_argument("--engine-key-file", type=Path, metavar="FILE", help=f"their key (default: {ENGINE_KEY})")
     parser.add_argument(
         "--launcher",

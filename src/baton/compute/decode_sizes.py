@@ -11,7 +11,7 @@ from baton.decide.kv.layout import KVLayout
 SPLIT_TOKENS = 512
 """Keys per split of a decode step's attention. It does not depend on the batch, so neither does the order of sums."""
 BATCH_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
-"""Numbers of requests of captured graphs. A smaller batch is padded with requests of length 0."""
+"""Batch sizes of captured graphs. A smaller batch is padded with requests of length 0."""
 WIDTH_TOKENS_MIN = 1024
 WIDTH_FACTOR = 4
 """Factor between the context lengths of captured graphs: 1,024 tokens, 4,096, 16,384, up to the model's context."""

@@ -63,10 +63,10 @@ def choose_engine(
 ) -> EngineChoice:
     """Return the native engine if it supports the model and can be built, else the torch engine.
 
-    attention: `auto`, or the backend to use; every one but `native` is torch's.
+    attention: `auto`, or the backend to use. All but `native` select torch.
 
-    Builds the native library if it is not in the cache (seconds, once per machine). Raises ModelError if `weights` are
-    quantized and only the torch engine is possible, because it computes with dense weights only.
+    Builds the native library if it is not in the cache (seconds, once per machine). Raises ModelError if
+    `attention` or quantized `weights` need the native engine, and it cannot be used.
     """
     if card.format == "hash":
         return EngineChoice(kind="hash")

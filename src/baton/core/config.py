@@ -218,8 +218,8 @@ class HostsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Allow hosts with different KV precisions. `timings.kv_loss` of a request reports the rounding. Later requests
     that hit such blocks read rounded values."""
     handover_bytes: Bytes = 256 * 1024 * 1024
-    """Maximum size of the prefixes that a leaving host hands over, that a joining one gets, and that every host for
-    prefill gets because 4 requests used them."""
+    """Maximum size of the prefixes that a leaving host hands over, that a joining one gets, and that every other
+    host that computes prompts gets after 4 uses."""
     mover_silent_s: ShortTimeout = 5.0
     """A mover process that sends nothing for this long is killed and restarted."""
 
@@ -267,7 +267,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     log_kept_bytes_max: Bytes = 10_000_000_000
     """Maximum size of FILE.1 (the oldest), FILE.2 and so on together. One log ends there."""
     log_format: Literal["text", "json"] = "text"
-    """What the server prints. `json`: an object a line; also responses and ended requests, without prompts."""
+    """Format of printed lines. `json`: an object a line; also responses and ended requests, without prompts."""
     step_log: str = ""
     """Folder for step logs, one file per worker. `fitted` cost models are made from them. Empty: no step logs."""
     topology: Topology = Topology()
@@ -283,7 +283,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Cost model of this machine: `model` and its values. Missing prices of the linear model are estimated from the
     size of the served model, at the speed of a reference machine. `kinds.NAME`: one for each kind of worker."""
     kind: str = ""
-    """Kind of the workers of this host, of those in `cost.kinds`. Empty: the first one."""
+    """Kind of this host's workers in `cost.kinds`. Empty: the first one."""
     http: HttpConfig = HttpConfig()
     batches: BatchesConfig = BatchesConfig()
     limits: LimitsConfig = LimitsConfig()

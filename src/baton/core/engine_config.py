@@ -32,12 +32,12 @@ class EnginePodsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """[Pods with vLLM servers](integrations/vllm.md#servers-in-kubernetes), instead of `servers`."""
 
     selector: str = ""
-    """Their labels, such as app=vllm."""
+    """Pod labels, such as app=vllm."""
     namespace: str = ""
     """Empty: that of Baton's pod."""
     port: Annotated[int, Range(least=1, most=65535)] = 8000
     kv_events_port: Annotated[int, Range(least=0, most=65535)] = 0
-    """0: there are none."""
+    """0: no events."""
     kv_events_replay_port: Annotated[int, Range(least=0, most=65535)] = 0
 
 
@@ -50,13 +50,13 @@ class EnginesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     start: Literal["baton", "vllm", "sglang"] = "baton"
     """Engine of the workers in `topology`, which Baton starts."""
     command: str = ""
-    """Their program, with arguments. Empty: the engine's name."""
+    """Servers' program, with arguments. Empty: the engine's name."""
     flags: str = ""
-    """Their further flags."""
+    """Servers' further flags."""
     store: str = ""
     """Store for the KV of started servers. Empty: they hand it off by NIXL."""
     key: str = ""
-    """Their bearer key. Prefer BATON_ENGINE_KEY. Started servers get a random one."""
+    """Servers' bearer key. Prefer BATON_ENGINE_KEY. Started servers get a random one."""
     silent_s: Annotated[float, Range(least=0.1, most=3600)] = 10.0
     """A server that is silent for so long is lost."""
     check_s: Annotated[float, Range(least=0.01, most=60)] = 1.0

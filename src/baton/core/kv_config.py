@@ -52,7 +52,7 @@ class TierConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     format: TierFormat = "exact"
     """Type to which KV is rounded in this tier. Later hits read the rounded values."""
     exact_layers: Annotated[int, Range(least=0, most=10_000)] = 0
-    """Outer layers that are not rounded, half of them the first and half the last ones."""
+    """Layers that are not rounded: half of them the first, half the last."""
     list_s: Annotated[float, Range(least=0, most=86400)] = 30.0
     """Interval for listing a shared store, to find blocks that other servers have written. At least 20 times the
     duration of a listing. 0: only at the start."""

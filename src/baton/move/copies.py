@@ -99,7 +99,7 @@ def copy_library() -> ctypes.CDLL | None:
     try:
         return ctypes.CDLL(str(COPIES.library_path()))
     except (NativeUnavailableError, OSError) as error:
-        log.warning("KV is copied run by run at half the speed, and converted at a tenth of it: %s", error)
+        log.warning("KV is copied run by run at half the speed, and converted below a fifth: %s", error)
         return None
 
 

@@ -124,7 +124,7 @@ constexpr Bytes16 LOW_THEN_HIGH = {0, 1, 2, 3, 4, 5, 6, 7, 24, 25, 26, 27, 28, 2
 
 // Byte i of a group holds number i in its lower half, and number i + GROUP / 2 in its upper half.
 
-// The scale is chosen so that the largest number becomes 4 or 6, also after it was rounded.
+// The scale is chosen so that the largest number rounds to 4 or 6.
 BATON_INLINE void store_mxfp4(uint8_t* out, const float* row, int dim) {
     for (int at = 0; at < dim; at += MXFP4_GROUP) {
         const float *low = row + at, *high = low + 16, most = largest_of(larger_of(sizes_of(low), sizes_of(high)));

@@ -142,7 +142,7 @@ def _to_e4m3(numbers: Floats) -> npt.NDArray[np.uint8]:
 
 
 def _encode_mxfp4(numbers: Floats, cells: Cells) -> None:
-    """Choose each scale so that the group's largest number becomes 4 or 6, also after it was rounded."""
+    """Choose each scale so that the group's largest number rounds to 4 or 6."""
     groups, most = _grouped(numbers, GROUP_NUMBERS["mxfp4"])
     exponents = np.maximum((most.view(np.int32) + 0x200000 >> 23) - 129, -127)
     fits = (most > 0) & (most < TOO_LARGE)
@@ -153,7 +153,7 @@ def _encode_mxfp4(numbers: Floats, cells: Cells) -> None:
 
 
 def _encode_fp4(numbers: Floats, cells: Cells) -> None:
-    """Choose the head's power of two so that its largest e4m3 scale is from 240 to 448, also after it was rounded."""
+    """Choose the head's power of two so that its largest e4m3 scale is 240 to 448 after rounding."""
     groups, most = _grouped(numbers, GROUP_NUMBERS["fp4"])
     whole = np.maximum.reduce(most, axis=-2)[..., None, :]  # [..., 1, 1], the largest of each head
     fits = (whole > FP4_SMALLEST) & (whole < TOO_LARGE)
@@ -176,7 +176,7 @@ def _grouped(numbers: Floats, group: int) -> tuple[Floats, Floats]:
 
 
 def _e2m1_codes(groups: Floats) -> Cells:
-    """Round to e2m1, to nearest, ties to even. Byte i of a group has number i, and above it number i + group / 2."""
+    """Round to e2m1, to nearest, ties to even. Byte i: number i in the low half, i + group / 2 in the high one."""
     sizes = np.abs(groups)
     codes = np.zeros(groups.shape, np.uint8)
     for tie, is_even_below in ((0.25, True), (0.75, False), (1.25, True), (1.75, False), (2.5, True), (3.5, False)):
@@ -197,6 +197,6 @@ def _decode_groups(cells: Cells, scales: Floats, group: int, out: Floats) -> Non
 
 
 def _powers_of_two(exponents: npt.NDArray[np.int32]) -> Floats:
-    """Return 2^n for -127 <= n <= 127, and NaN for 128, which e8m0 uses for it."""
+    """Return 2^n for -127 <= n <= 127, and NaN for 128, as e8m0 does."""
     bits = np.where(exponents < -126, 0x00400000, exponents + 127 << 23)
     return np.where(exponents > 127, 0x7FC00000, bits).astype(np.int32).view(np.float32)

@@ -34,7 +34,7 @@ FLEX_HEAD_DIM_MAX, FLEX_BLOCK_TOKENS_MIN = 256, 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchComputation:
-    """The precision, the place and the attention of a torch engine."""
+    """The precision, device and attention of a torch engine."""
 
     dtype: Dtype
     """Type to compute in."""
@@ -90,7 +90,7 @@ def on_device(memory: memoryview | DeviceArray | Tensor, device: torch.device) -
 
 
 def plain_backend(name: str, kv: PagedKV, number: torch.dtype) -> AttentionBackend:
-    """Return a backend without kernels of ours. Raises ModelError if it cannot compute with this arena."""
+    """Return a backend without Triton kernels. Raises ModelError if it cannot compute with this arena."""
     plain: dict[str, AttentionBackend] = {
         "sdpa": SdpaBackend(),
         "jagged": JaggedBackend(),

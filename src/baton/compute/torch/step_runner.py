@@ -35,7 +35,7 @@ class StepRunner(Protocol):
         ...
 
     def prepare(self) -> None:
-        """Do what the first steps would have to wait for. Writes nothing to the arena."""
+        """Do the one-time work that would delay first steps. Writes nothing to the arena."""
         ...
 
 
@@ -54,7 +54,7 @@ class EagerRunner:
         return self.model.logits(hidden[torch.tensor(picked, device=self.device)])
 
     def prepare(self) -> None:
-        """An operation needs no preparation."""
+        """Separate operations need no preparation."""
 
 
 class GraphCapture(Protocol):

@@ -109,7 +109,7 @@ class TritonBackend:
     kernel: TritonDecodeKernel
 
     def plan(self, rows: Sequence[Row], kv: PagedKV) -> TritonPlan:
-        if kv.layout.planes == 1:  # few tokens of a chunk read latents, each of them like a decoding request
+        if kv.layout.planes == 1:  # latents: each token of a small chunk is read like a decoding request
             rows = [token for row in rows for token in _single_tokens(row, kv.layout.block_tokens)]
         decodes, chunks = [row for row in rows if row.count == 1], [row for row in rows if row.count > 1]
         device = kv.data.device
@@ -133,7 +133,7 @@ class TritonBackend:
 
 
 def _single_tokens(row: Row, block_tokens: int) -> list[Row]:
-    """Return a row for each token of a row."""
+    """Split a row into rows of one token."""
     positions = range(row.start, row.total)
     return [
         Row(row.first + index, 1, position, row.blocks[: position // block_tokens + 1])

@@ -14,14 +14,14 @@ from baton.decide.policy.fairness import BacklogOrder, FairnessPolicy
 
 @dataclass(slots=True)
 class LaneOrder:
-    """Gives each request that a worker gets its sort key, which stays."""
+    """Gives each request of a worker a sort key, which never changes."""
 
     fairness: FairnessPolicy
     _newest_s: float = -inf
     """Arrival of the newest request so far."""
 
     def key(self, request: Request, lanes: Iterable[Lane], cost: CostModel) -> tuple[float, ...]:
-        """Return the sort key of a new request: the coordinator's if it has a fair queue, else the policy's.
+        """Return a new request's sort key: by its turn in a fair queue, else before a backlog or by policy.
 
         `lanes`: the present requests of the worker.
         """

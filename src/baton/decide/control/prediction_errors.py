@@ -19,12 +19,12 @@ _ERROR_LOG_MAX = 1.5
 NO_ERRORS = PredictionErrors()
 MISSES_RATIO = 0.1
 """Share of the admitted requests that may miss an SLO. Above it the margin grows, below it the margin shrinks. A lower
-share would refuse more requests than it saves from a miss."""
+share would reject more requests than it prevents misses."""
 _MISS_LOG = 0.12
-"""Growth of the margin by a request that misses its SLO, less `MISSES_RATIO` of it by each request."""
+"""A missed SLO adds this to the margin's logarithm; every request subtracts `MISSES_RATIO` of it."""
 _MARGIN_LOG_MAX = 0.7
 _MARGIN_S = 10.0
-"""Time in which the margin falls to 1/e. It is short, because the misses of a burst say little about the time after."""
+"""Time in which the margin's logarithm falls to 1/e. Short, because misses of a burst predict little after it."""
 _NEARNESS = 6
 """Power of predicted time / SLO that weighs a request: errors of fast requests say little about the limit."""
 _GAPS_MIN = 3

@@ -19,7 +19,7 @@ WARM_USES_MIN = 2
 HOT_USES_MIN = 4
 """Minimum number of requests that used a block before it is copied to hosts that stay."""
 HOT_S = 30.0
-"""Time between such copies: to find the prefixes, all blocks of an arena are read."""
+"""Time between such copies, because finding prefixes scans all blocks of an arena."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class PrefixHandover:
     """Prefixes that are still to be copied, by source and target: each is the prompt of an internal request."""
     _under_way: set[RequestId] = field(default_factory=set[RequestId])
     _spread_s: float = 0.0
-    """When hot prefixes were copied to hosts that stay."""
+    """Last time of copies to hosts that stay."""
 
     def begin(self, source: HostId, now_s: float) -> Steps[None]:
         """Begin to copy the hot prefixes of a host that leaves to the host with the most free blocks."""
@@ -57,8 +57,8 @@ class PrefixHandover:
     def spread(self, now_s: float) -> Steps[None]:
         """Begin to copy hot prefixes to hosts that compute prompts, each from the host with the most cached blocks.
 
-        So a request need not choose between the one host that has its prefix and the ones that have time, and the loss
-        of that host does not lose the prefix. Source: Mooncake (FAST 2025), which replicates hot blocks.
+        So a request need not choose between a host with its prefix and an idle host, and the loss of one host does not
+        lose the prefix. Source: Mooncake (FAST 2025), which replicates hot blocks.
         """
         if now_s - self._spread_s < HOT_S:
             return

@@ -15,7 +15,7 @@ SCALED: frozenset[KVDtype] = frozenset({"int8", "fp8", "fp4", "mxfp4"})
 """Types of 8 and 4 bits, whose scales are stored after the values of a head."""
 GROUP_NUMBERS: dict[KVDtype, int] = {"fp4": 16, "mxfp4": 32}
 """4-bit types (e2m1) have a one-byte scale per group of this many numbers: e4m3 in fp4, a power of two in mxfp4. An fp4
-head has one more power of two."""
+head also has a power of two."""
 BITS: dict[KVDtype, int] = {"float32": 24, "float16": 11, "bfloat16": 8, "int8": 7, "fp8": 4, "fp4": 2, "mxfp4": 2}
 """Significant bits. uint8 (hash engine) is not a number and cannot be converted."""
 WIDER: dict[KVDtype, frozenset[KVDtype]] = {

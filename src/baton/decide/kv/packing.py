@@ -25,8 +25,7 @@ class Packing:
     dtype: KVDtype
     """Type of the layers that are not exact."""
     exact_layers: int = 0
-    """Layers that keep the arena's bytes: one half are the first ones, the other half the last ones. Of an odd number,
-    one more is at the start."""
+    """Layers that keep the arena's bytes: half of them the first, half the last. An odd one is at the start."""
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -62,7 +61,7 @@ class Packing:
         return f"{rounded} in a tier{spared}"
 
     def problems(self) -> list[str]:
-        """Return every reason why blocks of this layout cannot be packed so."""
+        """Return every reason why this layout cannot be packed."""
         ours = self.layout
         if loss(ours.dtype, self.dtype) is None:
             return [f"blocks hold {ours.dtype}, which has no conversion to {self.dtype}; leave the format out"]

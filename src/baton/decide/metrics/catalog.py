@@ -151,7 +151,7 @@ TENANT_REQUESTS = Counter(
     labels=(TENANT, OUTCOME),
 )  # fmt: skip
 TENANT_TOKENS = Counter(
-    "baton_tenant_tokens_total", "tokens", "The same by tenant, for the scope `admin`.",
+    "baton_tenant_tokens_total", "tokens", "Tokens by tenant, for the scope `admin`.",
     labels=(TENANT, TOKEN_KIND),
 )  # fmt: skip
 CLASS_TTFT = Histogram(

@@ -82,7 +82,7 @@ SHORT_CHUNK_TOKENS, SHORT_CHUNK_RATIO = 64, 1.4
 FIXED_COSTS_MIN = 8
 """Bounds on the prompts of a step are at least this many times the fixed cost of a step, so that steps waste little."""
 BACKLOG_STEPS = 2
-"""Prompts of so many full steps are a backlog: steps are full, since throughput matters more than the mean TTFT."""
+"""Waiting prompts that fill this many steps are a backlog: steps are full, for throughput instead of mean TTFT."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,9 +174,9 @@ class SloChunked:
     ttft_ratio: float = 0.25
     """The prompts in a step take at most this share of the shortest TTFT SLO of more urgent classes."""
     shared_ratio: float = 0.1
-    """Several prompts in a step take at most this share of their shortest TTFT SLO, because the step's end gives all
-    of their first tokens. Without an SLO, their number gives the lowest mean TTFT. This does not limit a single
-    prompt: to split it shortens no other request's wait."""
+    """Several prompts in a step take at most this share of their shortest TTFT SLO, because all first tokens come
+    at the step's end. Without an SLO, their number is the one with the lowest mean TTFT. A single prompt is not
+    limited: splitting it shortens no other wait."""
 
     def select(self, candidates: Sequence[Candidate], limits: BatchLimits, cost: CostModel) -> Chosen:
         decoding, prompts = _split(candidates)

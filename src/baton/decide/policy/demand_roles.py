@@ -29,7 +29,7 @@ RECENT_S, RECENT_S_MAX = 10.0, 60.0
 """Span of the load history in which roles count arrivals, and the span of their default forecast. Where fewer than
 `requests_min` requests arrive within the shorter one, it extends up to the longer one."""
 OVERLOAD = 1.4
-"""Workers may become mixed once requests are late, or once a phase is busy for 1.4 times `BUSY_RATIO_MAX`."""
+"""Workers may become mixed if a prediction exceeds its SLO, or utilization exceeds 1.4 times `BUSY_RATIO_MAX`."""
 FIRST_ROLES_MAX = 100_000
 """Bound on the workers whose first role is kept: each start by a scaling policy adds one."""
 _RUNNING, _QUEUED_REQUESTS = attrgetter("running_requests"), attrgetter("queued_requests")
@@ -64,7 +64,7 @@ class DemandRoles:
     role_s_min: float = 10.0
     """Minimum time of a worker in a role, and between flips in opposite directions."""
     mixed_after_s: float = 5.0
-    """Workers become mixed after this long in which it was wanted at every tick."""
+    """Workers become mixed once every tick for this long wanted a mixed one."""
     prefill_ratio_min: float = 0.0
     """Share of the workers started for prefill that always stay. The default of a server: the reserves of its
     classes."""
@@ -141,7 +141,7 @@ class DemandRoles:
         return found if now.most >= self.gain_min * pressure(found).most else present
 
     def _may_mix(self, workers: Sequence[WorkerView]) -> bool:
-        """Return whether all workers may become mixed. Two workers need it not: one of them can be mixed."""
+        """Return whether all workers may become mixed. Two workers never do: one becomes mixed instead."""
         return len(workers) > WORKERS_MIN and not (self.prefill_ratio_min or self.decode_ratio_min)
 
     def _unmixed(self, workers: Sequence[WorkerView]) -> Iterator[Split]:
@@ -185,7 +185,7 @@ class DemandRoles:
         return lent | self._flip(given, min(abs(count), max(1, total // 8)), to, to, now_s)
 
     def _change_all(self, workers: Sequence[WorkerView], best: Split, now_s: float) -> dict[WorkerId, Role]:
-        """Let all workers become mixed, or return them to their phases; those with the most answers decode."""
+        """Let all workers become mixed, or return them to their phases; those with the most context decode."""
         if any(now_s - self._roles[worker.id][1] < self.role_s_min for worker in workers):
             return {}
         self._last, self._mixed_since_s = ("mixed", now_s), None

@@ -24,8 +24,8 @@ class BacklogOrder(FairnessPolicy, Protocol):
     def overtakes(self, request: Request, *, gap_s: float, oldest_wait_s: float, prompt_s: float) -> bool:
         """Return whether a new request goes before the waiting ones of its priority that have no SLO.
 
-        `gap_s`: time since the arrival before it. `oldest_wait_s`: how long the oldest of the others has waited.
-        `prompt_s`: predicted time of its prompt.
+        `gap_s`: time since the previous arrival. `oldest_wait_s`: wait of the oldest of the others. `prompt_s`:
+        predicted time of its prompt.
         """
         ...
 
@@ -84,9 +84,9 @@ class SloOrder(FirstComeFirstServed):
     head_start_ratio: float = 0.25
     """The most urgent priority counts as an arrival earlier by this share of the TTFT. Must be below 0.5."""
     overtake_gap: float = 2.0
-    """A request overtakes a backlog if it arrives this many times the time of its prompt after the last one."""
+    """Minimum (time since the previous arrival / predicted time of the prompt) to overtake a backlog."""
     backlog_wait: float = 4.0
-    """Requests are a backlog once the oldest has waited this many times the time of the new prompt."""
+    """Minimum (wait of the oldest request / predicted time of the new prompt) of a backlog."""
 
     def key(self, request: Request) -> tuple[float, ...]:
         if request.slo is None:

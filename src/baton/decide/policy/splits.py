@@ -107,7 +107,7 @@ class SplitLoad:
         )
 
     def _capacities(self, split: Split) -> tuple[float, float]:
-        """Return the workers of each phase. A mixed worker counts for its own phase, and partly for the other one."""
+        """Return each phase's capacity in workers. A mixed one counts fully in its own phase, partly in the other."""
         if not split.mixed:
             return split.prefill, split.decode
         if not split.decode:
@@ -129,7 +129,7 @@ class SplitLoad:
 
 
 def busy_links(demand: LoadRates, workers: Sequence[WorkerView], cost: CostModel) -> float:
-    """Return the workers whose links the handoffs between hosts keep busy: each leaves one host and enters another.
+    """Return the number of workers whose links are busy with handoffs: each leaves one host and enters another.
 
     Workers of one host share its link.
     """

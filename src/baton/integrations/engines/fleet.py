@@ -60,7 +60,7 @@ class EngineFleet:
         processes: Sequence[EngineProcess] = (),
         pods: EnginePods | None = None,
     ) -> None:
-        """`processes`: of all servers in their order, if Baton starts them. Empty: the servers run already.
+        """`processes`: one per server, in order, if Baton starts them. Empty: the servers run already.
 
         `pods`: finds the servers in Kubernetes. None: they are configured.
         """
@@ -176,7 +176,7 @@ class EngineFleet:
         """Add new servers, and remove those that are not listed. A server with another role is another one."""
         for worker, member in list(self._members.items()):
             if member.config not in servers:
-                self._lose(member, "its pod is not ready any more, or deleted")
+                self._lose(member, "its pod is deleted or no longer ready")
                 del self._members[worker]
                 self._parts.driver.links.pop(worker, None)
                 await member.end()

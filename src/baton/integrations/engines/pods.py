@@ -28,7 +28,7 @@ class EnginePods:
         return EnginePods(config, api, config.namespace or api.namespace())
 
     async def listings(self, tell: Callable[[str], None], check_s: float) -> AsyncGenerator[Sequence[EngineConfig]]:
-        """Yield the servers of the ready pods again and again, and tell each new problem."""
+        """Yield the servers of the ready pods repeatedly, and report each new problem."""
         said = ""
         while True:
             try:

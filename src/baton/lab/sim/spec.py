@@ -187,7 +187,7 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     workers_max: Number = 0
     """Maximum number of workers of each host, as a live host states it. 0: no limit."""
     workers_at_once: Number = 0
-    """Workers of a host that run steps at once at full speed, because they share its cores. 0: all."""
+    """Workers that run steps at full speed at once on a host's shared cores. 0: all."""
     queue_requests_max: Count = 1024
     """Maximum of open requests in the cluster. More are rejected."""
     wait_s: Seconds = 60.0

@@ -72,13 +72,13 @@ class _Running:
 
 @dataclass(slots=True)
 class SharedCores:
-    """The cores of a host whose workers share them: so many steps run at once at full speed, more are slower."""
+    """The cores that a host's workers share: `steps_at_once` steps run at full speed, more run slower."""
 
     steps_at_once: int
     running: set[WorkerId] = field(default_factory=set[WorkerId])
 
     def begin(self, worker: WorkerId) -> float:
-        """Record that a worker begins a step. Return how many times as long it takes as on an idle host."""
+        """Record that a worker begins a step. Return its duration as a multiple of that on an idle host."""
         self.running.add(worker)
         return max(1.0, len(self.running) / self.steps_at_once)
 

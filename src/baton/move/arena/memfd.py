@@ -103,13 +103,13 @@ def open_arena(fd: int, bytes_total: int) -> Arena:
 def _collapse(fd: int, start: int, size: int) -> None:
     """Put a part of the arena into large pages: steps over long contexts are then 6 to 15 % faster.
 
-    Pages are those of the file, so all mappings gain, but the system wants one that is aligned: a temporary one. If the
-    kernel cannot do it, or has too little contiguous memory, small pages stay. start: a multiple of a large page.
+    Pages belong to the file, so all mappings gain. The call needs an aligned mapping: a temporary one. If the kernel
+    cannot do it, or has too little contiguous memory, small pages stay. start: a multiple of a large page.
     """
     size -= size % _HUGE_BYTES
     if size == 0:
         return
-    reserved = mmap.mmap(-1, size + _HUGE_BYTES)  # its end unmaps what is mapped into it, too
+    reserved = mmap.mmap(-1, size + _HUGE_BYTES)  # unmapping it unmaps the file inside, too
     place = ctypes.addressof(ctypes.c_char.from_buffer(reserved))
     place += -place % _HUGE_BYTES
     system = ctypes.CDLL(None)

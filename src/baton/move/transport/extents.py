@@ -20,8 +20,8 @@ from baton.move.transport.port import Extent, Memory, Ticket
 from baton.move.transport.staged import StagedMemory
 
 COLLATED_RUN_BYTES = 8 * 1024
-"""Shorter runs, on average, are collated. The kernel takes 1 to 2 us per run, and a slab is filled at 7 GB/s: measured
-over loopback, runs of 3 KiB take two thirds of the CPU time, those of 12 KiB as much as in place."""
+"""Runs with a shorter mean are collated. The kernel takes 1 to 2 us per run, and a slab is filled at 7 GB/s: measured
+over loopback, 3 KiB runs take two thirds of their CPU time in place, 12 KiB runs the same."""
 SLAB_BYTES = 1024 * 1024
 """Size of the buffer for collated runs. It stays in a core's cache."""
 

@@ -43,7 +43,7 @@ class HostOptions:
     device: str
     """Device of this host's workers, with the values of `Config.device`. The server's device is ignored."""
     kind: str
-    """Kind of its workers, of those in the server's `cost.kinds`. Empty: the first."""
+    """Kind of its workers in the server's `cost.kinds`. Empty: the first."""
     threads: int
     kv_blocks: int
     """Blocks in the arena. 0: chosen from the free memory."""

@@ -63,7 +63,7 @@ class Computing:
 
     @property
     def precision_key(self) -> str:
-        """Text that differs for workers that compute other KV."""
+        """Text that differs between workers with different KV."""
         phases = [f"{role} {phase.dtype} {phase.weights}" for role, phase in self.phases.items()]
         return ", ".join(phases) or self.dtype
 

@@ -40,7 +40,7 @@ class BrowserRules:
     def check(self, method: str, headers: Sequence[tuple[bytes, bytes]], by_name: Mapping[bytes, bytes]) -> None:
         """Raise RequestError (403) for a foreign Host, or for a foreign Origin of a request that may change state.
 
-        `by_name`: the same headers, the last one of each name.
+        `by_name`: the last of the headers with each name.
         """
         if len(by_name) < len(headers):
             _check_single(headers)
@@ -84,7 +84,7 @@ class BrowserRules:
 
 
 def _check_single(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Raise RequestError for a repeated header, of which a proxy may have checked the other one."""
+    """Raise RequestError for a repeated header, because a proxy may check another copy."""
     counts = Counter(name for name, _ in headers if name in _SINGLE_HEADERS)
     for name, count in counts.items():
         if count > 1:

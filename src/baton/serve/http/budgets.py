@@ -50,15 +50,15 @@ class _Client:
         self.requests = 0
         self.body_bytes = 0
         self.own: KeyLimits | None = None
-        """Limits of its key that `set_limits` has read."""
+        """Limits of its key at the last `set_limits`."""
         self.requests_max = 0
         self.request_rate: RateLimit | None = None
         self.token_rate: RateLimit | None = None
 
     def set_limits(self, own: KeyLimits, common: LimitsConfig, now_s: float) -> None:
-        """Set the limits of its key, and for those that it has not, the common ones.
+        """Set the limits of its key, and the common ones where it has none.
 
-        The bucket of an unchanged rate keeps its amount.
+        A bucket with an unchanged rate keeps its amount.
         """
         self.own = own
         self.requests_max = own.streams_max or common.client_requests_max

@@ -60,7 +60,7 @@ class Connections:
         """Open connections that exceed a limit. `connections_max` excludes them, else one address could fill it."""
         self._by_address: Counter[str] = Counter()
         self._parsing: deque[Parsing] = deque()
-        """Connections with much data to parse, at most all. One parses in each round of the event loop."""
+        """Connections with much data to parse, each once. One parses in each round of the event loop."""
         self._turn: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         times_s = (limits.header_s, limits.body_s, limits.idle_s, limits.send_s)

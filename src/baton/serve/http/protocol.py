@@ -1,4 +1,4 @@
-"""HTTP/1.1 of one connection: what its client may send, and how much of it is parsed at once.
+"""HTTP/1.1 of one connection: bounds on the data of its client, and on the data parsed at once.
 
 Uvicorn does not bound the headers that httptools collects. ADR 19 has the reasons and the alternatives.
 """

@@ -14,7 +14,7 @@ from baton.core.errors import RequestError
 from baton.serve.http.wire.schemas import ChatMessage
 
 RESPONSES_MAX = 1024
-"""Responses that are kept. Beyond it, the one that was unused for longest is dropped, of the owner with the most."""
+"""Maximum kept responses. Beyond it, the owner with the most loses the least recently used one."""
 BYTES_MAX = 64 * 1024 * 1024
 """Maximum bytes of all kept responses and conversations."""
 _MESSAGES = msgspec.json.Decoder(tuple[ChatMessage, ...])
@@ -134,7 +134,7 @@ class StoredResponses:
             self._count(key[0], -1, -kept.size_bytes)
 
     def _count(self, owner: str, responses: int, size_bytes: int) -> None:
-        """Add to the numbers of an owner, which is forgotten without responses."""
+        """Add to the counts of an owner. Forget an owner without responses."""
         self._bytes += size_bytes
         self._counts[owner] += responses
         self._sizes[owner] += size_bytes

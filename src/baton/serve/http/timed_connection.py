@@ -168,7 +168,7 @@ class HeldFlow(FlowControl):
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)
         self.is_held = False
-        """Whether received data waits to be parsed. Its client is late if that takes too long, as it sent odd data."""
+        """Whether received data waits to be parsed. The deadline of the body still applies: such data is unusual."""
         self._is_wanted = True
 
     def pause_reading(self) -> None:

@@ -64,7 +64,7 @@ class FlexBackend:
         return FlexPlan(kv, self._attend, batches)
 
     def _logical_blocks(self, rows: Sequence[Row], kv: PagedKV) -> Tensor:
-        """Return the index of each block in its request [blocks]. Entries of blocks of no request are arbitrary."""
+        """Return the index of each block in its request [blocks]. Blocks of no request have arbitrary entries."""
         blocks, device = len(kv.data), kv.data.device
         if len(self._logical) != blocks or self._logical.device != device:
             self._logical = torch.zeros(blocks, dtype=torch.int32, device=device)
@@ -114,7 +114,7 @@ class _Batch:
             end = -(-(each.position + each.count) // block_tokens)
             begin = 0 if window is None else max(0, each.position + 1 - window) // block_tokens
             tables.append((each.row.blocks[begin:end] * stride).to(torch.int32))
-        # A mask needs a column for every plane of the arena; only the leading ones of a row are read, so rows overlap.
+        # A mask needs a column for every plane of the arena; only a row's first ones are read: rows may overlap.
         width, columns = len(self._kv.data), rows_total // block_tokens
         numbers = torch.zeros(ENTRIES * width + columns, dtype=torch.int32)
         for index, table in enumerate(tables):

@@ -74,7 +74,7 @@ class _Bounds:
 
 
 class _Keys:
-    """The places of the keys that a step reads in a kind of layer: decoding requests first, then chunks."""
+    """The places of the keys that a step reads in layers of one window: decoding requests first, then chunks."""
 
     def __init__(self, decodes: Sequence[Row], chunks: Sequence[Row], kv: PagedKV, window: int | None) -> None:
         block_tokens, device = kv.layout.block_tokens, kv.data.device

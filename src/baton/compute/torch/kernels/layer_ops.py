@@ -59,7 +59,7 @@ class LayerOps(Protocol):
 
 
 class TorchOps:
-    """Implements `LayerOps` with an operation of torch for each step. It knows no padding."""
+    """Implements `LayerOps` with separate operations of torch. Does not support padding."""
 
     def add_norm(self, hidden: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         summed = hidden if added is None else hidden + added

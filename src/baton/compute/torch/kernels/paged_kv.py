@@ -71,7 +71,7 @@ class PagedKV:
     def slots(self, rows: Sequence[Row]) -> Tensor:
         """Return the places of the batch's tokens: [tokens] token rows of the first plane of a block of the arena.
 
-        A plane of this layout is `first_row` further.
+        Add `first_row` for another plane.
         """
         block_tokens = self.layout.block_tokens
         parts: list[Tensor] = []
@@ -81,7 +81,7 @@ class PagedKV:
         return torch.cat(parts).to(self.data.device)
 
     def decode_slots(self, positions: Tensor, blocks: Tensor, lengths: Tensor) -> Tensor:
-        """Return what `slots` returns, for one token per request, from tensors on the device: [requests].
+        """Return the slots of one token per request, from tensors on the device: [requests].
 
         positions: [requests]. blocks: [requests, blocks]. lengths: [requests]; a request of length 0 gets -1.
         """
@@ -135,7 +135,7 @@ class _Table:
 class BlockTables:
     """The block tables of the last step's requests as tensors.
 
-    A table changes only with a grant, and converting one of a long request takes longer than all else of its step.
+    A table changes only with a grant, and converting that of a long request takes longer than the rest of its step.
     """
 
     _tables: dict[RequestId, _Table] = field(default_factory=dict)
@@ -152,7 +152,7 @@ class BlockTables:
         for part in slices:
             count = -(-(part.start + part.count) // layout.block_tokens)
             table = self._tables.get(part.request_id)
-            # Only a tuple is known to be the same one unchanged.
+            # The same tuple is unchanged; the same list may not be.
             if table is None or table.granted is not part.block_table or not isinstance(table.granted, tuple):
                 whole = torch.tensor(part.block_table, dtype=torch.int64)
                 table = _Table(part.block_table, whole, whole[:count])

@@ -244,7 +244,7 @@ class BatchStore:
     def add(self, stored: StoredBatch) -> None:
         """Keep a new batch, and forget the oldest ended ones beyond the limit.
 
-        Raises RequestError (429) if too many are open, of its owner or of all.
+        Raises RequestError (429) if its owner, or all owners, have too many open.
         """
         with self._folder.lock:
             self._make_room(self.list(stored.owner), self._batches_max // _share(stored.owner))

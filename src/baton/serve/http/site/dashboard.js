@@ -40,7 +40,7 @@ function build() {
   lanes($("lanes"), $("lane-value"), axis, {
     name: "Role and load of each worker over time; the table below has the present values",
     rows: () => workerLanes(store, axis.span()), marks: () => store.marks,
-    hint: () => `Point at a lane for its values. Top of the lines: ${amount(mostRunning(store, axis.span()))} running requests.`,
+    hint: () => `Point at a lane for its values. Highest line: ${amount(mostRunning(store, axis.span()))} running requests.`,
   });
   timePlot("ttft", {format: duration, series: percentiles("ttft"), limits: () => store.slo ? [store.slo.ttft_s] : []});
   timePlot("itl", {format: duration, series: percentiles("itl"), limits: () => store.slo ? [store.slo.tpot_s] : []});

@@ -164,7 +164,7 @@ export function shares(store) {
 
 const REASONS = {
   queue_full: "the queue was full", queue_deadline: "the wait was too long", no_worker: "there was no worker", too_long: "they were too long",
-  slo: "they would have missed their SLO", share: "the client had its share", shutdown: "the server was ending", retries: "workers died under them",
+  slo: "they would have missed their SLO", share: "the client used its share", shutdown: "the server was ending", retries: "their workers died",
 };
 export function refusals(store) {
   const rows = summed(store, "rejected").map(([reason, requests]) => `${requests}, as ${REASONS[reason] ?? reason}`);

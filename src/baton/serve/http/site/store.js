@@ -32,7 +32,7 @@ export class Store {
   }
 
   workerNames() {
-    const names = new Set();  // those of the present first, in the order of the table of workers
+    const names = new Set();  // the present ones first, in the order of the table of workers
     for (const sample of [...this.samples].reverse()) for (const worker of sample.workers) names.add(worker.id);
     return [...names];
   }

@@ -78,7 +78,7 @@ def _from_format(sent: ResponseFormat | None) -> Iterator[Constraint]:
         yield schema_constraint(sent.schema, "response_format.schema")
         return
     if sent.schema is not None:
-        message = "response_format.schema belongs to the types json_object and json_schema, without json_schema"
+        message = "response_format.schema needs type json_object or json_schema, and no response_format.json_schema"
         raise RequestError(message, param="response_format.schema")
     if (named is not None) != (sent.type == "json_schema"):
         message = f'response_format.type is "{sent.type}": send json_schema with the type "json_schema", and only then'

@@ -87,7 +87,7 @@ class ResponseEncoder(Protocol):
         stop_string: str | None = None,
         usage: Usage | None = None,
     ) -> bytes:
-        """Return the chunk that ends a choice. `usage`: that so far, if every chunk has it."""
+        """Return the chunk that ends a choice. `usage`: usage so far, if every chunk has it."""
         ...
 
     def usage(self, usage: Usage, timings: Timings) -> bytes:

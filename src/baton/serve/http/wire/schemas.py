@@ -47,7 +47,7 @@ class ResponseFormat(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     json_schema: NamedSchema | None = None
     """Required if `type` is `json_schema` and there is no `schema`, else forbidden."""
     schema: JsonSchema | None = None
-    """llama.cpp's place of the schema, for `json_object` and `json_schema`."""
+    """The schema, in llama.cpp's form of `json_object` and `json_schema`."""
 
 
 class StructuredOutputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -283,7 +283,7 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     model: str | None = None
     prompt: str | None = None
     content: str | None = None
-    """llama.cpp's name of `prompt`."""
+    """llama.cpp's name for `prompt`."""
     messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
