@@ -242,7 +242,10 @@ def test_ranks_use_the_torch_engine_with_a_reason(tmp_path: Path) -> None:
     tiny_model(CONFIGS["llama_tied"]).save_pretrained(tmp_path)
     card = resolve_model(str(tmp_path))
     choice = choose_engine(card, card.layout(block_tokens=4, dtype="float32", tensor_parallel=2))
-    assert str(choice) == "torch engine (the native engine computes whole models, and this worker has 2 ranks), sdpa attention"
+    assert (
+        str(choice)
+        == "torch engine (the native engine computes whole models, and this worker has 2 ranks), sdpa attention"
+    )
 
 
 class _Gone:

@@ -9,6 +9,7 @@ from typing import get_args
 from baton.cli.foreign_flags import DTYPES, tokens
 from baton.cli.key_flags import ADMIN_KEY, API_KEY, ENGINE_KEY
 from baton.core.config import AttentionName
+from baton.core.kv_config import KVDtypeChoice
 from baton.core.launching import Launcher
 
 
@@ -97,7 +98,7 @@ def add_sizes(parser: argparse.ArgumentParser) -> None:
     """Add the flags for the KV cache and the limits of requests and steps."""
     parser.add_argument(
         "--kv-dtype",
-        choices=("auto", "float32", "bfloat16", "int8", "fp8"),
+        choices=get_args(KVDtypeChoice),
         help="precision of the KV cache (default: as --dtype)",
     )
     parser.add_argument("--kv-blocks", type=int, metavar="N", help="KV blocks of the host (default: 2 GiB)")

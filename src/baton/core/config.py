@@ -343,6 +343,11 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def kind_problems(self) -> list[str]:
         """Return an error if the kind of the workers has no cost model."""
         kinds: list[str] = list(self.cost.get("kinds") or ())
+        if self.prefill != PhaseConfig() or self.decode != PhaseConfig():
+            role = "with [prefill] or [decode], the kind of a worker is its role"
+            unnamed = [name for name in ("prefill", "decode") if kinds and name not in kinds]
+            found = [f"kind is {self.kind!r}, but {role}: leave out kind"] if self.kind else []
+            return found + [f"cost.kinds lacks {name!r}; {role}" for name in unnamed]
         if not self.kind or self.kind in kinds:
             return []
         known = f"known: {', '.join(kinds)}" if kinds else "add a section [cost.kinds.NAME] for each kind"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.core.config import Config, HostsConfig, Plugin, SloConfig, Topology, load
+from baton.core.config import Config, HostsConfig, PhaseConfig, Plugin, SloConfig, Topology, load
 from baton.core.errors import ConfigError
 from baton.core.http_config import HttpConfig
 from baton.core.kv_config import KVConfig, TierConfig
@@ -188,3 +188,14 @@ def test_kv_in_plain_text_leaves_the_machine_with_insecure_only() -> None:
     (problem,) = load(exposed).lacks()
     assert "hosts.encrypt_kv is false, so 10.0.0.1 sends KV in plain text: remove it, or add --insecure" in problem
     assert load(f"{exposed}insecure = true\n").lacks() == []
+
+
+def test_with_precisions_per_phase_the_kind_of_a_worker_is_its_role() -> None:
+    """Other kinds would be ignored: each is an error."""
+    config = Config(prefill=PhaseConfig(weights="int8"), kind="gpu", cost={"kinds": {"gpu": {}, "decode": {}}})
+    role = "with [prefill] or [decode], the kind of a worker is its role"
+    assert config.kind_problems() == [
+        f"kind is 'gpu', but {role}: leave out kind",
+        f"cost.kinds lacks 'prefill'; {role}",
+    ]
+    assert Config(prefill=PhaseConfig(weights="int8")).kind_problems() == []

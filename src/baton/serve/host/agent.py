@@ -123,7 +123,7 @@ class Agent:
         terms = await run_in_thread(partial(request_terms, url, options.api_key))
         config = _config(terms, options)
         if problems := config.kind_problems():
-            raise ConfigError(f"--{problems[0]}, in the server's configuration")
+            raise ConfigError(f"--{problems[0]} (in the server's configuration)")
         resolved = partial(resolve_model, config.model, config.load_format, config.adapter)
         card = limit_context(config, await run_in_thread(resolved))
         address = HostAddress(
