@@ -1,6 +1,6 @@
 """Measure the overhead of all checks of the HTTP edge: the same server with and without them, by turns in one run.
 
-python benchmarks/edge_overhead.py [--quick]
+python benchmarks/edge_overhead.py [--quick] [--rounds 20]
 
 The model is the hash engine, whose steps take microseconds, so the server process limits the throughput. The server
 without checks (`_edge_without_checks.py`) serves with uvicorn's own protocol, without rules for hosts and origins, and
@@ -157,8 +157,11 @@ def embedded(cpu_added_s: float, *, quick: bool) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds: to see that it works")
+    parser.add_argument(
+        "--rounds", type=int, default=20, help="pairs of measurements: the server with checks, then without"
+    )
     args = parser.parse_args()
-    rounds, requests = (2, 80) if args.quick else (20, 400)
+    rounds, requests = (2, 80) if args.quick else (args.rounds, 400)
     with ExitStack() as stack:
         checked = stack.enter_context(started("-m", "baton.cli.main"))
         bare = stack.enter_context(started(str(WITHOUT)))
