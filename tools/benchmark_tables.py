@@ -89,7 +89,7 @@ def edge() -> list[str]:
     note = (
         f"Hash engine, {result['concurrency']} clients; medians of paired rounds. Of the embedded model's"
         f" {model['requests_per_s']:.1f} responses/s of 64 tokens, the checks' CPU time costs"
-        f" {percent(model['throughput_lost_ratio'], 2)}."
+        f" {percent(max(0.0, model['throughput_lost_ratio']), 2)}."
     )
     return section("Checks of the HTTP edge", "edge-overhead", heads, rows, note)
 
