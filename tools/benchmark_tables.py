@@ -136,18 +136,19 @@ def steps(names: str, title: str, note: str = "", *, clock: str = "median_s") ->
 
 
 def native_grid() -> list[str]:
-    """Return the steps of all batch sizes, each with its share of the limit and what limits it, and the old ones."""
+    """Return the steps of all batch sizes: time, share of the limit and what limits it, speed over the old version."""
     result = load("native-grid")
-    names = {name: "" if name == "this tree" else f", {name}" for name in result["rows"][0]["seconds"]}
+    against = next(name for name in result["rows"][0]["seconds"] if name != "this tree")
     decodes = [row for row in result["rows"] if not row["case"].startswith("prompt")]
     batches = list(dict.fromkeys(row["case"].split(" x ")[0] for row in decodes))
     cells: dict[str, list[str]] = {}
     for row in decodes:
-        for name, suffix in names.items():
-            time_s = row["seconds"][name]
-            cell = f"{ms(time_s)}/{percent(row['limit_s'] / time_s)} {row['limited_by'][0]}"
-            cells.setdefault(f"{row['weights']}, {row['case'].split(' x ')[1]}{suffix}", []).append(cell)
-    heads = ["ms per step/share of the limit; weights, context", *(f"batch {batch}" for batch in batches)]
+        time_s, old_s = row["seconds"]["this tree"], row["seconds"][against]
+        limit = f"{percent(row['limit_s'] / time_s)}{row['limited_by'][0]}"
+        key = f"{row['weights']}, {row['case'].split(' x ')[1]}"
+        cells.setdefault(key, []).append(f"{ms(time_s)}/{limit}/{old_s / time_s:.2f}")
+    first = f"ms per step/share of the limit/speed over {against}; weights, context"
+    heads = [first, *(f"batch {batch}" for batch in batches)]
     note = (
         f"{result['environment']['cpu']}, {result['threads']} threads. Limit: m, reading memory"
         f" ({result['limits']['bytes_per_s'] / 1e9:.0f} GB/s); p, products"
