@@ -12,8 +12,7 @@ def live_control() -> list[str]:
     scenes = (_overload, _classes, _fairness, _aborts, _deaths, _hosts, _prices, _roles, _storm, _soak)
     rows = [row for scene in scenes for row in scene()]
     note = (
-        f"Each attack has its `live-SCENE.json`.{_other_machines()} `pytest --deep tests/process/test_storm.py` "
-        "and `test_second_copies.py` assert the storm and the reads of second copies."
+        f"Each attack has its `live-SCENE.json`.{_other_machines()} Storm: `pytest --deep tests/process/test_storm.py`."
     )
     return section("Control under attack", "live-overload", ["Attack", "Found"], rows, note)
 

@@ -85,12 +85,7 @@ def edge() -> list[str]:
         if isinstance(figures, dict) and "ttft_added_s" in figures
     ]
     heads = ["Response", "Requests/s with checks", "without", "throughput", "CPU per request, us", "TTFT, ms"]
-    model = result["embedded model"]
-    note = (
-        f"Hash engine, {result['concurrency']} clients; medians of paired rounds. Of the embedded model's"
-        f" {model['requests_per_s']:.1f} responses/s of 64 tokens, the checks' CPU time costs"
-        f" {percent(max(0.0, model['throughput_lost_ratio']), 2)}."
-    )
+    note = f"Hash engine, {result['concurrency']} clients; medians of paired rounds."
     return section("Checks of the HTTP edge", "edge-overhead", heads, rows, note)
 
 
@@ -145,14 +140,13 @@ def native_grid() -> list[str]:
     for row in decodes:
         time_s, old_s = row["seconds"]["this tree"], row["seconds"][against]
         limit = f"{percent(row['limit_s'] / time_s)}{row['limited_by'][0]}"
-        key = f"{row['weights']}, {row['case'].split(' x ')[1]}"
+        key = f"{row['weights']}/{row['case'].split(' x ')[1]}"
         cells.setdefault(key, []).append(f"{ms(time_s)}/{limit}/{old_s / time_s:.2f}")
-    first = f"ms per step/share of the limit/speed over {against}; weights, context"
-    heads = [first, *(f"batch {batch}" for batch in batches)]
+    heads = [f"Weights/context; ms/share of limit/speed over {against}, by batch", *batches]
     note = (
-        f"{result['environment']['cpu']}, {result['threads']} threads. Limit: m, reading memory"
-        f" ({result['limits']['bytes_per_s'] / 1e9:.0f} GB/s); p, products"
-        f" ({result['limits']['bfloat16_flops'] / 1e9:.0f} GFLOP/s in bfloat16; quantized weights have more)."
+        f"{result['environment']['cpu']}, {result['threads']} threads. m: limited by memory"
+        f" ({result['limits']['bytes_per_s'] / 1e9:.0f} GB/s); p: by products"
+        f" ({result['limits']['bfloat16_flops'] / 1e9:.0f} GFLOP/s in bfloat16; quantized: more)."
     )
     return section("Batch sizes", "native-grid", heads, [[key, *of] for key, of in cells.items()], note)
 
@@ -243,9 +237,7 @@ def transfers() -> list[str]:
         "NIXL over TCP",
         "Mooncake",
     ]
-    note = (
-        "KV of a prompt in scattered blocks of 16 tokens. Baton's `shm` has one question to the source more since then."
-    )
+    note = "KV of a prompt in scattered blocks of 16 tokens."
     return section("Transports", "transfers", heads, rows, note) + encryption()
 
 
