@@ -10,10 +10,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from baton.compute.decode_sizes import SPLIT_TOKENS, splits_shape
-from baton.compute.torch.kernels.paged_decode import DecodeTables, decode_tables
+from baton.compute.torch.kernels.paged_decode import DecodeTables, decode_tables, padded_blocks
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.compute.triton.chunk_kernel import chunk_kernel
 from baton.compute.triton.kernels import expert_rows_kernel, merge_kernel, split_kernel
@@ -126,10 +125,9 @@ class TritonBackend:
             for index, row in enumerate(rows)
             for offset in range(0, row.count, size)
         ]
-        blocks = pad_sequence([row.blocks for row in rows], batch_first=True).to(kv.data.device, torch.int32)
-        return TritonChunkPlan(
-            torch.tensor(tiles, dtype=torch.int32, device=kv.data.device), blocks, kv, self.kernel.products
-        )
+        device = kv.data.device
+        numbers = torch.tensor(tiles, dtype=torch.int32, device=device)
+        return TritonChunkPlan(numbers, padded_blocks(rows, device), kv, self.kernel.products)
 
 
 def _single_tokens(row: Row, block_tokens: int) -> list[Row]:

@@ -112,12 +112,12 @@ def _chunk(queries: Tensor, keys: Tensor, values: Tensor, row: Row, window: int 
     """Return the attention of one chunk [count, heads, head_dim]. keys: the last ones [keys, kv_heads, head_dim]."""
     first = row.total - len(keys)
     is_causal = row.start == 0 and window is None
-    seen = visible(range(row.start, row.total), range(first, row.total), window, queries.device)
+    queried, known = range(row.start, row.total), range(first, row.total)
     result = functional.scaled_dot_product_attention(
         queries.transpose(0, 1)[None],
         keys.transpose(0, 1)[None],
         values.transpose(0, 1)[None],
-        attn_mask=None if is_causal else seen,
+        attn_mask=None if is_causal else visible(queried, known, window, queries.device),
         is_causal=is_causal,
         enable_gqa=True,
     )

@@ -34,8 +34,14 @@ class DecodeKernel(Protocol):
         ...
 
 
+def padded_blocks(rows: Sequence[Row], device: torch.device) -> Tensor:
+    """Return the block tables of rows, padded to equal length: [rows, blocks] int32."""
+    return pad_sequence([row.blocks for row in rows], batch_first=True).to(device=device, dtype=torch.int32)
+
+
 def decode_tables(rows: Sequence[Row], device: torch.device) -> DecodeTables:
     """Return the block tables and lengths of a decode step's rows, padded to equal length. Each row has one token."""
     assert all(row.count == 1 for row in rows), f"{[row.count for row in rows]} tokens, and not one each"
-    blocks = pad_sequence([row.blocks for row in rows], batch_first=True).to(device=device, dtype=torch.int32)
-    return DecodeTables(blocks, torch.tensor([row.total for row in rows], dtype=torch.int32, device=device))
+    return DecodeTables(
+        padded_blocks(rows, device), torch.tensor([row.total for row in rows], dtype=torch.int32, device=device)
+    )
