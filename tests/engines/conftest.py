@@ -5,10 +5,30 @@ from __future__ import annotations
 import pytest
 
 from tests.engines.fake_engine import FakeEngine
+from tests.engines.fake_openai import FakeOpenAi, FakeOpenAiText
 from tests.engines.fake_sglang import FakeSglang
 from tests.engines.fake_vllm import FakeVllm
 
+_ENGINES: dict[str, type[FakeEngine]] = {
+    "vllm": FakeVllm,
+    "sglang": FakeSglang,
+    "openai": FakeOpenAi,
+    "openai-text": FakeOpenAiText,
+}
+
+
+@pytest.fixture(params=_ENGINES.values(), ids=_ENGINES.keys())
+def engine(request: pytest.FixtureRequest) -> type[FakeEngine]:
+    return request.param
+
+
+@pytest.fixture(params=[FakeVllm, FakeSglang, FakeOpenAi], ids=["vllm", "sglang", "openai"])
+def token_engine(request: pytest.FixtureRequest) -> type[FakeEngine]:
+    """Engines whose answers are token ids."""
+    return request.param
+
 
 @pytest.fixture(params=[FakeVllm, FakeSglang], ids=["vllm", "sglang"])
-def engine(request: pytest.FixtureRequest) -> type[FakeEngine]:
+def kv_engine(request: pytest.FixtureRequest) -> type[FakeEngine]:
+    """Engines that tell their load, publish KV events and hand off KV."""
     return request.param

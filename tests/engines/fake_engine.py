@@ -67,7 +67,8 @@ class FakeEngine:
     """Tokens after `free_tokens` of an answer wait for it."""
     free_tokens: int = 1 << 30
     fail_posts: int = 0
-    """Number of the next requests that get a 500."""
+    """Number of the next requests that get the status `failure`."""
+    failure: int = 500
     break_after: int | None = None
     """Tokens after which each stream breaks off."""
     more_tokens: int = 0
@@ -100,6 +101,8 @@ class FakeEngine:
     """Set once an answer has begun."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set whenever a request has ended."""
+    takes_aborts: bool = True
+    """It has a route that aborts a request by its id."""
     peers: dict[str, Any] = field(default_factory=dict)
     """All servers of the test by their names."""
     loaded_tokens: int = 0
@@ -190,7 +193,7 @@ class FakeEngine:
         self.traceparents.append(request.headers.get("traceparent", ""))
         if self.fail_posts:
             self.fail_posts -= 1
-            return error(500, "the engine failed")
+            return error(self.failure, "the engine failed")
         return None
 
     async def emptied(self) -> None:

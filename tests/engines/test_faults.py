@@ -9,7 +9,8 @@ import pytest
 from tests.engines.fake_engine import FakeEngine, answer_to, servers
 from tests.engines.fleets import baton_over, finished, tokens_of
 
-PROMPT = [100 + token % 90 for token in range(40)]
+PROMPT = [36 + token % 90 for token in range(40)]
+"""ASCII, so that it is a text as well."""
 
 
 def test_requests_of_a_killed_server_continue_on_another_one(engine: type[FakeEngine]) -> None:
@@ -84,10 +85,11 @@ def test_a_server_that_hangs_is_lost_after_silent_s_and_its_requests_continue(en
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("fault", ["a 500", "a broken stream"])
+@pytest.mark.parametrize("fault", ["a 500", "a 429", "a broken stream"])
 def test_a_request_that_fails_on_a_healthy_server_is_sent_again(engine: type[FakeEngine], fault: str) -> None:
     async def run() -> None:
-        fake = engine(fail_posts=1) if fault == "a 500" else engine(break_after=3)
+        failure = int(fault.removeprefix("a ")) if fault != "a broken stream" else None
+        fake = engine(break_after=3) if failure is None else engine(fail_posts=1, failure=failure)
         async with servers(fake), baton_over(fake.config()) as baton:
             live = baton.submit(PROMPT, 12)
             await tokens_of(live, 3)
@@ -127,9 +129,9 @@ def test_a_request_that_the_server_refuses_fails_with_its_reason(engine: type[Fa
     asyncio.run(run())
 
 
-def test_a_server_that_ends_too_early_does_not_shorten_an_answer(engine: type[FakeEngine]) -> None:
+def test_a_server_that_ends_too_early_does_not_shorten_an_answer(token_engine: type[FakeEngine]) -> None:
     async def run() -> None:
-        fake = engine(context_tokens=2048)
+        fake = token_engine(context_tokens=2048)
         async with servers(fake), baton_over(fake.config()) as baton:
             fake.ends_after = 4
             finish = await finished(baton.submit(PROMPT, 12))

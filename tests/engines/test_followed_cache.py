@@ -58,12 +58,12 @@ class Changes:
 
 
 def test_a_prompt_goes_to_the_server_that_has_its_prefix(
-    engine: type[FakeEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kv_engine: type[FakeEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = str(tmp_path / "log")
 
     async def run() -> None:
-        fakes, publisher = [engine(), engine(), engine()], EventPublisher()
+        fakes, publisher = [kv_engine(), kv_engine(), kv_engine()], EventPublisher()
         async with publisher, servers(*fakes):
             given = (fakes[0].config(), followed(fakes[1], publisher), fakes[2].config())
             async with baton_over(*given, log=log) as baton:

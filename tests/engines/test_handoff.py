@@ -35,11 +35,11 @@ def configs(prefill: FakeEngine, *decodes: FakeEngine) -> list[EngineConfig]:
 
 
 @pytest.mark.parametrize("length", [33, 48, 49, 64, 65, 70])
-def test_the_decode_server_loads_the_prompt_of_the_prefill_server(engine: type[FakeEngine], length: int) -> None:
+def test_the_decode_server_loads_the_prompt_of_the_prefill_server(kv_engine: type[FakeEngine], length: int) -> None:
     """Lengths at and beside the edges of blocks."""
 
     async def run() -> None:
-        prefill, decode = pair(engine)
+        prefill, decode = pair(kv_engine)
         async with servers(prefill, decode), baton_over(*configs(prefill, decode)) as baton:
             assert await baton.ask(PROMPT[:length], 20) == answer_to(PROMPT[:length], 20)
             baton.check()
@@ -52,10 +52,10 @@ def test_the_decode_server_loads_the_prompt_of_the_prefill_server(engine: type[F
 
 
 def test_a_handoff_is_logged_replayed_and_explained(
-    engine: type[FakeEngine], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kv_engine: type[FakeEngine], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def run() -> str:
-        prefill, decode = pair(engine)
+        prefill, decode = pair(kv_engine)
         log = str(tmp_path / "log")
         async with servers(prefill, decode), baton_over(*configs(prefill, decode), log=log) as baton:
             asked = [baton.ask([*PROMPT, number + 40], 20) for number in range(6)]
@@ -74,11 +74,11 @@ def test_a_handoff_is_logged_replayed_and_explained(
     assert "-1" in shown
 
 
-def test_a_killed_decode_server_loses_no_request(engine: type[FakeEngine]) -> None:
+def test_a_killed_decode_server_loses_no_request(kv_engine: type[FakeEngine]) -> None:
     """The second decode server has no KV of it: the prompt and the answer so far are computed again."""
 
     async def run() -> None:
-        (prefill, first), second = pair(engine, free_tokens=4), one(engine, "e", "decode", free_tokens=4)
+        (prefill, first), second = pair(kv_engine, free_tokens=4), one(kv_engine, "e", "decode", free_tokens=4)
         async with servers(prefill, first, second), baton_over(*configs(prefill, first, second)) as baton:
             live = baton.submit(PROMPT, 30)
             await tokens_of(live, 4)
@@ -92,11 +92,11 @@ def test_a_killed_decode_server_loses_no_request(engine: type[FakeEngine]) -> No
     asyncio.run(run())
 
 
-def test_a_killed_prefill_server_loses_no_request(engine: type[FakeEngine]) -> None:
+def test_a_killed_prefill_server_loses_no_request(kv_engine: type[FakeEngine]) -> None:
     """Its prompts wait until a server can compute them."""
 
     async def run() -> None:
-        prefill, decode = one(engine, "p", "prefill", free_tokens=0), one(engine, "d", "decode")
+        prefill, decode = one(kv_engine, "p", "prefill", free_tokens=0), one(kv_engine, "d", "decode")
         async with servers(prefill, decode), baton_over(*configs(prefill, decode)) as baton:
             live = baton.submit(PROMPT, 10)
             await prefill.began.wait()
@@ -124,11 +124,11 @@ def test_parameters_that_a_server_refuses_are_not_used_twice() -> None:
     asyncio.run(run())
 
 
-def test_a_hundred_aborts_leave_no_block_and_no_stream(engine: type[FakeEngine]) -> None:
+def test_a_hundred_aborts_leave_no_block_and_no_stream(kv_engine: type[FakeEngine]) -> None:
     """Cancelled in turn before the prompt, during it, after the handoff and in mid-answer."""
 
     async def run() -> None:
-        prefill, decode = pair(engine, free_tokens=3)
+        prefill, decode = pair(kv_engine, free_tokens=3)
         async with servers(prefill, decode), baton_over(*configs(prefill, decode)) as baton:
             for number in range(25):
                 lives = [baton.submit([*PROMPT, number + 40, turn + 40], 20) for turn in range(4)]
@@ -143,7 +143,7 @@ def test_a_hundred_aborts_leave_no_block_and_no_stream(engine: type[FakeEngine])
             assert await baton.ask(PROMPT, 20) == answer_to(PROMPT, 20)
             baton.check()
             await decode.emptied()
-            if engine is FakeSglang:  # vLLM keeps KV that no server takes until its own lease ends
+            if kv_engine is FakeSglang:  # vLLM keeps KV that no server takes until its own lease ends
                 await prefill.emptied()
 
     asyncio.run(run())

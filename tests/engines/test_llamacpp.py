@@ -168,5 +168,5 @@ def test_salted_requests_do_not_read_the_servers_prefix_cache() -> None:
 
 def test_llama_cpp_servers_take_no_single_role() -> None:
     made = EnginesConfig(servers=(engine_of("llamacpp=http://a:1"), engine_of("prefill=http://b:1")))
-    assert any("llama.cpp servers" in text for text in Config(engines=made).problems())
+    assert any("servers of llama.cpp" in text for text in Config(engines=made).problems())
     assert engine_of("llamacpp=http://a:1").role == "mixed"

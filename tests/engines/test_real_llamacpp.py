@@ -86,6 +86,14 @@ def running(state: dict) -> list[str]:
     return [each["id"] for each in state["workers"] if each["running"]]
 
 
+def test_the_api_of_openai_is_enough(engines: list[LlamaCpp]) -> None:
+    """Prompts go in token ids, and answers come back in text."""
+    with serving("smollm2-135m", "--engine", "openai", "--engine-url", engines[0].url) as server:
+        assert {prompt: ask(server, prompt) for prompt in PROMPTS} == {
+            prompt: engines[0].text(prompt) for prompt in PROMPTS
+        }
+
+
 def test_answers_are_those_of_the_server_and_outlive_it(engines: list[LlamaCpp]) -> None:
     """Greedy texts of two servers; then one of them is killed while it computes half of the answers."""
     alone = {prompt: engines[0].text(prompt) for prompt in PROMPTS}

@@ -246,7 +246,10 @@ def _engines(args: argparse.Namespace, pods: EnginePodsConfig) -> dict[str, Any]
     """Return the engine settings from flags, the key file and the environment. A setting that is not given is None."""
     key = key_lines(args.engine_key_file)[0] if args.engine_key_file is not None else take_variable(ENGINE_KEY)
     urls = args.engine_url or ()
-    servers = tuple(engine_of(text, "sglang" if args.engine == "sglang" else "vllm") for text in urls) or None
+    engine = args.engine if args.engine in ("sglang", "openai") else "vllm"
+    servers = tuple(engine_of(text, engine) for text in urls) or None
+    if args.engine == "openai" and not urls:
+        raise ConfigError("--engine openai starts no server: name running ones with --engine-url URL")
     started = {
         "start": "baton" if urls and args.engine else args.engine,
         "command": args.engine_command,

@@ -56,12 +56,12 @@ def add_fleet(parser: argparse.ArgumentParser) -> None:
         "--engine-url",
         action="append",
         metavar="[ROLE=]URL",
-        help="a worker of --engine (default: vllm); llamacpp=URL: llama.cpp (repeatable)",
+        help="a worker of --engine (default: vllm); llamacpp=URL: llama.cpp; openai=URL: OpenAI's API (repeatable)",
     )
     parser.add_argument("--engine-pods", metavar="LABELS", help="pods with vLLM servers, such as app=vllm")
     parser.add_argument(
         "--engine",
-        choices=("baton", "vllm", "sglang"),
+        choices=("baton", "vllm", "sglang", "openai"),
         help="engine at --engine-url, else of started servers",
     )
     parser.add_argument("--engine-command", metavar="CMD", help="servers' program (default: --engine)")

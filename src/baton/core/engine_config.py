@@ -12,8 +12,10 @@ from baton.core.types import Role
 from baton.core.validation import Range
 
 SERVERS_MAX = 256
-Engine = Literal["vllm", "sglang", "llamacpp"]
-_NAMES: dict[Engine, str] = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}
+Engine = Literal["vllm", "sglang", "llamacpp", "openai"]
+_NAMES: dict[Engine, str] = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp", "openai": "OpenAI's API"}
+_MIXED_ONLY: tuple[Engine, ...] = ("llamacpp", "openai")
+"""Engines whose servers hand off no KV and publish no events."""
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,6 +24,10 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     url: str
     role: Role = "mixed"
     engine: Engine = "vllm"
+    model: str = ""
+    """Model name at an `openai` server. Empty: its first."""
+    kv_tokens: Annotated[int, Range(least=0)] = 0
+    """KV cache of an `openai` server. 0: 131,072."""
     kv_events: str = ""
     """Address of its KV events, such as tcp://10.0.0.1:5557. Empty: its cache is predicted."""
     kv_events_replay: str = ""
@@ -43,7 +49,7 @@ class EnginePodsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 class EnginesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Servers as workers: [vLLM](integrations/vllm.md), [SGLang](integrations/sglang.md),
-    [llama.cpp](integrations/llamacpp.md)."""
+    [llama.cpp](integrations/llamacpp.md), [others](integrations/openai.md)."""
 
     servers: tuple[EngineConfig, ...] = ()
     pods: EnginePodsConfig = EnginePodsConfig()
@@ -84,7 +90,7 @@ class EnginesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         found = [
             f"engines.servers: {server.url!r} is no URL of a server: write http://HOST:PORT"
             for server in self.servers
-            if not _is_url(server.url)
+            if not _is_url(server.url.removesuffix("/v1") if server.engine == "openai" else server.url)
         ]
         found += [
             f"engines.servers: {address!r} is no ZMQ address: write tcp://HOST:PORT or ipc://PATH"
@@ -92,8 +98,12 @@ class EnginesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             for address in (server.kv_events, server.kv_events_replay)
             if address and not address.startswith(("tcp://", "ipc://"))
         ]
-        if any(server.kv_events and server.engine == "llamacpp" for server in self.servers):
-            found.append("engines.servers has kv_events for a llama.cpp server, which has none: leave them out")
+        mixed_only = {_NAMES[server.engine] for server in self.servers if server.engine in _MIXED_ONLY}
+        if any(server.kv_events and server.engine in _MIXED_ONLY for server in self.servers):
+            engines = " or ".join(sorted(mixed_only))
+            found.append(f"engines.servers has kv_events for a server of {engines}, which has none: leave them out")
+        if any((server.model or server.kv_tokens) and server.engine != "openai" for server in self.servers):
+            found.append("engines.servers has model or kv_tokens for a server whose engine tells them: leave them out")
         if self.store and "sglang" in (self.start, *(server.engine for server in self.servers)):
             found.append("engines.store is for vLLM servers: leave it out, SGLang servers hand KV off by themselves")
         if self.pods.selector and self.servers:
@@ -103,9 +113,10 @@ class EnginesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if len(self.servers) > SERVERS_MAX:
             found.append(f"engines.servers has {len(self.servers)} servers, but may have {SERVERS_MAX}")
         apart = [server for server in self.servers if server.role != "mixed"]
-        if apart and any(server.engine == "llamacpp" for server in self.servers):
+        if apart and mixed_only:
+            engines = " and ".join(sorted(mixed_only))
             found.append(
-                "engines.servers has llama.cpp servers, which cannot hand off KV: give every server the role mixed"
+                f"engines.servers has servers of {engines}, which cannot hand off KV: give every server the role mixed"
             )
         elif apart and len({server.engine for server in self.servers}) > 1:
             found.append("engines.servers has prefill and decode servers of several engines, but KV needs one engine")
@@ -134,13 +145,15 @@ def _is_url(url: str) -> bool:
 
 
 def engine_of(text: str, engine: Engine = "vllm") -> EngineConfig:
-    """Return the server that `--engine-url [ROLE=]URL` or `llamacpp=URL` names. `engine`: of a URL that names none.
+    """Return the server that `--engine-url [ROLE=]URL` or `ENGINE=URL` names. `engine`: of a URL that names none.
 
     The URL is checked with the whole configuration.
     """
     role, mark, url = text.partition("=")
     if mark and role == "llamacpp":
         return EngineConfig(url=url, engine="llamacpp")
+    if mark and role == "openai":
+        return EngineConfig(url=url, engine="openai")
     if mark and role == "prefill":
         return EngineConfig(url=url, role="prefill", engine=engine)
     if mark and role == "decode":

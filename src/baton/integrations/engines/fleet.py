@@ -30,9 +30,10 @@ from baton.decide.policy.policy_sets import policy_of
 from baton.integrations.engines.cache_mirror import CacheMirror
 from baton.integrations.engines.handoffs import EngineMover, Handoffs
 from baton.integrations.engines.kv_events import KvEvents
-from baton.integrations.engines.member import CLIENTS, Member, can_serve
+from baton.integrations.engines.member import Member, can_serve, client_of
 from baton.integrations.engines.pods import EnginePods
 from baton.integrations.engines.port import (
+    PROBE,
     EngineBrokenError,
     EngineFacts,
     EngineGoneError,
@@ -45,9 +46,6 @@ from baton.move.clock import now_s
 from baton.serve.host.build import batch_limits
 from baton.serve.host.tasks import spawn
 from baton.serve.live.assembly import Parts
-
-_PROBE = 'Hello, wörld! 12345 == "tokens"\n\tdef f(x): return x ** 2'
-"""Text for the comparison of tokenizers: different tokenizers return different tokens for it."""
 
 
 class EngineFleet:
@@ -115,7 +113,8 @@ class EngineFleet:
         """Check a server from now on. It gets the first free number, so that numbers stay bounded."""
         taken = {member.host for member in self._members.values()}
         number = next(number for number in count() if HostId(f"engine-{number}") not in taken)
-        server = CLIENTS[config.engine](config.url, self._config.key, answer_s=self._config.silent_s / 2)
+        assert self._tokenizer is not None, "the tokenizer is loaded before the servers are added"
+        server = client_of(config, self._config.key, self._tokenizer, answer_s=self._config.silent_s / 2)
         worker, host = WorkerId(f"{config.engine}-{number}"), HostId(f"engine-{number}")
         member = self._members[worker] = Member(config, worker, host, server, process)
         member.watching = spawn(self._watch(member), self._tell)
@@ -222,7 +221,7 @@ class EngineFleet:
             most = gateway.request_tokens_max
             return f"it takes {room_tokens} tokens, but requests may have {most}; raise {member.server.context_flag}"
         assert self._tokenizer is not None, "the tokenizer is loaded before the servers are checked"
-        ours, theirs = self._tokenizer.encode(_PROBE, add_special=False), await member.server.tokenize(_PROBE)
+        ours, theirs = self._tokenizer.encode(PROBE, add_special=False), await member.server.tokenize(PROBE)
         if theirs is not None and theirs != ours:
             model = self._parts.config.model
             return f"its tokenizer is not that of {model}: start both with the same model"

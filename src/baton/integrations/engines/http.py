@@ -105,11 +105,15 @@ class EngineHttp:
         limits: aiohttp.ClientTimeout | None = None,
         traceparent: str = "",
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """Send a request. Raises EngineRefusedError for a status from 400 to 499, else EngineBrokenError on failure."""
+        """Send a request. Raises EngineRefusedError for a status from 400 to 499, else EngineBrokenError on failure.
+
+        429 is a failure, because the server may take the request a moment later.
+        """
         async with self.raw(path, body, limits, traceparent) as response:
             if response.status >= 400:
                 text = f"{path} answered {response.status}: {error_text(await response.read())}"
-                raise EngineRefusedError(text) if response.status < 500 else EngineBrokenError(text)
+                is_invalid = response.status < 500 and response.status != 429
+                raise EngineRefusedError(text) if is_invalid else EngineBrokenError(text)
             yield response
 
     @asynccontextmanager

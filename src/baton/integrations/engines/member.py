@@ -6,16 +6,18 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from baton.compute.models.tokenizer import Tokenizer
 from baton.core.engine_config import Engine, EngineConfig
 from baton.core.types import HostId, WorkerId
 from baton.integrations.engines.port import EngineServer
 from baton.integrations.engines.process import EngineProcess
 from baton.integrations.engines.worker import EngineWorker
 from baton.integrations.llamacpp import LlamaCppServer
+from baton.integrations.openai import OpenAiServer
 from baton.integrations.sglang import SglangServer
 from baton.integrations.vllm.client import VllmServer
 
-CLIENTS: Mapping[Engine, Callable[..., EngineServer]] = {
+_CLIENTS: Mapping[Engine, Callable[..., EngineServer]] = {
     "vllm": VllmServer,
     "sglang": SglangServer,
     "llamacpp": LlamaCppServer,
@@ -53,6 +55,13 @@ class Member:
         if self.link is not None:
             self.link.stop()
         await self.server.close()
+
+
+def client_of(config: EngineConfig, key: str, tokenizer: Tokenizer, *, answer_s: float) -> EngineServer:
+    """Return the client of a server. `key`: its bearer key. `answer_s`: deadline in seconds of all but generations."""
+    if config.engine == "openai":
+        return OpenAiServer(config, key, tokenizer, answer_s=answer_s)
+    return _CLIENTS[config.engine](config.url, key, answer_s=answer_s)
 
 
 def can_serve(members: Iterable[Member]) -> bool:

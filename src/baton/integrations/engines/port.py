@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from baton.integrations.engines.legs import OpenLeg
 
 
+PROBE = 'Hello, wörld! 12345 == "tokens"\n\tdef f(x): return x ** 2'
+"""Text for the comparison of tokenizers: different tokenizers return different tokens for it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
     """One request to a server."""
