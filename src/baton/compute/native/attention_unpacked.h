@@ -8,9 +8,15 @@
 namespace baton {
 namespace {
 
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(__AVX2__)
 
+#if defined(__AVX512F__)
 constexpr int UNPACKED_ROWS_MAX = 8;
+constexpr int UNPACKED_SUMS_MAX = 16;  // registers of sums over values
+#else
+constexpr int UNPACKED_ROWS_MAX = 6;
+constexpr int UNPACKED_SUMS_MAX = 12;
+#endif
 
 // Return whether this many query rows use the kernels below. AMX adds pairs in another order than vector
 // instructions, so either all products use AMX or none.
@@ -24,19 +30,8 @@ inline bool is_unpacked(int rows) {
 }
 
 // sum += a[0] * b, or a[0] * (first numbers of b's pairs) + a[1] * (second ones).
-inline Vec add_product(const float* a, __m512i b, Vec sum) { return fma(broadcast(*a), _mm512_castsi512_ps(b), sum); }
-
-inline Vec add_product(const bf16* a, __m512i b, Vec sum) {
-#if defined(__AVX512BF16__)
-    int32_t pair;
-    std::memcpy(&pair, a, 4);
-    return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)b);
-#else
-    const Vec even = _mm512_castsi512_ps(_mm512_slli_epi32(b, 16));
-    const Vec odd = _mm512_castsi512_ps(_mm512_and_si512(b, _mm512_set1_epi32(int(0xffff0000))));
-    return fma(broadcast(from_bf16(a[1])), odd, fma(broadcast(from_bf16(a[0])), even, sum));
-#endif
-}
+inline Vec add_product(const float* a, Words b, Vec sum) { return fma(broadcast(*a), as_floats(b), sum); }
+inline Vec add_product(const bf16* a, Words b, Vec sum) { return add_pair_products(a, b, sum); }
 
 // scores[ROWS][keys] = q[ROWS][words] x the keys' rows. `words`: 4-byte units of a padded row.
 template <class In, int ROWS>
@@ -46,9 +41,9 @@ inline void score_unpacked(const typename In::Element* q, int words, const void*
         Vec sums[ROWS];
         for (int r = 0; r < ROWS; r++) sums[r] = zero();
         for (int at = 0; at < words; at += LANES) {
-            __m512i columns[LANES];
+            Words columns[LANES];
             prefetcher.prefetch_portion(2 * (keys / LANES) * (words / LANES));
-            transpose16(rows + key, at, columns);
+            transpose(rows + key, at, columns);
             for (int i = 0; i < LANES; i++)
                 for (int r = 0; r < ROWS; r++)
                     sums[r] = add_product(q + int64_t{r * words + at + i} * In::K_STEP, columns[i], sums[r]);
@@ -57,17 +52,17 @@ inline void score_unpacked(const typename In::Element* q, int words, const void*
     }
 }
 
-// 32 dimensions of one key's values; or of two keys', side by side.
-inline void load_values(const void* const* rows, int dim, __m512i* out, const float*) {
+// 2 * LANES dimensions of one key's values; or of two keys', side by side.
+inline void load_values(const void* const* rows, int dim, Words* out, const float*) {
     const float* row = static_cast<const float*>(rows[0]) + dim;
-    out[0] = _mm512_loadu_si512(row), out[1] = _mm512_loadu_si512(row + LANES);
+    out[0] = load_words(row), out[1] = load_words(row + LANES);
 }
 
-inline void load_values(const void* const* rows, int dim, __m512i* out, const bf16*) {
+inline void load_values(const void* const* rows, int dim, Words* out, const bf16*) {
     interleave(static_cast<const bf16*>(rows[0]) + dim, static_cast<const bf16*>(rows[1]) + dim, out[0], out[1]);
 }
 
-// out[ROWS][dim .. dim + 16 * VECS) += weights[ROWS][keys] x the values' rows.
+// out[ROWS][dim .. dim + LANES * VECS) += weights[ROWS][keys] x the values' rows.
 template <class In, int ROWS, int VECS>
 inline void accumulate_unpacked(const typename In::Element* weights, const void* const* rows, int keys, int dim,
                                 float* out, int head_pad, TilePrefetcher& prefetcher) {
@@ -75,7 +70,7 @@ inline void accumulate_unpacked(const typename In::Element* weights, const void*
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < VECS; v++) sums[r][v] = load(out + r * head_pad + dim + v * LANES);
     for (int key = 0; key < keys; key += In::K_STEP) {
-        __m512i values[VECS];
+        Words values[VECS];
         if (key % 8 == 0) prefetcher.prefetch_portion(keys / 4 * head_pad / (VECS * LANES));
         for (int v = 0; v < VECS; v += 2) load_values(rows + key, dim + v * LANES, values + v, weights);
         for (int r = 0; r < ROWS; r++)
@@ -100,11 +95,12 @@ inline void accumulate_unpacked(int count, const typename In::Element* weights, 
     if constexpr (ROWS > 1)
         if (count < ROWS)
             return accumulate_unpacked<In, ROWS - 1>(count, weights, rows, keys, out, head_pad, prefetcher);
-    constexpr int VECS = ROWS > 4 ? 2 : 4;  // at most 16 registers of sums
+    constexpr int VECS = ROWS * 4 > UNPACKED_SUMS_MAX ? 2 : 4;
     int dim = 0;
     for (; dim + VECS * LANES <= head_pad; dim += VECS * LANES)
         accumulate_unpacked<In, ROWS, VECS>(weights, rows, keys, dim, out, head_pad, prefetcher);
-    if (dim < head_pad) accumulate_unpacked<In, ROWS, 2>(weights, rows, keys, dim, out, head_pad, prefetcher);
+    for (; dim < head_pad; dim += 2 * LANES)
+        accumulate_unpacked<In, ROWS, 2>(weights, rows, keys, dim, out, head_pad, prefetcher);
 }
 
 #endif

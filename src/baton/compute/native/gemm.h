@@ -48,45 +48,13 @@ struct InBF16 {
     static constexpr int ROWS_MAX = VECTOR_ROWS_MAX;
 #endif
 
-#if defined(__AVX512BF16__)
     template <int ROWS>
     static inline void step(const bf16* a, int64_t stride, const bf16* b, Vec (&sums)[ROWS][VECTORS]) {
-        __m512bh weights[VECTORS];
-        for (int v = 0; v < VECTORS; v++) weights[v] = (__m512bh)_mm512_loadu_si512(b + v * 2 * LANES);
-        for (int r = 0; r < ROWS; r++) {
-            int32_t pair;
-            std::memcpy(&pair, a + r * stride, 4);
-            const __m512bh x = (__m512bh)_mm512_set1_epi32(pair);
-            for (int v = 0; v < VECTORS; v++) sums[r][v] = _mm512_dpbf16_ps(sums[r][v], x, weights[v]);
-        }
+        Words weights[VECTORS];
+        for (int v = 0; v < VECTORS; v++) weights[v] = load_words(b + v * 2 * LANES);
+        for (int r = 0; r < ROWS; r++)
+            for (int v = 0; v < VECTORS; v++) sums[r][v] = add_pair_products(a + r * stride, weights[v], sums[r][v]);
     }
-#else
-    template <int ROWS>
-    static inline void step(const bf16* a, int64_t stride, const bf16* b, Vec (&sums)[ROWS][VECTORS]) {
-        Vec even[VECTORS], odd[VECTORS];
-        for (int v = 0; v < VECTORS; v++) deinterleave(b + v * 2 * LANES, even[v], odd[v]);
-        for (int r = 0; r < ROWS; r++) {
-            const Vec x = broadcast(from_bf16(a[r * stride])), y = broadcast(from_bf16(a[r * stride + 1]));
-            for (int v = 0; v < VECTORS; v++) sums[r][v] = fma(y, odd[v], fma(x, even[v], sums[r][v]));
-        }
-    }
-
-    // Widen LANES pairs of bfloat16 into two vectors: of their first, and of their second numbers.
-    static inline void deinterleave(const bf16* pairs, Vec& even, Vec& odd) {
-#if defined(__AVX512F__)
-        const __m512i both = _mm512_loadu_si512(pairs);
-        even = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
-        odd = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(int(0xffff0000))));
-#elif defined(__AVX2__)
-        const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(pairs));
-        even = _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
-        odd = _mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32(int(0xffff0000))));
-#else
-        even = from_bf16(pairs[0]);
-        odd = from_bf16(pairs[1]);
-#endif
-    }
-#endif
 };
 
 // c[ROWS][32] (+)= a[ROWS][inputs] x panel. ADD: add to c.

@@ -8,6 +8,12 @@ namespace {
 
 // ---- integers: as many lanes of int32 as Vec has floats ----------------------------------------------------------
 
+#if defined(__AVX512VNNI__) || !defined(__AVX2__)
+constexpr bool SUMS_OF_16_BITS = false;
+#else
+constexpr bool SUMS_OF_16_BITS = true;  // for 4-bit weights: add_pairs() is faster than dot()
+#endif
+
 #if defined(__AVX512F__)
 constexpr int QUANT_ROWS_MAX = 6, QUANT_VECTORS = 2;
 using Ints = __m512i;
@@ -29,6 +35,12 @@ inline Ints dot(Ints sum, Ints codes, Ints numbers) {  // unsigned bytes by sign
     return _mm512_add_epi32(sum, _mm512_add_epi32(even, odd));
 #endif
 }
+// Add unsigned bytes of 4 bits by signed bytes to lanes of 16 bits, two products to a lane. A group adds at most
+// 16 * 15 * 127 to a lane, which 16 bits hold, so the sums are exact.
+inline Ints add_pairs(Ints sums, Ints codes, Ints numbers) {
+    return _mm512_add_epi16(sums, _mm512_maddubs_epi16(codes, numbers));
+}
+inline Ints add_halves(Ints sums) { return _mm512_madd_epi16(sums, _mm512_set1_epi16(1)); }  // to lanes of 32 bits
 inline Ints store_int8(int8_t* p, Vec x) {  // and return what is stored
     const __m512i numbers = _mm512_cvtps_epi32(x);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(numbers));
@@ -37,7 +49,7 @@ inline Ints store_int8(int8_t* p, Vec x) {  // and return what is stored
 inline Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 inline int32_t reduce_sum(Ints x) { return _mm512_reduce_add_epi32(x); }
 #elif defined(__AVX2__)
-constexpr int QUANT_ROWS_MAX = 2, QUANT_VECTORS = 2;
+constexpr int QUANT_ROWS_MAX = 4, QUANT_VECTORS = 2;
 using Ints = __m256i;
 inline Ints ints(int32_t x) { return _mm256_set1_epi32(x); }
 inline Ints load_codes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
@@ -51,6 +63,10 @@ inline Ints dot(Ints sum, Ints codes, Ints numbers) {
     const Ints odd = _mm256_madd_epi16(_mm256_srli_epi16(codes, 8), _mm256_srai_epi16(numbers, 8));
     return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
 }
+inline Ints add_pairs(Ints sums, Ints codes, Ints numbers) {
+    return _mm256_add_epi16(sums, _mm256_maddubs_epi16(codes, numbers));
+}
+inline Ints add_halves(Ints sums) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(1)); }
 inline Ints store_int8(int8_t* p, Vec x) {
     const __m256i numbers = _mm256_srai_epi32(_mm256_slli_epi32(_mm256_cvtps_epi32(x), 24), 24);
     const __m128i half = _mm_packs_epi32(_mm256_castsi256_si128(numbers), _mm256_extracti128_si256(numbers, 1));
@@ -87,6 +103,8 @@ inline Ints dot(Ints sum, Ints codes, Ints numbers) {
     for (int i = 0; i < 32; i += 8) total += int32_t((codes.bits >> i) & 255) * int8_t(numbers.bits >> i);
     return {uint32_t(total)};
 }
+inline Ints add_pairs(Ints sums, Ints codes, Ints numbers) { return dot(sums, codes, numbers); }
+inline Ints add_halves(Ints sums) { return sums; }
 inline Ints store_int8(int8_t* p, Vec x) {
     *p = x >= -127.0f && x <= 127.0f ? int8_t(x) : int8_t(0);
     return ints(*p);
@@ -134,6 +152,40 @@ void quantize_rows(Rows in, DType dtype, int inputs, int first, int count, void*
 
 // ---- products ----------------------------------------------------------------------------------------------------
 
+// dots[ROWS][QUANT_VECTORS] = the exact products of one group of inputs: numbers x (codes - ZERO).
+template <class Format, int ROWS>
+inline void multiply_group(const int8_t* numbers, const int32_t* number_sums, int64_t stride, const uint8_t* codes,
+                           Ints (&dots)[ROWS][QUANT_VECTORS]) {
+    constexpr bool NARROW = Format::NIBBLES && SUMS_OF_16_BITS;
+    const auto offset = [&](int r) {
+        if (Format::ZERO == 0) return ints(0);
+        return ints(-Format::ZERO * load_word(reinterpret_cast<const char*>(number_sums) + r * stride));
+    };
+    const auto multiply_quad = [&](const Ints(&weights)[QUANT_VECTORS], const int8_t* four) {
+        for (int r = 0; r < ROWS; r++) {
+            const Ints x = ints(load_word(four + r * stride));
+            for (int v = 0; v < QUANT_VECTORS; v++)
+                dots[r][v] = NARROW ? add_pairs(dots[r][v], weights[v], x) : dot(dots[r][v], weights[v], x);
+        }
+    };
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < QUANT_VECTORS; v++) dots[r][v] = NARROW ? ints(0) : offset(r);
+    for (int quad = 0; quad < (Format::NIBBLES ? QUADS / 2 : QUADS); quad++) {
+        Ints weights[QUANT_VECTORS], halves[QUANT_VECTORS];
+        for (int v = 0; v < QUANT_VECTORS; v++) {
+            weights[v] = load_codes(codes + quad * PANEL * 4 + v * LANES * 4);
+            halves[v] = Format::NIBBLES ? low_halves(weights[v]) : weights[v];
+        }
+        multiply_quad(halves, numbers + quad * 4);
+        if (!Format::NIBBLES) continue;
+        for (int v = 0; v < QUANT_VECTORS; v++) halves[v] = high_halves(weights[v]);
+        multiply_quad(halves, numbers + QUANT_GROUP / 2 + quad * 4);
+    }
+    if (!NARROW) return;
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < QUANT_VECTORS; v++) dots[r][v] = add(add_halves(dots[r][v]), offset(r));
+}
+
 // c[ROWS][32] = rows x panel
 template <class Format, int ROWS, class Prefetcher>
 void multiply_quant_rows(const void* rows, int first, const uint8_t* panel, int inputs, float* c,
@@ -148,31 +200,8 @@ void multiply_quant_rows(const void* rows, int first, const uint8_t* panel, int 
         for (int group = 0; group < inputs / QUANT_GROUP; group++, at += Format::GROUP_BYTES) {
             Ints dots[ROWS][QUANT_VECTORS];
             prefetcher.prefetch_lines();
-            for (int r = 0; r < ROWS; r++) {
-                int32_t sum = 0;
-                if (Format::ZERO != 0)
-                    std::memcpy(&sum, reinterpret_cast<const char*>(base.sums + group) + r * stride, 4);
-                for (int v = 0; v < QUANT_VECTORS; v++) dots[r][v] = ints(-Format::ZERO * sum);
-            }
-            const uint8_t* codes = at + Format::CODES_AT + column * 4;
-            const int8_t* numbers = base.numbers + group * QUANT_GROUP;
-            for (int quad = 0; quad < (Format::NIBBLES ? QUADS / 2 : QUADS); quad++) {
-                Ints weights[QUANT_VECTORS];
-                for (int v = 0; v < QUANT_VECTORS; v++) weights[v] = load_codes(codes + quad * PANEL * 4 + v * LANES * 4);
-                for (int r = 0; r < ROWS; r++) {
-                    int32_t four;
-                    std::memcpy(&four, numbers + r * stride + quad * 4, 4);
-                    for (int v = 0; v < QUANT_VECTORS; v++)
-                        dots[r][v] = dot(dots[r][v], Format::NIBBLES ? low_halves(weights[v]) : weights[v], ints(four));
-                }
-                if (!Format::NIBBLES) continue;
-                for (int v = 0; v < QUANT_VECTORS; v++) weights[v] = high_halves(weights[v]);
-                for (int r = 0; r < ROWS; r++) {
-                    int32_t four;
-                    std::memcpy(&four, numbers + r * stride + QUANT_GROUP / 2 + quad * 4, 4);
-                    for (int v = 0; v < QUANT_VECTORS; v++) dots[r][v] = dot(dots[r][v], weights[v], ints(four));
-                }
-            }
+            multiply_group<Format>(base.numbers + group * QUANT_GROUP, base.sums + group, stride,
+                                   at + Format::CODES_AT + column * 4, dots);
             for (int v = 0; v < QUANT_VECTORS; v++) {
                 const int64_t half = (column + v * LANES) * 2;
                 const Vec scale = Format::CHANNEL ? broadcast(1.0f) : load_f16(at + half);

@@ -75,6 +75,14 @@ inline Vec keep_lanes(Vec x, int from, int to, float other) {
     const uint32_t below_from = from >= LANES ? 0xffff : from <= 0 ? 0 : (1u << from) - 1;
     return _mm512_mask_mov_ps(broadcast(other), __mmask16(below_to & ~below_from), x);
 }
+// LANES words of 4 bytes: a float32 or two bfloat16 each.
+using Words = __m512i;
+inline Words load_words(const void* p) { return _mm512_loadu_si512(p); }
+inline void store_words(void* p, Words x) { _mm512_storeu_si512(p, x); }
+inline Words broadcast_word(int32_t word) { return _mm512_set1_epi32(word); }
+inline Vec as_floats(Words x) { return _mm512_castsi512_ps(x); }
+inline Vec first_bf16(Words x) { return as_floats(_mm512_slli_epi32(x, 16)); }
+inline Vec second_bf16(Words x) { return as_floats(_mm512_and_si512(x, _mm512_set1_epi32(int(0xffff0000)))); }
 
 #elif defined(__AVX2__)
 
@@ -130,6 +138,13 @@ inline Vec keep_lanes(Vec x, int from, int to, float other) {
     const __m256i within = _mm256_andnot_si256(before, _mm256_cmpgt_epi32(_mm256_set1_epi32(to), lane));
     return _mm256_blendv_ps(broadcast(other), x, _mm256_castsi256_ps(within));
 }
+using Words = __m256i;
+inline Words load_words(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+inline void store_words(void* p, Words x) { _mm256_storeu_si256(static_cast<__m256i*>(p), x); }
+inline Words broadcast_word(int32_t word) { return _mm256_set1_epi32(word); }
+inline Vec as_floats(Words x) { return _mm256_castsi256_ps(x); }
+inline Vec first_bf16(Words x) { return as_floats(_mm256_slli_epi32(x, 16)); }
+inline Vec second_bf16(Words x) { return as_floats(_mm256_and_si256(x, _mm256_set1_epi32(int(0xffff0000)))); }
 
 #else
 
@@ -155,8 +170,34 @@ inline Vec scale_by_power(Vec x, Vec n) { return std::ldexp(x, int(n)); }
 inline Vec zero_below(Vec x, Vec of, float limit) { return of >= limit ? x : 0.0f; }
 inline bool has_nan(Vec x) { return x != x; }
 inline Vec keep_lanes(Vec x, int from, int to, float other) { return from <= 0 && to > 0 ? x : other; }
+using Words = uint32_t;
+inline Words load_words(const void* p) {
+    Words word;
+    std::memcpy(&word, p, 4);
+    return word;
+}
+inline void store_words(void* p, Words x) { std::memcpy(p, &x, 4); }
+inline Words broadcast_word(int32_t word) { return Words(word); }
+inline Vec first_bf16(Words x) { return from_bf16(bf16(x)); }
+inline Vec second_bf16(Words x) { return from_bf16(bf16(x >> 16)); }
 
 #endif
+
+inline int32_t load_word(const void* p) {
+    int32_t word;
+    std::memcpy(&word, p, 4);
+    return word;
+}
+
+// sum += a[0] * (first numbers of b's pairs) + a[1] * (second ones), products exact.
+inline Vec add_pair_products(const bf16* a, Words b, Vec sum) {
+    const Words pair = broadcast_word(load_word(a));
+#if defined(__AVX512BF16__)
+    return _mm512_dpbf16_ps(sum, (__m512bh)pair, (__m512bh)b);
+#else
+    return fma(second_bf16(pair), second_bf16(b), fma(first_bf16(pair), first_bf16(b), sum));
+#endif
+}
 
 // e to the x, within two units of the last place; exactly 1 at 0, exactly 0 below -87, above 88 as at 88.
 inline Vec exponential(Vec x) {
