@@ -15,7 +15,10 @@ from safetensors.torch import load_file, save_file
 from baton.compute.hash_engine import hash_card
 from baton.compute.models.fingerprint import kv_identity
 from baton.compute.models.resolve import resolve_model
+from baton.core.config import Config, PhaseConfig, WeightsChoice
 from baton.decide.kv.identity import KVIdentity
+from baton.serve.host.build import choose_computing
+from baton.serve.host.tier_opening import fingerprint_of
 from tests.unit.compute.models import TINY, tiny_model, write_gguf
 
 
@@ -98,3 +101,18 @@ def test_weights_of_shards_are_those_of_one_file(folder: Path, tmp_path: Path) -
 
 def test_the_hash_engine_is_a_model_too() -> None:
     assert kv_identity(hash_card()).disagreements(kv_identity(hash_card("other name"))) == []
+
+
+def test_tiers_of_other_weights_have_another_fingerprint(folder: Path) -> None:
+    """Quantized weights compute other KV from the same checkpoint, so a server must not read the blocks of another."""
+    card = resolve_model(str(folder))
+    identity = kv_identity(card)
+
+    def fingerprint(weights: WeightsChoice, decode: PhaseConfig | None = None) -> str:
+        config = Config(dtype="bfloat16", weights=weights, decode=decode or PhaseConfig())
+        computing = choose_computing(config, card)
+        return fingerprint_of(identity, computing.layout, computing.precision_key)
+
+    found = [fingerprint("dense"), fingerprint("int8"), fingerprint("dense", PhaseConfig(weights="int8"))]
+    assert len(set(found)) == len(found)
+    assert fingerprint("int8") == found[1]

@@ -17,7 +17,7 @@ from baton.compute.models.dtype import Dtype, Precision, kv_dtype, phase_precisi
 from baton.compute.native.build import can_be_built
 from baton.compute.native.load_native import native_problem
 from baton.compute.ranks.place import rank_problems
-from baton.core.config import DEVICE, AttentionName, BatchLimits, Config, Topology
+from baton.core.config import DEVICE, AttentionName, BatchLimits, Config, Topology, WeightsChoice
 from baton.core.errors import ConfigError
 from baton.core.types import HostId, WorkerView
 from baton.decide.cost.load import inline_files
@@ -60,12 +60,14 @@ class Computing:
     phases: Mapping[str, Precision] = field(default_factory=dict[str, Precision])
     """Precision of workers by the role that they start in. Empty: all compute in `dtype`."""
     attention_backend: AttentionName = "auto"
+    weights: WeightsChoice = "dense"
+    """Weights of workers without a precision of their own."""
 
     @property
     def precision_key(self) -> str:
         """Text that differs between workers with different KV."""
         phases = [f"{role} {phase.dtype} {phase.weights}" for role, phase in self.phases.items()]
-        return ", ".join(phases) or self.dtype
+        return ", ".join(phases) or (self.dtype if self.weights == "dense" else f"{self.dtype} {self.weights}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,8 @@ def choose_computing(
         raise ConfigError("\n".join(problems))
     if share is None:
         share = HostShare(cores=divide_cores([config.cores], own_cores())[0])
-    return Computing(device, dtype, layout, hash_tokens or layout.block_tokens, share, phases, config.attention_backend)
+    hash_tokens = hash_tokens or layout.block_tokens
+    return Computing(device, dtype, layout, hash_tokens, share, phases, config.attention_backend, config.weights)
 
 
 def priced(config: Config, card: ModelCard, computing: Computing) -> Config:
