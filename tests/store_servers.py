@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -69,10 +69,12 @@ def s3_server(bucket: str) -> Iterator[str]:
 
 
 @contextmanager
-def baton_pool(*, size_bytes: float = 4e6, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run `baton pool`. Yield its process and URL."""
+def baton_pool(
+    *arguments: str, size_bytes: float = 4e6, port: int = 0, inside: Sequence[str] = ()
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run `baton pool`. Yield its process and URL. `inside`: a command that runs it in a namespace."""
     command = [sys.executable, "-m", "baton.cli.main", "pool", "--bytes", str(size_bytes), "--port", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as node:
+    with subprocess.Popen([*inside, *command, *arguments], stdout=subprocess.PIPE, text=True) as node:
         assert node.stdout is not None
         try:
             yield node, node.stdout.readline().split()[-1]

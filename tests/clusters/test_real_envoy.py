@@ -21,6 +21,7 @@ import httpx
 import pytest
 import yaml
 
+from baton.serve.live.live_request import UPDATE_TOKENS_MAX
 from tests.clusters.cached_packages import envoy_program, grpc_folder
 from tests.command_line import baton
 from tests.serving import NO_TLS, RunningServer, serving
@@ -45,11 +46,17 @@ class Gateway:
         body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
         return httpx.post(f"{self.url}/v1/completions", json=body, headers=headers, timeout=120, verify=NO_TLS)
 
-    def stream(self, prompt: str, tokens: int) -> list[str]:
-        """Return the events of a streamed answer."""
+    @contextmanager
+    def streaming(self, prompt: str, tokens: int) -> Iterator[httpx.Response]:
+        """Ask for a streamed answer. The block runs once it has begun; the connection closes after it."""
         body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=120, verify=NO_TLS) as answer:
             assert answer.status_code == 200, answer.read()
+            yield answer
+
+    def stream(self, prompt: str, tokens: int) -> list[str]:
+        """Return the events of a streamed answer."""
+        with self.streaming(prompt, tokens) as answer:
             return [line for line in answer.iter_lines() if line]
 
     def served(self) -> list[int]:
@@ -150,11 +157,12 @@ def test_answers_are_those_of_the_servers(running: Gateway) -> None:
     answer = running.post(LONG)
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"][0]["text"] == direct["choices"][0]["text"]
-    events = running.stream(LONG, 24)
+    tokens = 3 * UPDATE_TOKENS_MAX
+    events = running.stream(LONG, tokens)
     assert events[-1] == "data: [DONE]"
     texts = [json.loads(event.removeprefix("data: "))["choices"][0]["text"] for event in events[:-1]]
     assert len([text for text in texts if text]) > 1, "the text comes in parts"
-    assert "".join(texts) == running.post(LONG, 24).json()["choices"][0]["text"]
+    assert "".join(texts) == running.post(LONG, tokens).json()["choices"][0]["text"]
     models = httpx.get(f"{running.url}/v1/models", timeout=60, verify=NO_TLS)
     assert (models.status_code, models.json()["object"]) == (200, "list")
     large = httpx.post(
@@ -184,17 +192,15 @@ def test_requests_at_once_are_spread(running: Gateway) -> None:
 
 
 def test_a_request_that_cannot_meet_its_slo_is_answered_by_the_picker(running: Gateway) -> None:
-    with ThreadPoolExecutor(6) as pool:
-        busy = [pool.submit(running.stream, f"{number} {LONG}", 600) for number in range(6)]
-        refused: list[httpx.Response] = []
-        while not refused and not all(each.done() for each in busy):
-            answer = running.post("late " + LONG * 5, **{"x-llm-d-slo-ttft-ms": "0.01"})
-            refused += [answer] if answer.status_code == 429 else []
-        for each in busy:
-            assert each.result()[-1] == "data: [DONE]"
-    assert refused, "none was refused"
-    assert int(refused[0].headers["retry-after"]) >= 1
-    assert refused[0].json()["error"]["code"] == "slo"
+    """Streams that their clients do not read keep all servers busy."""
+    with ExitStack() as stack:
+        for number in range(6):
+            answer = stack.enter_context(running.streaming(f"{number} {LONG}", 4000))
+            next(answer.iter_lines())
+        refused = running.post("late " + LONG * 5, **{"x-llm-d-slo-ttft-ms": "0.01"})
+    assert refused.status_code == 429, refused.text
+    assert int(refused.headers["retry-after"]) >= 1
+    assert refused.json()["error"]["code"] == "slo"
 
 
 def test_a_killed_server_costs_no_new_request(running: Gateway, tmp_path: Path) -> None:

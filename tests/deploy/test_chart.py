@@ -23,7 +23,16 @@ EVERYTHING = (
     r"groups.long.resources.limits.nvidia\.com/gpu=2", "groups.long.nodeSelector.gpu=h100",
 )  # fmt: skip
 ALONE = ("groups.prefill=null", "groups.decode=null", "server.workers.mixed=1")
-VARIANTS = {"default": (), "everything": EVERYTHING, "alone": ALONE, "open": ("networkPolicy.enabled=false",)}
+ENGINES = ("groups.prefill=null", "groups.decode=null", "enginePods=app=vllm")
+NODE_KV = ("nodeKv.enabled=true", "nodeKv.tolerations[0].operator=Exists", "image.pullSecrets={registry}")
+VARIANTS = {
+    "default": (),
+    "everything": EVERYTHING,
+    "alone": ALONE,
+    "open": ("networkPolicy.enabled=false",),
+    "engines": ENGINES,
+    "node-kv": NODE_KV,
+}
 NOT_OF_KUBERNETES = {"ServiceMonitor"}
 Objects = list[dict[str, Any]]
 
@@ -91,7 +100,7 @@ def test_baton_takes_every_command_line(objects: Objects, tmp_path: Path, monkey
     replicas = sum(each["spec"].get("replicas", 1) for each in of_kind(objects, "Deployment")) - 1
     assert config.hosts.expected == replicas
     assert config.http.host == "0.0.0.0"
-    services = {each["metadata"]["name"] for each in of_kind(objects, "Service")}
+    services = {each["metadata"]["name"] for each in of_kind(objects, "Service")} - {"baton-kv"}
     assert services | {"baton.llm", "baton.llm.svc"} <= {*config.http.allowed_hosts, "baton-hosts"}
     for container in hosts:
         args = build_parser().parse_args(command_line(container))
@@ -116,6 +125,7 @@ def test_ports_are_those_that_baton_listens_on(
             args = build_parser().parse_args(command_line(container))
             assert ports == {"kv": int(args.listen.rpartition(":")[2])}
     named = {port["name"] for _name, _pod, container in pods(objects) for port in container["ports"]}
+    named |= {"pool"} if of_kind(objects, "DaemonSet") else set()
     wanted = {port["targetPort"] for each in of_kind(objects, "Service") for port in each["spec"]["ports"]}
     for policy in of_kind(objects, "NetworkPolicy"):
         wanted |= {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]}
@@ -159,7 +169,7 @@ def test_pods_have_time_to_drain(objects: Objects, tmp_path: Path, monkeypatch: 
 def test_pods_run_without_privileges(objects: Objects) -> None:
     for _name, pod, container in pods(objects):
         assert pod["securityContext"]["runAsNonRoot"]
-        assert not pod["automountServiceAccountToken"]
+        assert pod["automountServiceAccountToken"] == ("serviceAccountName" in pod)
         rights = container["securityContext"]
         assert (rights["allowPrivilegeEscalation"], rights["readOnlyRootFilesystem"]) == (False, True)
         assert rights["capabilities"] == {"drop": ["ALL"]}
@@ -180,13 +190,14 @@ def test_variables_are_those_that_baton_reads(objects: Objects) -> None:
 
 def test_selectors_find_their_pods(objects: Objects) -> None:
     """A label that no pod has would leave a Service without endpoints, and a policy without effect."""
-    labels = [each["spec"]["template"]["metadata"]["labels"].items() for each in of_kind(objects, "Deployment")]
+    makers = of_kind(objects, "Deployment", "DaemonSet")
+    labels = [each["spec"]["template"]["metadata"]["labels"].items() for each in makers]
     found = []
     for each in objects:
         spec = each.get("spec", {})
         if each["kind"] == "Service":
             found.append(spec["selector"])
-        elif each["kind"] in ("Deployment", "PodDisruptionBudget"):
+        elif each["kind"] in ("Deployment", "DaemonSet", "PodDisruptionBudget"):
             found.append(spec["selector"]["matchLabels"])
         elif each["kind"] == "NetworkPolicy":
             found += [spec["podSelector"]["matchLabels"]]
@@ -204,6 +215,8 @@ def test_selectors_find_their_pods(objects: Objects) -> None:
         (("keys.secret=",), "minLength"),
         (("groups.prefill.replicas=0", "groups.decode.replicas=0"), "there is no worker"),
         (("server.workers.mixed=1",), "server.workers and groups both have workers"),
+        (("enginePods=app=vllm",), "enginePods and groups both have workers"),
+        (("nodeKv.bytes=8Gi",), "does not match pattern"),
     ],
 )
 def test_wrong_values_are_refused_with_the_reason(tools: ClusterTools, values: tuple[str, ...], message: str) -> None:

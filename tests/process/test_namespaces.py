@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -21,6 +22,7 @@ from tests.process.test_hosts import (
     text_of,
 )
 from tests.serving import RunningServer, listening, nothing_used
+from tests.store_servers import baton_pool
 
 SUBNET = f"10.213.{os.getpid() % 256}"
 """Of the test's own bridge."""
@@ -186,6 +188,42 @@ def test_an_agent_that_is_killed_in_mid_handoff_costs_no_token(
         server.wait_until(lambda c: len(c["hosts"]) == 1 and nothing_used(c), reason="one host, nothing used")
         with server.client() as client:
             assert text_of(ask(client, body)) == expected
+
+
+def test_kv_in_a_pod_of_its_own_outlives_the_hosts_of_its_machine(net: Net, tmp_path: Path) -> None:
+    """As the DaemonSet of the chart: a pool in the network namespace of its pod, and hosts in those of theirs.
+
+    Both mount one folder. So a host maps the pool's memory, and the next one finds the KV of a host that was killed.
+    """
+    body = {"prompt": "kept " * 100, "max_tokens": 20, "ignore_eos": True, "temperature": 0}
+    folder = TemporaryDirectory(prefix="baton-")  # short: it is part of a socket's address
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef" * 4)
+    secret.chmod(0o600)
+    address = f"pool://{SUBNET}.2:8700"
+    tier = ("--tier", f"{address}?secret_file={secret}", "--mixed", "1", "--kv-blocks", "96")
+    inside = {"inside": _inside(net.server.replace("-s-", "-b-"))}
+    pool = baton_pool(
+        *("--host", f"{SUBNET}.2", "--secret-file", str(secret), "--socket-folder", folder.name),
+        port=8700,
+        inside=_inside(net.server.replace("-s-", "-a-")),
+    )
+    given = ("--hosts", "1", "--host", f"{SUBNET}.1", "--insecure")
+    with folder, pool, listening("hash", *given, inside=_inside(net.server)) as server, server.client() as client:
+        with joining(server.url, "first", *tier, **inside) as host:
+            server.wait_ready()
+            expected = text_of(ask(client, body))
+            server.wait_until(
+                lambda state: state["hosts"][0]["tiers"][0]["kv_blocks_cached"] > 30, reason="the pool has the blocks"
+            )
+            assert "memfd:baton-pool" in Path(f"/proc/{host.mover()}/maps").read_text()
+            host.process.kill()
+            host.process.wait()
+        with joining(server.url, "second", *tier, **inside):
+            server.wait_until(all_ready("second"), reason="the next host has joined")
+            answer = ask(client, body)
+        assert text_of(answer) == expected
+        assert answer["timings"]["cached_tokens"] > 400
 
 
 @pytest.mark.deep

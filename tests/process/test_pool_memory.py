@@ -16,13 +16,15 @@ from pathlib import Path
 
 import pytest
 
+from baton.core.errors import StoreError
 from baton.move.ipc.connections import send_views
-from baton.move.ipc.shared_memory import map_sealed
+from baton.move.ipc.shared_memory import bind_in_folder, boot_id, machine_id, map_sealed
 from baton.move.store.checksum import fingerprint_digest
 from baton.move.store.node import StoreNode
 from baton.move.store.node_link import NodeDialer
 from baton.move.store.node_store import NodeStore
 from baton.move.store.node_wire import ANSWER, DONE, GET, HELLO, MAGIC, PLACE, PUT, REQUEST, receive
+from tests.command_line import baton
 from tests.stores import BLOCK_BYTES, get, names, open_pool, put
 
 SMALL_BYTES, SLOTS = 1000, 256
@@ -69,6 +71,38 @@ def test_on_the_nodes_machine_its_memory_is_lent(node: StoreNode) -> None:
     assert get(near, both, BLOCK_BYTES) == get(far, both, BLOCK_BYTES) == [True] * 4
     near.close()
     far.close()
+
+
+def test_a_folder_lends_the_memory_beyond_the_network_namespace(tmp_path: Path) -> None:
+    """A client in a namespace of its own takes such an address for near, and an abstract socket's not."""
+    (tmp_path / "baton-pool-0123").touch()
+    left = bind_in_folder("baton-pool-left", tmp_path)
+    left.close()
+    node = StoreNode(host="127.0.0.1", port=0, capacity_bytes=10 * BLOCK_BYTES, socket_folder=tmp_path)
+    store = open_pool(f"pool://{node.address}")
+    assert isinstance(store, NodeStore)
+    assert store.is_near
+    assert put(store, names(2), BLOCK_BYTES) == get(store, names(2), BLOCK_BYTES) == [True] * 2
+    store.close()
+    (found,) = [each for each in tmp_path.iterdir() if each.is_socket()]
+    ask = "import sys; from baton.move.ipc.shared_memory import shares_machine as near; print(*map(near, sys.argv[1:]))"
+    addresses = [f"{boot_id()}/{found}", f"{machine_id()}/baton-pool-0123"]
+    told = subprocess.run(
+        ["unshare", "--net", sys.executable, "-c", ask, *addresses], capture_output=True, text=True, check=False
+    )
+    node.close()
+    assert not found.exists()
+    if told.returncode:
+        pytest.skip(f"no right to make a network namespace: {told.stderr.strip()[-200:]}")
+    assert told.stdout.split() == ["True", "False"]
+
+
+def test_a_folder_that_cannot_have_a_socket_is_told(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="another folder for the socket"):
+        StoreNode(host="127.0.0.1", port=0, capacity_bytes=BLOCK_BYTES, socket_folder=tmp_path / "missing")
+    done = baton("pool", "--bytes", "1e6", "--socket-folder", f"/{'long/' * 20}")
+    assert done.returncode == 2
+    assert "at most 60 characters" in done.stderr
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ from baton.move.store.node import StoreNode
 
 PORT = 8700
 _BYTES_MAX = 1 << 50
+_FOLDER_CHARS_MAX = 60
+"""Paths of sockets may have 107 bytes, and the node's answer has room for 91."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +32,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="secret that clients need, and that encrypts: pool://HOST?secret_file=FILE",
     )
+    add(
+        "--socket-folder",
+        type=Path,
+        metavar="DIR",
+        help="share the memory with containers that mount DIR",
+    )
     add("--insecure", action="store_true", help="allow an address beyond loopback without a secret")
 
 
@@ -43,6 +51,9 @@ def run(args: argparse.Namespace) -> int:
             f"--host is {args.host}, so other machines reach this node, but it has no secret: give it --secret-file, or"
             " let every client read and write with --insecure"
         )
+    folder = args.socket_folder
+    if folder is not None and len(str(folder.absolute())) > _FOLDER_CHARS_MAX:
+        raise ConfigError(f"--socket-folder is {folder}; name one of at most {_FOLDER_CHARS_MAX} characters")
     free_bytes = memory_free_bytes()
     if args.bytes > free_bytes:  # otherwise the system would kill the process when it uses the memory
         raise ConfigError(f"--bytes is {args.bytes:g}, but only {free_bytes:g} bytes of memory are free; give less")
@@ -52,7 +63,13 @@ def run(args: argparse.Namespace) -> int:
     signal.set_wakeup_fd(signalled.fileno())  # wakes the main thread, even if another one gets the signal
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
-    node = StoreNode(host=args.host, port=args.port, capacity_bytes=int(args.bytes), secret=secret)
+    node = StoreNode(
+        host=args.host,
+        port=args.port,
+        capacity_bytes=int(args.bytes),
+        secret=secret,
+        socket_folder=folder,
+    )
     tell(f"pool node with {int(args.bytes)} bytes at pool://{node.address}")
     wakeup.recv(1)
     node.close()

@@ -92,6 +92,17 @@ capabilities: {drop: [ALL]}
   emptyDir: {}
 {{- end }}
 
+{{- /* The socket and the secret of the pool of a node. */ -}}
+{{- define "baton.kvVolumes" -}}
+- name: kv-socket
+  hostPath: {path: {{ .Values.nodeKv.folder }}, type: DirectoryOrCreate}
+- name: kv-secret
+  secret:
+    secretName: {{ .Values.keys.secret }}
+    defaultMode: 0440
+    items: [{key: kv-secret, path: kv-secret}]
+{{- end }}
+
 {{- define "baton.placement" -}}
 {{- range $key := list "nodeSelector" "tolerations" "affinity" }}
 {{- with index $ $key }}

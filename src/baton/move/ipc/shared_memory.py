@@ -1,6 +1,7 @@
-"""Memory that processes of one machine and user share: sealed memory files, lent over abstract Unix sockets.
+"""Memory that processes of one machine and user share: sealed memory files, lent over Unix sockets.
 
-An abstract socket leaves no file behind and is reachable within one network namespace.
+An abstract socket leaves no file behind and is reachable within one network namespace. A socket in a folder is
+reachable from every container of the machine that mounts the folder.
 """
 
 from __future__ import annotations
@@ -19,16 +20,46 @@ _SEAL_SHRINK = 2
 
 def machine_id() -> str:
     """Return an id of this machine: of its running kernel and network namespace, within which abstract sockets work."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{boot}.{Path('/proc/self/ns/net').stat().st_ino}"
+    return f"{boot_id()}.{Path('/proc/self/ns/net').stat().st_ino}"
+
+
+def boot_id() -> str:
+    """Return an id of the running kernel."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def shares_machine(address: str) -> bool:
-    """Return whether a process at this address, which begins with its `machine_id`, can lend its memory to this one."""
+    """Return whether a process at this address, `machine/socket`, may be able to lend its memory to this one."""
+    machine, _, place = address.partition("/")
     try:
-        return address.partition("/")[0] == machine_id()
+        return machine == (boot_id() if place.startswith("/") else machine_id())
     except OSError:
         return False  # there is no /proc
+
+
+def bind_in_folder(name: str, folder: Path) -> socket.socket:
+    """Return a Unix socket bound to a new file of the folder, after the removal of those without a listener.
+
+    Raises OSError if the folder is missing, or the path is too long for a socket.
+    """
+    for old in folder.glob(f"{name.rpartition('-')[0]}-*"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            try:
+                probe.connect(str(old))
+            except ConnectionRefusedError:
+                old.unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listening.bind(str(folder / name))
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+def unix_address(place: str) -> str:
+    """Return the address for `connect` of a lender's socket: a path, or the name of an abstract socket."""
+    return place if place.startswith("/") else "\0" + place
 
 
 def bind_abstract(name: str) -> socket.socket:

@@ -14,13 +14,21 @@ import socket
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
+from pathlib import Path
 
 from baton.core.errors import StoreError
 from baton.core.types import BlockHash
 from baton.move.ipc.challenge import admit
 from baton.move.ipc.cluster_tls import ClusterTls
 from baton.move.ipc.connections import ConnectionServer, receive_views, send_views
-from baton.move.ipc.shared_memory import bind_abstract, create_sealed, is_same_user, machine_id
+from baton.move.ipc.shared_memory import (
+    bind_abstract,
+    bind_in_folder,
+    boot_id,
+    create_sealed,
+    is_same_user,
+    machine_id,
+)
 from baton.move.store import node_wire as wire
 from baton.move.store.checksum import CHECKSUM_BYTES
 from baton.move.store.slot_table import SlotTable
@@ -44,29 +52,38 @@ class StoreNode:
     and sent straight from them. The client that puts a block computes its checksum; the client that gets it compares.
     """
 
-    def __init__(self, *, host: str, port: int, capacity_bytes: int, secret: bytes = b"") -> None:
+    def __init__(
+        self, *, host: str, port: int, capacity_bytes: int, secret: bytes = b"", socket_folder: Path | None = None
+    ) -> None:
         """Bind the port, then reserve and fault in the memory, which takes a while.
 
         `secret`: clients must know it, and those of other machines use TLS. Empty: every client may read and write.
-        Raises StoreError if the port or the memory is not available.
+        `socket_folder`: lend the memory to containers of this machine that have this folder. None: to the processes of
+        this network namespace. Raises StoreError if the port, the folder or the memory is not available.
         """
         name = f"baton-pool-{secrets.token_hex(8)}"
         with ExitStack() as opened:
             try:
                 far = opened.enter_context(socket.create_server((host, port)))
-                near = opened.enter_context(bind_abstract(name))
+                if socket_folder is None:
+                    near = opened.enter_context(bind_abstract(name))
+                    self._lends_at = f"{machine_id()}/{name}"
+                else:
+                    near = opened.enter_context(bind_in_folder(name, socket_folder.absolute()))
+                    opened.callback((socket_folder.absolute() / name).unlink, missing_ok=True)
+                    self._lends_at = f"{boot_id()}/{socket_folder.absolute() / name}"
                 self._file = create_sealed("baton-pool", capacity_bytes)
                 opened.callback(os.close, self._file)
                 flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
                 self._mapping = mmap.mmap(self._file, capacity_bytes, flags=flags)
             except (OSError, ValueError, OverflowError) as error:
                 raise StoreError(
-                    f"cannot serve {capacity_bytes} bytes at {host}:{port} ({error}): give less memory, or another port"
+                    f"cannot serve {capacity_bytes} bytes at {host}:{port} ({error}): give less memory, another port,"
+                    " or another folder for the socket"
                 ) from None
             self._opened = opened.pop_all()
         self._memory = memoryview(self._mapping)
         self.address = "{}:{}".format(*far.getsockname()[:2])
-        self._lends_at = f"{machine_id()}/{name}"
         self._secret = secret
         self._tls = ClusterTls(secret) if secret else None
         self._lock = threading.Lock()

@@ -20,7 +20,7 @@ from baton.move.ipc.challenge import WrongSecretError, prove
 from baton.move.ipc.cluster_tls import ClusterTls
 from baton.move.ipc.connections import receive_views, send_views
 from baton.move.ipc.dialing import Dialer
-from baton.move.ipc.shared_memory import is_same_user, map_sealed, shares_machine
+from baton.move.ipc.shared_memory import is_same_user, map_sealed, shares_machine, unix_address
 from baton.move.store import node_wire as wire
 from baton.move.store.checksum import CHECKSUM_BYTES, PART_BYTES, checksum_in_parts, joined
 
@@ -208,7 +208,7 @@ class NodeDialer:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             wire.bound_waits(connection, ANSWER_TIMEOUT_S)
-            connection.connect("\0" + name.partition("/")[2])
+            connection.connect(unix_address(name.partition("/")[2]))
             if not is_same_user(connection):
                 raise PermissionError("the node belongs to another user")
             send_views(connection, [self._hello])

@@ -9,8 +9,8 @@ Unix socket, both prove the secret (move/ipc/challenge.py). Then the client send
     drop  hashes -> how many were present
     held  -> how many blocks there are, then their hashes, oldest first
 
-ANSWER names an abstract Unix socket. A process of the node's machine and user connects there with the same HELLO and
-receives a descriptor of the node's memory with ANSWER. It copies blocks itself:
+ANSWER names a Unix socket: an abstract one, or a path. A process of the node's machine and user connects there with the
+same HELLO and receives a descriptor of the node's memory with ANSWER. It copies blocks itself:
 
     put   hashes -> flags of the missing ones, then a PLACE for each -> their checksums -> flags of those now kept
     get   hashes -> flags of those present, then a PLACE for each -> DONE when they are copied
