@@ -101,6 +101,10 @@ class FakeEngine:
     """Set once an answer has begun."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set whenever a request has ended."""
+    hides_metrics: bool = False
+    """It answers no request for its metrics."""
+    speaks_otherwise: bool = False
+    """Its events have another form, as those of another version."""
     takes_aborts: bool = True
     """It has a route that aborts a request by its id."""
     peers: dict[str, Any] = field(default_factory=dict)
@@ -176,6 +180,9 @@ class FakeEngine:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        if self.hides_metrics and request.path == "/metrics":
+            self.polled.set()
+            await asyncio.Event().wait()
         if self.is_silent:
             await asyncio.Event().wait()
         if self.api_key and request.headers.get("authorization") != f"Bearer {self.api_key}":
@@ -223,6 +230,8 @@ class FakeEngine:
                 known.append(next_token(known))
                 is_stop = known[-1] in asked.stop_tokens and number > asked.tokens_min
                 reason: Reason | None = "stop" if is_stop else "length" if number == most else None
+                if self.speaks_otherwise:
+                    await response.write(data({"choices": 5, "output_ids": {}}))
                 await response.write(self.event(asked, known[len(asked.tokens) :], reason))
                 self.began.set()
                 await asyncio.sleep(0)  # streams take turns

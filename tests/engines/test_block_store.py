@@ -173,6 +173,25 @@ def test_blocks_come_back_bit_by_bit_in_other_places(strided: bool) -> None:
         assert torch.equal(layer[:3], untouched[name])
 
 
+def test_a_layer_is_copied_once_it_is_computed_and_other_layers_after_the_step() -> None:
+    """Later writes into a copied layer are not stored. Empty steps store nothing."""
+    store, source, target = memory(), cache(1), cache(2)
+    expected = source["layer.0"][1].clone()
+    writer, step = copies(store, source), StepCopies(awaited=[BlockCopy(1, HASHES[0])])
+    writer.copy_layer("layer.0", step)
+    writer.copy_layer("another model's layer", step)
+    source["layer.0"][1] = 0
+    writer.write(step)
+    assert read(copies(store, target), BlockCopy(3, HASHES[0])) == set()
+    assert torch.equal(target["layer.0"][3], expected)
+    assert torch.equal(target["layer.1"][3], source["layer.1"][1])
+    writer.copy_layer("layer.0", StepCopies())
+    writer.write(StepCopies())
+    writer.write(StepCopies(awaited=[BlockCopy(1, HASHES[1])]))
+    assert read(copies(store, target), BlockCopy(4, HASHES[1])) == set()
+    assert not target["layer.0"][4].any(), "no part of an earlier step is used again"
+
+
 def test_blocks_that_are_gone_are_reported_and_the_others_read() -> None:
     store, source, target = memory(), cache(1), cache(2)
     copies(store, source).write(StepCopies(awaited=[BlockCopy(1, HASHES[0])]))

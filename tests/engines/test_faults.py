@@ -115,6 +115,52 @@ def test_a_request_that_keeps_failing_fails_alone(engine: type[FakeEngine]) -> N
     asyncio.run(run())
 
 
+def test_an_answer_in_another_form_fails_its_request_and_no_other(engine: type[FakeEngine]) -> None:
+    """As by another version of the engine: no token is guessed."""
+
+    async def run() -> None:
+        fake = engine(speaks_otherwise=True)
+        async with servers(fake), baton_over(fake.config()) as baton:
+            finish = await finished(baton.submit(PROMPT, 12))
+            assert finish.outcome == "failed"
+            assert "an answer that is not understood" in finish.message
+            fake.speaks_otherwise = False
+            assert await baton.ask(PROMPT, 12) == answer_to(PROMPT, 12)
+            baton.check()
+
+    asyncio.run(run())
+
+
+def test_metrics_that_stay_away_are_used_until_the_server_is_lost(kv_engine: type[FakeEngine]) -> None:
+    """The last load counts for `silent_s`. Then requests continue elsewhere, and the server returns without load."""
+
+    async def run() -> None:
+        fakes = [kv_engine(free_tokens=5), kv_engine(free_tokens=5)]
+        async with servers(*fakes), baton_over(*(fake.config() for fake in fakes), silent_s=0.4) as baton:
+            lives = [baton.submit([*PROMPT, number + 40], 20) for number in range(4)]
+            for live in lives:
+                await tokens_of(live, 5)
+            fakes[0].waiting = 9
+            for _ in range(3):  # the second answer has the new load, and precedes the third question
+                fakes[0].polled.clear()
+                await fakes[0].polled.wait()
+            fakes[0].hides_metrics = True
+            fakes[0].polled.clear()
+            await fakes[0].polled.wait()
+            worker = baton.parts.gateway.cluster().workers[0]
+            assert worker.waiting == 9
+            fakes[1].gate.set()
+            assert [(await finished(live)).outcome for live in lives] == ["finished"] * 4
+            assert [live.tokens[41:] for live in lives] == [answer_to([*PROMPT, n + 40], 20) for n in range(4)]
+            assert any(f"{worker.id} at" in line and "has not answered for 0.4 s" in line for line in baton.told)
+            fakes[0].waiting, fakes[0].hides_metrics = 0, False
+            await baton.joined(2)
+            assert [each.waiting for each in baton.parts.gateway.cluster().workers] == [0, 0]
+            baton.check()
+
+    asyncio.run(run())
+
+
 def test_a_request_that_the_server_refuses_fails_with_its_reason(engine: type[FakeEngine]) -> None:
     async def run() -> None:
         fake = engine()

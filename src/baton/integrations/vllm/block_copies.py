@@ -1,7 +1,8 @@
 """The bytes of a vLLM worker: copy KV blocks between its cache and Baton's store.
 
-Reads run in a thread while vLLM computes other requests. Writes copy the blocks out of the cache at once, so vLLM may
-use those blocks again, and reach the store in a thread.
+Reads run in a thread while vLLM computes other requests. Writes copy each layer's part of the blocks out of the cache
+as soon as vLLM has computed that layer, so vLLM may use the blocks again after the step. They reach the store in a
+thread.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ class BlockCopies:
     def __init__(self, store: Store, layers: Mapping[str, torch.Tensor], *, rank: int) -> None:
         """`rank`: of the worker in its group. Ranks hold different parts of each block, under different hashes."""
         self._store = store
-        self._layers = [layers[name] for name in sorted(layers)]
+        self._layers = {name: layers[name] for name in sorted(layers)}
+        self._copied: dict[str, _LayerParts] = {}
+        """Parts of this step's blocks that are copied already, by layer."""
         self._rank = rank
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="baton-kv-read")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="baton-kv-write")
@@ -39,17 +42,32 @@ class BlockCopies:
 
     @property
     def block_bytes(self) -> int:
-        return block_bytes(self._layers)
+        return block_bytes([*self._layers.values()])
 
     def begin_reads(self, copies: StepCopies) -> None:
         """Begin the reads of a step."""
         for request_id, reads in copies.reads.items():
             self._reads[request_id] = self._reader.submit(self._read, reads)
 
+    def copy_layer(self, name: str, copies: StepCopies) -> None:
+        """Begin to copy one layer's part of the blocks that a step fills, because vLLM has computed that layer."""
+        layer = self._layers.get(name)
+        if layer is not None and (copies.awaited or copies.writes):
+            self._copied[name] = _LayerParts(layer, copies)
+
     def write(self, copies: StepCopies) -> None:
-        """Copy the blocks of a step out of the cache. Wait until those that another server awaits are stored."""
-        awaited = self._begin_write(copies.awaited)
-        self._begin_write(copies.writes)
+        """Store the blocks of a step. Wait until those that another server awaits are stored.
+
+        Layers without a call of `copy_layer` are copied now: vLLM makes none where a CUDA graph has the whole step.
+        """
+        if not copies.awaited and not copies.writes:
+            return
+        copied, self._copied = self._copied, {}
+        parts = [copied.get(name) or _LayerParts(layer, copies) for name, layer in self._layers.items()]
+        if next(iter(self._layers.values())).is_cuda:
+            torch.cuda.current_stream().synchronize()  # the parts arrive in host memory
+        awaited = self._begin_write(copies.awaited, [part.awaited for part in parts])
+        self._begin_write(copies.writes, [part.writes for part in parts])
         if awaited is not None:
             awaited.result()
 
@@ -83,20 +101,20 @@ class BlockCopies:
 
     def _fill(self, blocks: Sequence[int], memory: torch.Tensor) -> None:
         start = 0
-        for layer in self._layers:
+        layers = [*self._layers.values()]
+        for layer in layers:
             size = layer[0].numel() * layer.element_size()
             part = memory[:, start : start + size].contiguous()
             layer[list(blocks)] = part.view(layer.dtype).view(len(blocks), *layer.shape[1:]).to(layer.device)
             start += size
-        if self._layers[0].is_cuda:
+        if layers[0].is_cuda:
             torch.cuda.current_stream().synchronize()
 
-    def _begin_write(self, writes: Sequence[BlockCopy]) -> Future[None] | None:
+    def _begin_write(self, writes: Sequence[BlockCopy], parts: Sequence[torch.Tensor]) -> Future[None] | None:
+        """Store blocks in a thread. `parts`: their bytes of each layer, [blocks, bytes]."""
         if not writes:
             return None
-        blocks = [copy.block for copy in writes]
-        parts = [layer[blocks].contiguous().view(len(blocks), -1).view(torch.uint8).cpu() for layer in self._layers]
-        memory = torch.cat(parts, dim=1)
+        memory = torch.cat([*parts], dim=1)
         keys = [rank_hash(copy.block_hash, self._rank) for copy in writes]
         self._writes.acquire()
         return self._writer.submit(self._put, keys, memory)
@@ -106,6 +124,21 @@ class BlockCopies:
             self._store.put([(key, row.data) for key, row in zip(keys, memory.numpy(), strict=True)])
         finally:
             self._writes.release()
+
+
+class _LayerParts:
+    """One layer's bytes of the blocks that a step fills, in host memory, [blocks, bytes]."""
+
+    def __init__(self, layer: torch.Tensor, copies: StepCopies) -> None:
+        """Copy them. From a GPU, the copy has ended once the current stream has."""
+        self.awaited = _part(layer, copies.awaited)
+        self.writes = _part(layer, copies.writes)
+
+
+def _part(layer: torch.Tensor, copies: Sequence[BlockCopy]) -> torch.Tensor:
+    blocks = torch.tensor([copy.block for copy in copies], dtype=torch.long, device=layer.device)
+    part = layer[blocks].contiguous().view(len(copies), layer[0].numel()).view(torch.uint8)
+    return part.to("cpu", non_blocking=True)
 
 
 def block_bytes(layers: Sequence[torch.Tensor]) -> int:

@@ -134,10 +134,11 @@ class BatonConnector(KVConnectorBase_V1):
             self._copies.begin_reads(self._step())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        pass  # requests wait for their reads before their first step
+        pass  # requests wait for their reads before their first step, so that no read holds up the others of a batch
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: object, **kwargs: object) -> None:
-        pass  # blocks are written with all layers, after the step
+        if self._copies is not None:
+            self._copies.copy_layer(layer_name, self._step())
 
     def wait_for_save(self) -> None:
         if self._copies is not None:
