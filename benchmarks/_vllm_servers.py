@@ -116,6 +116,14 @@ def running(command: Sequence[str], port: int, settings: Mapping[str, str] | Non
             process.wait(60)
 
 
+def wait_for(begin: Path | None) -> None:
+    """Wait until a file exists: another program makes it once the machine has no other load."""
+    if begin is not None:
+        print(f"started: waiting for {begin}", flush=True)
+        while not begin.exists():
+            threading.Event().wait(0.2)
+
+
 def with_settings(settings: Mapping[str, str]) -> list[str]:
     """Return the words before a command that runs it with variables."""
     return ["env", *(f"{name}={value}" for name, value in settings.items())]

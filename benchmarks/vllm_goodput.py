@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import record
-from _vllm_servers import BLOCK_TOKENS, Installed, baton_over, bench, running, vllm_servers
+from _vllm_servers import BLOCK_TOKENS, Installed, baton_over, bench, running, vllm_servers, wait_for
 from peers.models import write_folder
 
 TRACE = Path(__file__).resolve().parents[2] / "shared" / "traces" / "mooncake" / "conversation.first80.jsonl.gz"
@@ -103,6 +103,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=40)
     parser.add_argument("--span-s", type=float, default=40.0)
     parser.add_argument("--slo-ms", type=int, nargs=2, default=(3000, 200), metavar=("TTFT", "TPOT"))
+    parser.add_argument("--begin", type=Path, help="a file: each half begins once it exists, and removes it at its end")
     args = parser.parse_args()
     peers = args.peers.expanduser()
     installed = Installed(peers / "vllm" / "bin" / "python", write_folder(peers / "models" / "bfloat16"))
@@ -117,6 +118,7 @@ def main() -> None:
                 vllm_servers(installed, [port, port + 1], shared) as servers,
                 ways(installed, port, servers, apart=apart) as urls,
             ):
+                wait_for(args.begin)
                 for number, name in ((number, name) for number in range(args.rounds) for name in chosen):
                     for way, url in list(urls.items())[:: (-1) ** number]:
                         flags = {
@@ -129,6 +131,8 @@ def main() -> None:
                         result = bench(installed, url, flags)
                         runs[name].setdefault(way, []).append({figure: result[figure] for figure in FIGURES})
                         print(name, way, runs[name][way][-1], flush=True)
+                if args.begin is not None:
+                    args.begin.unlink()
     record.write(
         "vllm-goodput",
         {

@@ -15,7 +15,7 @@ import statistics
 from pathlib import Path
 
 import record
-from _vllm_servers import Installed, baton_over, bench, vllm_servers
+from _vllm_servers import Installed, baton_over, bench, vllm_servers, wait_for
 from peers.models import write_folder
 
 FIGURES = (
@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--input-tokens", type=int, default=200)
     parser.add_argument("--output-tokens", type=int, default=32)
+    parser.add_argument("--begin", type=Path, help="a file: the runs begin once it exists")
     args = parser.parse_args()
     peers = args.peers.expanduser()
     installed = Installed(peers / "vllm" / "bin" / "python", write_folder(peers / "models" / "bfloat16"))
@@ -46,6 +47,7 @@ def main() -> None:
         vllm_servers(installed, [args.port]) as (direct,),
         baton_over(installed, args.port + 1, [direct]) as baton,
     ):
+        wait_for(args.begin)
         for at_once in args.at_once:
             runs = loads[f"concurrency {at_once}"] = {"vllm": [], "baton": []}
             for turn in range(2 * args.rounds):

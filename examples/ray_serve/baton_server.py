@@ -129,16 +129,16 @@ class BatonServer:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGTERM)
 
-    # ---- requests
+    # ---- requests: Ray awaits a method, and reads the generator that it returns
 
-    def chat(self, request: ApiRequest, raw_request_info: RawRequest | None = None) -> Answers:
-        """Yield the response, or lists of events if the request asks for a stream, or an error."""
+    async def chat(self, request: ApiRequest, raw_request_info: RawRequest | None = None) -> Answers:
+        """Return a generator: of the response, of lists of events if the request asks for a stream, or of an error."""
         return self._ask("/v1/chat/completions", request, raw_request_info)
 
-    def completions(self, request: ApiRequest, raw_request_info: RawRequest | None = None) -> Answers:
+    async def completions(self, request: ApiRequest, raw_request_info: RawRequest | None = None) -> Answers:
         return self._ask("/v1/completions", request, raw_request_info)
 
-    def embeddings(self, request: ApiRequest, raw_request_info: RawRequest | None = None) -> Answers:
+    async def embeddings(self, request: ApiRequest, raw_request_info: RawRequest | None = None) -> Answers:
         return self._ask("/v1/embeddings", request, raw_request_info)
 
     async def reset_prefix_cache(self) -> None:

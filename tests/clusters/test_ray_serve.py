@@ -74,18 +74,18 @@ async def only(answers: AsyncGenerator[Any, None]) -> Any:
 def test_responses_streams_and_errors_are_those_that_ray_expects() -> None:
     async def script(server: Any) -> None:
         await server.check_health()
-        whole = await only(server.completions(request(prompt=PROMPT)))
-        batches = [each async for each in server.completions(request(prompt=PROMPT, stream=True))]
+        whole = await only(await server.completions(request(prompt=PROMPT)))
+        batches = [each async for each in await server.completions(request(prompt=PROMPT, stream=True))]
         events = [event for batch in batches for event in batch]
         assert events[-1] == "data: [DONE]\n\n"
         texts = [json.loads(event.removeprefix("data: "))["choices"][0]["text"] for event in events[:-1]]
         assert "".join(texts) == whole.choices[0].text
         assert (whole.model, whole.usage.completion_tokens) == ("served", 12)
-        chat = await only(server.chat(request(messages=[{"role": "user", "content": "hello"}])))
+        chat = await only(await server.chat(request(messages=[{"role": "user", "content": "hello"}])))
         assert chat.choices[0].message.content
         asked = SimpleNamespace(headers={"X-Request-Id": "named", "authorization": "Bearer of Ray"})
-        assert (await only(server.completions(request(prompt=PROMPT), asked))).id.endswith("named")
-        refused = await only(server.chat(request(messages=[], max_tokens=-1, stream=True)))
+        assert (await only(await server.completions(request(prompt=PROMPT), asked))).id.endswith("named")
+        refused = await only(await server.chat(request(messages=[], max_tokens=-1, stream=True)))
         assert refused.error.code == 400
         with pytest.raises(NotImplementedError, match="cache_salt"):
             await server.reset_prefix_cache()
@@ -95,7 +95,7 @@ def test_responses_streams_and_errors_are_those_that_ray_expects() -> None:
 
 def test_a_cancelled_stream_is_aborted_and_a_dead_server_is_told() -> None:
     async def script(server: Any) -> None:
-        answers = server.completions(request(prompt=PROMPT, stream=True, max_tokens=3000))
+        answers = await server.completions(request(prompt=PROMPT, stream=True, max_tokens=3000))
         await anext(answers)
         await answers.aclose()
         async with httpx.AsyncClient(base_url=server._url, verify=NO_TLS) as client:
@@ -117,7 +117,7 @@ def test_a_server_that_runs_is_used_by_its_url() -> None:
     async def script(server: Any) -> None:
         async with replica(url=server._url) as other:
             await other.check_health()
-            assert (await only(other.completions(request(prompt=PROMPT)))).choices[0].text
+            assert (await only(await other.completions(request(prompt=PROMPT)))).choices[0].text
 
     play(script)
 
