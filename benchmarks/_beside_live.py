@@ -19,6 +19,25 @@ def judge(live: Sequence[RequestRecord], simulated: Sequence[RequestRecord]) -> 
     return _compare(summarize(live, slo=targets, wall_s=0.0), summarize(simulated, slo=targets, wall_s=0.0))
 
 
+def judge_drawn(live: Sequence[RequestRecord], drawn: Sequence[Sequence[RequestRecord]]) -> dict[str, Any]:
+    """Compare a run with simulations that drew other noise: the median of each figure, and its range over them."""
+    each = [judge(live, simulated) for simulated in drawn]
+    rows: dict[str, Any] = {}
+    for name, row in each[0].items():
+        made = [other[name]["simulated"] for other in each]
+        if row["live"] is None or None in made:
+            continue
+        middle = float(np.median(made))
+        rows[name] = {
+            "live": row["live"],
+            "simulated": middle,
+            "error": round(middle / row["live"] - 1, 4) if row["live"] else None,
+            "between": [min(made), max(made)],
+            "covers": min(made) <= row["live"] <= max(made),
+        }
+    return rows
+
+
 def show(topology: str, run: str, rows: dict[str, Any]) -> None:
     errors = {name: row["error"] for name, row in rows.items() if "error" in row}
     told = "  ".join(f"{name} {error:+.1%}" for name, error in errors.items() if error is not None)
@@ -35,6 +54,7 @@ def _compare(live: Results, simulated: Results) -> dict[str, Any]:
     }
     for metric, (real, made) in pairs.items():
         rows[f"{metric} mean"] = _row_of(real.mean, made.mean)
+        rows[f"{metric} p50"] = _row_of(real.p50, made.p50)
         rows[f"{metric} p90"] = _row_of(real.p90, made.p90)
         rows[f"{metric} p99"] = _row_of(real.p99, made.p99)
     rows["goodput_rps"] = _row_of(live.goodput_rps, simulated.goodput_rps)

@@ -1,16 +1,19 @@
 """The simulator against our own engine: live runs of `baton serve`, and the same arrivals simulated.
 
-    python benchmarks/validation.py [--topology pd|mixed] [--requests N] [--calibration N] [--load R ...] [--dtype D]
+    python benchmarks/validation.py [--topology pd|mixed] [--requests N] [--calibration N] [--load R ...]
+                                    [--prefixes own|shared] [--dtype D]
 
 For each topology: a calibration run, whose step log a cost model is fitted to, and lone requests, which tell what lies
 between a client and a worker; then live runs at shares of the capacity that the simulator predicts, with and without
 shared prefixes; then the simulator on the arrivals that were measured. Aim: means and p90 within 5 %, p99 within 10 %.
 Load generator, server and workers share this machine, and steps are charged as they took beside the others: run it on
 a quiet machine. A shared machine is faster in one minute than in the next, and queues make much of it, so each run is
-simulated three times: with the prices of the calibration; with all of them times one number, what this run's steps took
-over what they should have (`drift`); and with one such number for every worker and second of the run (`Slow` faults),
-which leaves the simulator's own error. Workers keep to their cores: the cost of a step knows of none that a neighbour
-lends. Writes benchmarks/results/validation.json, with the profile of each topology: prices, link and edge.
+simulated several times: with the prices of the calibration; with all of them times one number, what this run's steps
+took over what they should have (`drift`); with one such number for every worker and second of the run (`Slow` faults),
+which leaves the simulator's own error; and `DRAWS` times with the scatter of the calibration's steps and other seeds,
+whose median is compared, and whose range is the interval of the prediction. Workers keep to their cores: the cost of a
+step knows of none that a neighbour lends. Writes benchmarks/results/validation.json, with the profile of each topology:
+prices, link and edge.
 """
 
 from __future__ import annotations
@@ -31,11 +34,11 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 import record
-from _beside_live import judge, show
+from _beside_live import judge, judge_drawn, show
 
 from baton.core.config import Topology
 from baton.core.types import Role, WorkerId
-from baton.decide.cost.fitted import FittedCost, LoggedStep, StepProfile, fit_cost, read_step_log, save_fitted
+from baton.decide.cost.fitted import FittedCost, LoggedStep, StepProfile, fit_logs, read_step_log, save_fitted
 from baton.decide.policy.policy_sets import policy_set
 from baton.lab.bench.options import BenchOptions, TraceFile, TraceTimes
 from baton.lab.bench.run import RunListener, run_bench
@@ -60,6 +63,8 @@ LOADS = (0.3, 0.6, 0.85)
 LONE_REQUESTS = 16
 CALIBRATION_LOADS = (0.0, 0.5, 0.9)
 """Shares of capacity at which steps are measured, by a first rough fit; 0 is all at once."""
+DRAWS = 15
+"""Simulations with noise, each with another seed: their range leaves out an eighth of such runs."""
 WINDOW_S = 1.0
 """How long the machine is taken to be of one speed, where that is looked at."""
 LINKS = 4
@@ -173,14 +178,12 @@ def send_alone(client: Any, seed: int) -> list[Alone]:  # noqa: ANN401  an httpx
 # ---- the simulated side
 
 
-def cluster(topology: Topology, profile: Profile, folder: Path) -> ClusterSpec:
-    file = folder / "profile.json"
-    file.write_text(save_fitted(profile.cost))
+def cluster(topology: Topology, profile: Profile) -> ClusterSpec:
     counts: dict[Role, int] = {"prefill": topology.prefill, "decode": topology.decode, "mixed": topology.mixed}
     kv = SimKV(blocks=BLOCKS, block_tokens=BLOCK_TOKENS)
     return ClusterSpec(
         workers=tuple(SimWorkers(role=role, count=count, kind="cpu") for role, count in counts.items() if count),
-        kinds={"cpu": SimKind(cost={"model": "fitted", "file": str(file)}, kv=kv)},
+        kinds={"cpu": SimKind(cost={"model": "fitted", "fit": msgspec.to_builtins(profile.cost)}, kv=kv)},
         kv=kv,
         link=SimLink(delay_min_s=profile.link_s, delay_max_s=profile.link_s),
         edge=profile.edge,
@@ -188,8 +191,8 @@ def cluster(topology: Topology, profile: Profile, folder: Path) -> ClusterSpec:
     )
 
 
-def simulate(spec: ClusterSpec, trace: Trace, faults: Sequence[Slow] = ()) -> list[RequestRecord]:
-    job = CellJob(spec=spec, trace=trace, policy=policy_set("baton"), seed=0, slo=None, faults=tuple(faults))
+def simulate(spec: ClusterSpec, trace: Trace, faults: Sequence[Slow] = (), *, seed: int = 0) -> list[RequestRecord]:
+    job = CellJob(spec=spec, trace=trace, policy=policy_set("baton"), seed=seed, slo=None, faults=tuple(faults))
     return play_cell(job)
 
 
@@ -214,7 +217,8 @@ def measure(topology: Topology, requests: int, arguments: Sequence[str], seed: i
         steps = {file.stem: read_step_log(file) for file in sorted((folder / "steps").iterdir())}
     points = [step for written in steps.values() for step in written]
     engine, machine = " ".join([*roles(topology), *arguments]), record.environment()["cpu"]
-    cost = fit_cost(StepProfile(engine=engine, llm="smollm2-135m", machine=machine, points=tuple(points)))
+    profile = StepProfile(engine=engine, llm="smollm2-135m", machine=machine, points=tuple(points))
+    cost = fit_logs(profile, list(steps.values()))
     between_ratio = sum(point.step_s - point.engine_s for point in points) / sum(point.step_s for point in points)
     notes = {
         "steps": len(points),
@@ -316,7 +320,7 @@ def run_live(
         folder = Path(temporary)
         config = configuration(folder, cost=profile.cost, step_log=folder / "steps")
         with serving(*roles(topology), *arguments, *config) as server:
-            for prefixes in ("own", "shared"):
+            for prefixes in args.prefixes or ("own", "shared"):
                 for number, share in enumerate(args.load or LOADS):
                     seed = args.seed + 100 + number
                     trace = at_rate(load(args.requests, seed, prefixes), share * capacity, seed)
@@ -328,40 +332,30 @@ def run_live(
 def validate(name: str, args: argparse.Namespace) -> dict[str, Any]:
     topology, arguments = TOPOLOGIES[name], ["--dtype", args.dtype]
     profile, notes = measure(topology, args.calibration, arguments, args.seed)
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        spec = cluster(topology, profile, folder)
-        capacity = capacity_rps(spec, load(200, args.seed, "own"))
-        lives, logs = run_live(topology, arguments, profile, capacity, args)
-        log = [step for steps in logs.values() for step in steps]
-        runs: dict[str, Any] = {}
-        for run, live in lives.items():
-            as_it_was = as_sent(live.trace, live.records)
-            expected_over_measured = bias(profile.cost, live.steps(log)) or 1.0
-            drifted = replace(profile, cost=at_speed(profile.cost, 1 / expected_over_measured))
-            runs[run] = {
-                "drift": round(1 / expected_over_measured, 4),
-                "calibrated": judge(live.records, simulate(cluster(topology, profile, folder), as_it_was)),
-                "at the speed of the run": judge(live.records, simulate(cluster(topology, drifted, folder), as_it_was)),
-                "at the speed of every second": judge(
-                    live.records,
-                    simulate(
-                        cluster(topology, profile, folder),
-                        as_it_was,
-                        [slow for worker in logs for slow in speeds(profile.cost, live, worker, logs[worker])],
-                    ),
-                ),
-            }
-            for prices in list(runs[run])[1:]:
-                show(name, f"{run}, {prices}", runs[run][prices])
+    exact = replace(profile, cost=msgspec.structs.replace(profile.cost, noise=None))
+    capacity = capacity_rps(cluster(topology, exact), load(200, args.seed, "own"))
+    lives, logs = run_live(topology, arguments, exact, capacity, args)
+    log = [step for steps in logs.values() for step in steps]
+    runs: dict[str, Any] = {}
+    for run, live in lives.items():
+        as_it_was = as_sent(live.trace, live.records)
+        drift = 1 / (bias(exact.cost, live.steps(log)) or 1.0)
+        drifted = replace(exact, cost=at_speed(exact.cost, drift))
+        of_seconds = [slow for worker in logs for slow in speeds(exact.cost, live, worker, logs[worker])]
+        calm, noisy = cluster(topology, exact), cluster(topology, profile)
+        drawn = [simulate(noisy, as_it_was, seed=seed) for seed in range(DRAWS)]
+        runs[run] = {
+            "drift": round(drift, 4),
+            "calibrated": judge(live.records, simulate(calm, as_it_was)),
+            "at the speed of the run": judge(live.records, simulate(cluster(topology, drifted), as_it_was)),
+            "at the speed of every second": judge(live.records, simulate(calm, as_it_was, of_seconds)),
+            "drawn": judge_drawn(live.records, drawn),
+        }
+        for prices in list(runs[run])[1:]:
+            show(name, f"{run}, {prices}", runs[run][prices])
+    told = {"version": 1, "cost": msgspec.to_builtins(profile.cost), "link_s": profile.link_s}
     return {
-        "profile": {
-            "version": 1,
-            "cost": msgspec.to_builtins(profile.cost),
-            "link_s": profile.link_s,
-            "edge": msgspec.to_builtins(profile.edge),
-            **notes,
-        },
+        "profile": {**told, "edge": msgspec.to_builtins(profile.edge), **notes},
         "capacity_rps": capacity,
         "runs": runs,
     }
@@ -386,6 +380,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=200, help="of each live run")
     parser.add_argument("--calibration", type=int, default=100, help="requests of each of the calibration's loads")
     parser.add_argument("--load", type=float, action="append", help="share of the capacity")
+    parser.add_argument("--prefixes", action="append", choices=("own", "shared"), help="default: both")
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

@@ -60,9 +60,12 @@ def test_a_simulation_that_is_as_it_was_is_not_warned_of(
 ) -> None:
     found = _simulate(log, tmp_path / "found.json", "--seed", "3")
     assert [means["off_ratio"] for means in found["baseline"].values()] == pytest.approx([0.0, 0.0], abs=1e-9)
+    for error in found["baseline"].values():
+        assert error["quantiles_off_ratio"] == pytest.approx({"p50": 0.0, "p90": 0.0, "p99": 0.0}, abs=1e-9)
     assert found["warnings"] == []
     assert main(["replay", str(log), "--simulate", "--seed", "3"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
+    assert shown.startswith("error of the simulation, mean TTFT: ")
     mean_ms = found["log"]["tpot_s"]["mean"] * 1000
     assert f"mean TPOT: {mean_ms:,.4g} ms in the log, {mean_ms:,.4g} ms simulated (" in shown
 

@@ -169,6 +169,8 @@ class Baseline(Struct, frozen=True, kw_only=True):
     simulated_s: float
     off_ratio: float
     """Relative error of the simulation: 0.25 if the simulated mean is 25 % higher than that of the log."""
+    quantiles_off_ratio: dict[str, float]
+    """The same of the median, `p90` and `p99`."""
 
 
 class Simulated(Struct, frozen=True, kw_only=True):
@@ -180,7 +182,7 @@ class Simulated(Struct, frozen=True, kw_only=True):
     other: Outcomes | None
     """Simulated with the requested policies or cluster. None: none were requested."""
     baseline: dict[str, Baseline]
-    """Error of `as_logged` in mean TTFT and mean TPOT."""
+    """Error of `as_logged` in TTFT and TPOT."""
     notes: tuple[str, ...]
     """Remarks about information that the log lacks."""
     warnings: tuple[str, ...]
@@ -217,7 +219,14 @@ def simulate_log(args: argparse.Namespace) -> Simulated:
 
 
 def show_simulated(found: Simulated, other: str, console: Console) -> None:
-    """Print the metrics side by side. `other`: title of the last column."""
+    """Print the simulation's own error, then the metrics side by side. `other`: title of the last column."""
+    for name, error in found.baseline.items():
+        both = (
+            f"{short_number(error.log_s * 1000)} ms in the log, {short_number(error.simulated_s * 1000)} ms simulated"
+        )
+        rest = "".join(f", {quantile} {ratio:+.1%}" for quantile, ratio in error.quantiles_off_ratio.items())
+        shown = f"error of the simulation, mean {name.upper()}: {both} ({error.off_ratio:+.1%}){rest}"
+        console.print(shown, markup=False, highlight=False)
     columns = {"the log": found.log, "simulated as it was": found.as_logged}
     if found.other is not None:
         columns[f"simulated, {other}"] = found.other
@@ -226,11 +235,6 @@ def show_simulated(found: Simulated, other: str, console: Console) -> None:
     for label in next(iter(rows.values())):
         table.add_row(label, *(cells[label] for cells in rows.values()))
     console.print(table)
-    for name, means in found.baseline.items():
-        both = (
-            f"{short_number(means.log_s * 1000)} ms in the log, {short_number(means.simulated_s * 1000)} ms simulated"
-        )
-        console.print(f"mean {name.upper()}: {both} ({means.off_ratio:+.1%})", markup=False, highlight=False)
     for note in found.notes:
         console.print(f"note: {note}", markup=False, highlight=False)
     for warning in found.warnings:
@@ -257,15 +261,23 @@ def _milliseconds(values: Distribution) -> str:
 
 def _baseline(log: Outcomes, as_logged: Outcomes) -> dict[str, Baseline]:
     """Return the error of the simulation with the log's own policies, for each latency that was measured in both."""
-    means = {
-        "ttft": (log.ttft_s.mean, as_logged.ttft_s.mean),
-        "tpot": (log.tpot_s.mean, as_logged.tpot_s.mean),
-    }
-    return {
-        name: Baseline(log_s=log_s, simulated_s=simulated_s, off_ratio=simulated_s / log_s - 1.0)
-        for name, (log_s, simulated_s) in means.items()
-        if log_s and simulated_s is not None
-    }
+    latencies = {"ttft": (log.ttft_s, as_logged.ttft_s), "tpot": (log.tpot_s, as_logged.tpot_s)}
+    found: dict[str, Baseline] = {}
+    for name, (real, made) in latencies.items():
+        if not real.mean or made.mean is None:
+            continue
+        quantiles = {"p50": (real.p50, made.p50), "p90": (real.p90, made.p90), "p99": (real.p99, made.p99)}
+        found[name] = Baseline(
+            log_s=real.mean,
+            simulated_s=made.mean,
+            off_ratio=made.mean / real.mean - 1.0,
+            quantiles_off_ratio={
+                quantile: made_s / real_s - 1.0
+                for quantile, (real_s, made_s) in quantiles.items()
+                if real_s and made_s is not None
+            },
+        )
+    return found
 
 
 def _warnings(baseline: dict[str, Baseline]) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from baton.core.errors import ConfigError
 from baton.core.files import in_file
 from baton.core.types import StepShape, prompt_step
 from baton.core.validation import Price, Seconds, out_of_range
+from baton.decide.cost.noise import StepNoise, TimedStep, fit_noise
 
 BANDS = (8, 32, 128, 512)
 """Token counts at which the price of a token changes."""
@@ -81,6 +82,8 @@ class FittedCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     handoff_token_s: Price = 0.0
     """Seconds per token of a handoff between hosts, if known."""
     error: FitError | None = None
+    noise: StepNoise | None = None
+    """How steps scatter around these prices, for the simulator. None: the points had no times."""
 
     def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:
         if new_tokens == 0:
@@ -256,14 +259,22 @@ def _has_points(text: str) -> bool:
     return isinstance(raw, dict) and "points" in raw
 
 
+def fit_logs(log: StepProfile, workers: Sequence[Sequence[LoggedStep]]) -> FittedCost:
+    """Fit a profile, and its noise from the step logs that the profile's points are from, one for each worker."""
+    cost = fit_cost(log)
+    timed = [[TimedStep(step.at_s, step.step_s, cost.step_s(step)) for step in steps] for steps in workers]
+    return msgspec.structs.replace(cost, noise=fit_noise(timed))
+
+
 def _fit_logs(path: Path, logs: list[Path]) -> FittedCost:
-    points = tuple(step for log in logs for step in read_step_log(log) if step.step_s > 0)
+    workers = [[step for step in read_step_log(log) if step.step_s > 0] for log in logs]
+    points = tuple(step for steps in workers for step in steps)
     if len(points) < POINTS_MIN:
         raise ConfigError(
             f"{len(points)} steps in {len(logs)} step logs, and a fit needs {POINTS_MIN}; serve more requests "
             "with `step_log` set, with prompts of all lengths that you expect"
         )
-    return fit_cost(StepProfile(engine="step logs", llm="", machine=str(path), points=points))
+    return fit_logs(StepProfile(engine="step logs", llm="", machine=str(path), points=points), workers)
 
 
 def read_step_log(path: Path) -> list[LoggedStep]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from random import Random
 from typing import assert_never
 
 from msgspec.structs import replace
@@ -22,6 +23,7 @@ from baton.decide.control.cluster import Cluster
 from baton.decide.control.cluster_messages import CoordinatorDecision, HostAdded, PoolDecision
 from baton.decide.control.coordinator import Coordinator
 from baton.decide.control.host_pools import PoolRules
+from baton.decide.cost.noise import StepNoise
 from baton.decide.kv.blocks import EvictionOrder
 from baton.decide.kv.host_pool import HostPool
 from baton.decide.policy.batching import BatcherPolicies, BatchingPolicy
@@ -29,6 +31,7 @@ from baton.decide.policy.fairness import FairnessPolicy
 from baton.lab.sim.engines import SimEngine, content_layout
 from baton.lab.sim.faults import Death
 from baton.lab.sim.loop import Delays, EventLoop, ExtraDelay, MessageLink
+from baton.lab.sim.noise import HostSpeed, StepDraws
 from baton.lab.sim.server import SimServer
 from baton.lab.sim.spec import ClusterSpec, SimKV, SimWorkers
 from baton.lab.sim.stores import Stores
@@ -89,6 +92,9 @@ class SimCluster:
     _retired: set[WorkerId] = field(default_factory=set[WorkerId])
     """Dead workers that are not restarted: they were to be retired, or exceeded the limit of restarts."""
     _cores: dict[HostId, SharedCores] = field(default_factory=dict[HostId, SharedCores])
+    _noise: dict[str, StepNoise | None] = field(default_factory=dict[str, StepNoise | None])
+    """By kind of worker."""
+    _speeds: dict[HostId, HostSpeed] = field(default_factory=dict[HostId, HostSpeed])
     _is_ticking: bool = False
     _broke_s: dict[WorkerId, list[float]] = field(default_factory=dict[WorkerId, list[float]])
     """Times, within the restart window, at which each worker's process ended by an exception."""
@@ -143,6 +149,7 @@ class SimCluster:
             ended_by=(Exception,) if self.policies.are_own_in_workers else (),
             broke=partial(self._break_down, view.id),
             cores=self._cores_of(view.host),
+            draws=self._draws_of(view),
         )
         inbound = MessageLink(loop=self.loop, delays=self._delays(1), deliver=worker.receive)
         self.processes[view.id] = Process(view, worker, inbound, outbound)
@@ -162,6 +169,16 @@ class SimCluster:
         if not self.spec.workers_at_once:
             return None
         return self._cores.setdefault(host, SharedCores(self.spec.workers_at_once))
+
+    def _draws_of(self, view: WorkerView) -> StepDraws | None:
+        """Return the draws of a process's step times. None: its steps take the predicted times."""
+        if view.kind not in self._noise:
+            self._noise[view.kind] = self.spec.noise_of(view.kind)
+        noise = self._noise[view.kind]
+        if noise is None:
+            return None
+        speed = self._speeds.setdefault(view.host, HostSpeed(Random(f"{self.seed} {view.host}")))
+        return StepDraws(noise, speed, Random(f"{self.seed} {view.id} {self.boots}"))
 
     # ---- end workers and hosts
 

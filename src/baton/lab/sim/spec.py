@@ -32,8 +32,10 @@ from baton.core.validation import (
 )
 from baton.decide.control.cell_router import CellRules
 from baton.decide.control.start_queue import StartQueue
+from baton.decide.cost.fitted import FittedCost
 from baton.decide.cost.linear import LinearCost, Overhead
 from baton.decide.cost.load import HeterogeneousCost, LoadedCost, inline_files, load_cost
+from baton.decide.cost.noise import StepNoise
 from baton.decide.kv.tier import TierRules
 from baton.decide.kv.window import PromptRules, Window, request_tokens_max
 
@@ -142,6 +144,8 @@ class SimKind(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     None: the memory that the weights of the host's workers leave, if their cost models know it, else the cluster's
     `kv`."""
     batch: BatchLimits | None = None
+    noise: StepNoise | None = None
+    """How step times scatter. None: as the cost model was fitted to step logs; without logs, not at all."""
 
 
 class SimCost(LinearCost, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -267,6 +271,14 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         """Return the batch limits of this kind of worker."""
         found = self.kinds.get(kind)
         return found.batch if found is not None and found.batch is not None else self.batch
+
+    def noise_of(self, kind: str) -> StepNoise | None:
+        """Return how the step times of this kind of worker scatter. None: not at all."""
+        found = self.kinds.get(kind)
+        if found is None or found.noise is not None:
+            return None if found is None else found.noise
+        cost = self._load(found).cost
+        return cost.noise if isinstance(cost, FittedCost) else None
 
     def cost_model(self) -> CostModel:
         """Return the cost model of steps and copies. Raises ConfigError with every problem of a kind's cost."""

@@ -27,6 +27,7 @@ from baton.decide.control.batcher import Batcher
 from baton.decide.control.decode_run import DecodeRun
 from baton.lab.sim.engines import DecodePredictor, SimEngine
 from baton.lab.sim.loop import ARRAY_MIN, STEP_ENDS, EventLoop, MessageBatch, MessageLink, arrival_times_s
+from baton.lab.sim.noise import StepDraws
 
 NO_ENDS: Mapping[RequestId, int] = {}
 Part = tuple[RequestId, int, "array[int]"]
@@ -100,6 +101,8 @@ class SimWorker:
     """Steps take this many times as long as the cost model says. Set by `slow_down`."""
     cores: SharedCores | None = None
     """None: the worker has its own cores."""
+    draws: StepDraws | None = None
+    """None: every step takes the predicted time."""
     hung: bool = False
     """The process is alive but does nothing. A hung worker does not recover: the server kills it."""
     dead: bool = False
@@ -128,7 +131,8 @@ class SimWorker:
 
         Otherwise each step is played, because each measured time changes the predicted prices.
         """
-        return self.slowdown == 1.0 and self.cores is None and self.batcher.learner.prices is None
+        is_exact = self.slowdown == 1.0 and self.cores is None and self.draws is None
+        return is_exact and self.batcher.learner.prices is None
 
     def receive(self, command: WorkerCommand) -> None:
         """Receive a command from the server. An idle worker applies it at once."""
@@ -195,6 +199,8 @@ class SimWorker:
             self.executing = planned
             self.steps += 1
             step_s = self.cost.step_s(planned.shape) * self.slowdown
+            if self.draws is not None:
+                step_s = self.draws.taken_s(step_s, self.loop.now_s)
             if self.cores is not None:
                 step_s *= self.cores.begin(self.id)
             self.loop.at(

@@ -50,7 +50,7 @@ def test_a_log_a_profile_and_a_saved_fit_say_the_same(tmp_path: Path) -> None:
     (tmp_path / "profile.json").write_bytes(msgspec.json.encode(profile))
     (tmp_path / "fit.json").write_text(save_fitted(expected))
     for name in ("mixed-0.jsonl", "profile.json", "fit.json"):
-        assert read_fitted(tmp_path / name) == expected, name
+        assert msgspec.structs.replace(read_fitted(tmp_path / name), noise=None) == expected, name
 
 
 def test_a_line_that_was_being_written_is_left_out(tmp_path: Path) -> None:

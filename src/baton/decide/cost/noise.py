@@ -1,0 +1,109 @@
+"""How step times scatter around their prediction: fitted from step logs, drawn by the simulator.
+
+A step takes its predicted time, times a speed of the machine that changes slowly, times a scatter of its own; and now
+and then it stalls. The mean is the predicted time, because prices are fitted to mean times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp, log
+from statistics import fmean, median
+
+from msgspec import Struct
+
+from baton.core.validation import Price, Seconds
+
+STALL_RATIO = 2.0
+"""A step that takes this many times its usual ratio of actual to predicted time has stalled."""
+LAGS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Distances, in steps, at which the correlation of the scatter is measured."""
+LAG_RATIO_MIN = 0.1
+"""Lags count while their covariance is at least this share of the shortest one's; further ones are chance."""
+STEPS_MIN = 2 * LAGS[0] + 1
+MEMORY_S_MIN = 1e-3
+
+
+class StepNoise(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The distribution of actual / predicted step time, whose mean is 1."""
+
+    step_log: Price = 0.0
+    """Standard deviation of the logarithm, of each step alone."""
+    speed_log: Price = 0.0
+    """Standard deviation of the logarithm of the machine's speed, which the steps of a while have in common."""
+    speed_s: Seconds = 1.0
+    """Time in which the correlation of the speed falls to 1/e."""
+    stalls_per_s: Price = 0.0
+    """Stalls per second of predicted step time."""
+    stall_s: Seconds = 0.0
+    """Mean length of a stall."""
+
+    @property
+    def usual_ratio(self) -> float:
+        """Actual / predicted time of a step without a stall, on average."""
+        return max(0.0, 1.0 - self.stalls_per_s * self.stall_s)
+
+
+class TimedStep(Struct, frozen=True, gc=False):
+    """A step of a log: when it began, and its actual and predicted time."""
+
+    at_s: float
+    step_s: float
+    predicted_s: float
+
+
+def fit_noise(workers: Sequence[Sequence[TimedStep]]) -> StepNoise | None:
+    """Fit the scatter of step times. `workers`: the steps of each worker, in order. None for too few steps."""
+    timed = [[step for step in steps if step.step_s > 0 and step.predicted_s > 0] for steps in workers]
+    ratios = [log(step.step_s / step.predicted_s) for steps in timed for step in steps]
+    if len(ratios) < STEPS_MIN:
+        return None
+    usual_log = median(ratios)
+    limit = STALL_RATIO * exp(usual_log)
+    stalls_s = [
+        step.step_s - exp(usual_log) * step.predicted_s
+        for steps in timed
+        for step in steps
+        if step.step_s > limit * step.predicted_s
+    ]
+    usual = [[step for step in steps if step.step_s <= limit * step.predicted_s] for steps in timed]
+    centre_log = fmean(log(step.step_s / step.predicted_s) for steps in usual for step in steps)
+    series = [
+        [(step.at_s, log(step.step_s / step.predicted_s) - centre_log) for step in steps] for steps in usual if steps
+    ]
+    variance = fmean(error * error for steps in series for _, error in steps)
+    speed_variance, speed_s = _slow_part(series)
+    speed_variance = min(variance, speed_variance)
+    return StepNoise(
+        step_log=(variance - speed_variance) ** 0.5,
+        speed_log=speed_variance**0.5,
+        speed_s=speed_s,
+        stalls_per_s=len(stalls_s) / sum(step.predicted_s for steps in timed for step in steps),
+        stall_s=fmean(stalls_s) if stalls_s else 0.0,
+    )
+
+
+def _slow_part(series: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, float]:
+    """Return the variance that neighbouring steps have in common, and the time in which it falls to 1/e.
+
+    An exponential through the covariances at growing distances, by least squares of their logarithms.
+    """
+    points: list[tuple[float, float]] = []  # (seconds between the steps, logarithm of their covariance)
+    least = 0.0
+    for lag in LAGS:
+        pairs = [pair for steps in series for pair in zip(steps, steps[lag:], strict=False)]
+        if not pairs:
+            break
+        covariance = fmean(first * second for (_, first), (_, second) in pairs)
+        if covariance <= least:
+            break
+        least = least or LAG_RATIO_MIN * covariance
+        points.append((fmean(late_s - early_s for (early_s, _), (late_s, _) in pairs), log(covariance)))
+    if not points:
+        return 0.0, 1.0
+    mean_s, mean_log = (fmean(point[index] for point in points) for index in (0, 1))
+    spread = sum((gap_s - mean_s) ** 2 for gap_s, _ in points)
+    slope = sum((gap_s - mean_s) * (value - mean_log) for gap_s, value in points) / spread if spread else 0.0
+    if slope >= 0.0:  # as good as constant over all distances that were seen
+        return exp(mean_log), max(MEMORY_S_MIN, points[-1][0])
+    return exp(mean_log - slope * mean_s), max(MEMORY_S_MIN, -1.0 / slope)
