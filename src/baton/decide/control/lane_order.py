@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf, nextafter
 
 from baton.core.ports import CostModel
@@ -19,6 +19,12 @@ class LaneOrder:
     fairness: FairnessPolicy
     _newest_s: float = -inf
     """Arrival of the newest request so far."""
+    _backlog: BacklogOrder | None = field(init=False)
+    """The fairness policy, if new requests may overtake a backlog: checked once, because protocols are slow to check.
+    """
+
+    def __post_init__(self) -> None:
+        self._backlog = self.fairness if isinstance(self.fairness, BacklogOrder) else None
 
     def key(self, request: Request, lanes: Iterable[Lane], cost: CostModel) -> tuple[float, ...]:
         """Return a new request's sort key: by its turn in a fair queue, else before a backlog or by policy.
@@ -30,12 +36,12 @@ class LaneOrder:
         if request.turn:
             return (float(request.turn_key),)
         key = self.fairness.key(request)
-        if gap_s > 0 and isinstance(self.fairness, BacklogOrder):
+        if gap_s > 0 and self._backlog is not None:
             backlog = [lane for lane in lanes if _is_overtaken(lane, request)]
             if backlog:
                 oldest_wait_s = request.arrived_at_s - min(lane.request.arrived_at_s for lane in backlog)
                 prompt_s = cost.prefill_s(new_tokens=request.prompt_tokens, cached_tokens=0)
-                if self.fairness.overtakes(request, gap_s=gap_s, oldest_wait_s=oldest_wait_s, prompt_s=prompt_s):
+                if self._backlog.overtakes(request, gap_s=gap_s, oldest_wait_s=oldest_wait_s, prompt_s=prompt_s):
                     first = min(lane.key for lane in backlog)
                     return (*first[:-1], nextafter(first[-1], -inf))
         return key

@@ -11,7 +11,14 @@ from baton.core.ports import CostModel
 from baton.core.types import ClusterView, Request, Slo, StepShape, WorkerId, WorkerView
 from baton.decide.cost.online import cost_of, price_ratio
 from baton.decide.policy.arena_room import TIME_S_MIN, AnswerLengths
-from baton.decide.policy.predictions import PromptWork, answer_step_s, coming_requests, decoding_requests
+from baton.decide.policy.predictions import (
+    PromptWork,
+    answer_step_s,
+    coming_requests,
+    decoding_requests,
+    followers_s,
+    shared_step_s,
+)
 
 PROMPTS_RATIO_MAX = 0.95
 """Maximum share of prompts in a worker's time. Above it, prompts are delayed."""
@@ -109,6 +116,30 @@ class AnswerForecast:
             return 0.0
         return share.at(self.now_s, memory_s) * price_ratio(model, request.prompt_tokens)
 
+    def followers_s(
+        self, request: Request, worker: WorkerView, cluster: ClusterView, model: CostModel,
+        work: PromptWork, wait_s: float,
+    ) -> float:  # fmt: skip
+        """Predict by how much prompts that arrive within `wait_s` extend the step of a prompt.
+
+        Prompts are assumed to arrive at this worker as in the recent past.
+        """
+        share = self.shares.get(worker.id)
+        if share is None or request.slo is None:
+            return 0.0
+        memory_s = self.memory_s(request, worker, cluster, model)
+        arriving_ratio = self.recent_s(request, worker, model, memory_s) / memory_s / self._known_ratio(share, memory_s)
+        return followers_s(
+            worker, work, wait_s,
+            arriving_ratio=arriving_ratio,
+            mean_tokens=self.prompt_tokens,
+            step_s=shared_step_s(request.slo.ttft_s, model),
+        )  # fmt: skip
+
+    def _known_ratio(self, share: PromptShare, memory_s: float) -> float:
+        """Return how much of the decaying sum a constant load would have filled since the first prompt."""
+        return 1.0 - exp(-max(KNOWN_RATIO_MIN * memory_s, self.now_s - share.began_s) / memory_s)
+
     def predict(
         self,
         worker: WorkerView,
@@ -136,8 +167,7 @@ class AnswerForecast:
         prompts_ratio = self.recent_s(request, worker, model, memory_s) / memory_s
         free_s = alone_s + prompts_ratio * self.slo(request, model).tpot_s
         # An answer below its TPOT SLO ends sooner than `memory_s`, so fewer prompts come during it.
-        known_s = max(KNOWN_RATIO_MIN * memory_s, self.now_s - share.began_s)
-        expected_ratio = min(PROMPTS_RATIO_MAX, prompts_ratio / (1.0 - exp(-known_s / memory_s)))
+        expected_ratio = min(PROMPTS_RATIO_MAX, prompts_ratio / self._known_ratio(share, memory_s))
         expected_s = self.bounded_s(request, alone_s, alone_s / (1.0 - expected_ratio))
         return TpotForecast(expected_s, free_s, prompts_ratio)
 

@@ -81,6 +81,8 @@ SHORT_CHUNK_TOKENS, SHORT_CHUNK_RATIO = 64, 1.4
 """A chunk up to so many tokens may take 1.4 times the bound of its step, if a shorter one costs nearly as much."""
 FIXED_COSTS_MIN = 8
 """Bounds on the prompts of a step are at least this many times the fixed cost of a step, so that steps waste little."""
+SHARED_RATIO = 0.1
+"""Share of the TTFT SLO that the prompts in a step take, if there are several. Predictions use it, too."""
 BACKLOG_STEPS = 2
 """Waiting prompts that fill this many steps are a backlog: steps are full, for throughput instead of mean TTFT."""
 
@@ -173,7 +175,7 @@ class SloChunked:
     """Maximum predicted time of the prompts in a step. None: only SLOs bound it."""
     ttft_ratio: float = 0.25
     """The prompts in a step take at most this share of the shortest TTFT SLO of more urgent classes."""
-    shared_ratio: float = 0.1
+    shared_ratio: float = SHARED_RATIO
     """Several prompts in a step take at most this share of their shortest TTFT SLO, because all first tokens come
     at the step's end. Without an SLO, their number is the one with the lowest mean TTFT. A single prompt is not
     limited: splitting it shortens no other wait."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from operator import attrgetter
 
 from msgspec import Struct
 
-from baton.core.types import HostId, Slo, WorkerId, WorkerView
+from baton.core.types import ClusterView, HostId, Slo, WorkerId, WorkerView
 from baton.decide.policy.predictions import PromptWork
 from baton.decide.policy.weighing import Weighed
 
 FOLLOWS_ROLES = "may not take it, because requests without an SLO follow the roles"
 SENT_ELSEWHERE = "does not have its KV, which was sent ahead to another host"
+_ROLE = attrgetter("role")
 AnswerKey = tuple[bool, bool, float, bool, WorkerId]
 
 
@@ -68,6 +70,14 @@ def prompt_order(plan: PromptPlan) -> tuple[bool, float, float, bool, WorkerId]:
     """Return the sort key of a plan; the lowest is best."""
     worker = plan.worker
     return (plan.misses_slo, plan.pressure, plan.ttft_s, worker.role == "decode", worker.id)
+
+
+def is_sent_ahead(candidates: Sequence[WorkerView], cluster: ClusterView) -> bool:
+    """Return whether the KV was streamed ahead to one host: then only workers of that host are candidates."""
+    if not cluster.is_sent_ahead or candidates[0].host != candidates[-1].host:
+        return False
+    roles = list(map(_ROLE, cluster.workers))
+    return len(candidates) < roles.count("decode") + roles.count("mixed")
 
 
 def weigh_by_role(plans: Sequence[PromptPlan], offered: Set[WorkerId], pinned: WorkerId | None) -> list[Weighed]:

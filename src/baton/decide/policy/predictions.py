@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from msgspec import Struct
 from msgspec.structs import replace
 
 from baton.core.ports import CostModel, handoff_between_s
 from baton.core.types import ClusterView, Request, StepShape, WorkerView, prompt_step
 from baton.decide.cost.online import cost_of
-from baton.decide.policy.batching import SHORT_CHUNK_TOKENS, pays_longer_chunk
+from baton.decide.policy.batching import FIXED_COSTS_MIN, SHARED_RATIO, SHORT_CHUNK_TOKENS, pays_longer_chunk
 from baton.decide.policy.prefix import prefix_on
 
-_EMPTY = StepShape()
+_EMPTY, _ONE_TOKEN = StepShape(), prompt_step(1, 0)
 PROMPTS_TOGETHER_MAX = 16
 """Prompts in one step up to which their time is predicted together."""
 CHUNK_TOKENS_MIN = 16
 """Minimum prompt tokens per step, even if decodes leave no time; the same as in `SloChunked`."""
 CHUNK_BISECTIONS = 4
 """Halvings of the interval in which the length of a chunk is searched."""
+_MEDIAN_OF_POISSON = 1 / 3
+"""The median of a Poisson distribution is about its mean plus this, rounded down."""
 JOIN_STEPS = 1.5
 """Steps of the present decodes before a new request is in one: on average half of the running step, then one step
 until its blocks are granted. Measured in simulation."""
@@ -35,6 +39,8 @@ class PromptWork(Struct, frozen=True, gc=False):
     tokens: int
     alone_s: float
     """Seconds that the tokens add to steps that run anyway for decodes: the fixed cost of a step is not included."""
+    context_tokens: int = 0
+    """Tokens that attention reads for each of them, on average: the cached ones and half of their own prompt."""
 
 
 def prompt_work(tokens: int, cached_tokens: int, model: CostModel) -> PromptWork:
@@ -42,24 +48,63 @@ def prompt_work(tokens: int, cached_tokens: int, model: CostModel) -> PromptWork
     if tokens <= 0:
         return PromptWork(0, 0.0)
     alone_s = model.prefill_s(new_tokens=tokens, cached_tokens=cached_tokens) - model.step_s(_EMPTY)
-    return PromptWork(tokens, alone_s)
+    return PromptWork(tokens, alone_s, cached_tokens + tokens // 2)
 
 
-def queued_work(worker: WorkerView, model: CostModel) -> PromptWork:
+def queued_work(worker: WorkerView, model: CostModel, ttft_s: float | None = None) -> PromptWork:
     """Predict the work of the prompts in the worker's queue, as if all of them had the mean length.
 
     Short prompts share steps. This takes less time than a step for each, because each step reads all weights.
+    `ttft_s`: their TTFT SLO, which bounds the steps that they share. None: only the step's token limit does.
     """
     prompts = max(1, worker.queued_requests)
     tokens = max(1, worker.queued_tokens // prompts)
     together = min(prompts, worker.step_tokens_max // tokens, PROMPTS_TOGETHER_MAX)
     if together < 2:
-        return PromptWork(worker.queued_tokens, prompts * prompt_work(tokens, 0, model).alone_s)
-    one = prompt_step(tokens, 0)
-    shared = StepShape(
-        prefill_tokens=together * tokens, prefill_chunks=together, prefill_pairs=together * one.prefill_pairs
-    )
-    return PromptWork(worker.queued_tokens, prompts / together * (model.step_s(shared) - model.step_s(_EMPTY)))
+        return PromptWork(worker.queued_tokens, prompts * prompt_work(tokens, 0, model).alone_s, tokens // 2)
+    empty_s, shared_s = model.step_s(_EMPTY), model.step_s(_shared(together, tokens))
+    extra_s = 0.0
+    if ttft_s is not None:
+        bound_s = shared_step_s(ttft_s, model)
+        if shared_s > bound_s:
+            full, together = together, max(1, int(together * (bound_s - empty_s) / (shared_s - empty_s)))
+            shared_s = model.step_s(_shared(together, tokens))
+            extra_s = 0.0 if decoding_requests(worker) else (prompts / together - prompts / full) * empty_s
+    return PromptWork(worker.queued_tokens, prompts / together * (shared_s - empty_s) + extra_s, tokens // 2)
+
+
+def shared_step_s(ttft_s: float, model: CostModel) -> float:
+    """Return the longest time of a step that several prompts share, as `SloChunked` bounds it."""
+    return max(SHARED_RATIO * ttft_s, FIXED_COSTS_MIN * model.step_s(_ONE_TOKEN))
+
+
+def _shared(prompts: int, tokens: int) -> StepShape:
+    """Return a step with whole prompts of this length."""
+    pairs = prompts * prompt_step(tokens, 0).prefill_pairs
+    return StepShape(prefill_tokens=prompts * tokens, prefill_chunks=prompts, prefill_pairs=pairs)
+
+
+def followers_s(
+    worker: WorkerView, work: PromptWork, wait_s: float, *, arriving_ratio: float, mean_tokens: float, step_s: float
+) -> float:
+    """Predict by how much prompts that arrive during the wait for a step extend that step, whose end they share.
+
+    `work`: a prompt that is in the step. `arriving_ratio`: seconds of prompts that arrive per second, with a mean
+    length of `mean_tokens`. `step_s`: longest step that prompts share. Returns the median, for Poisson arrivals.
+    """
+    if not worker.step_tokens_max or work.tokens <= 0 or decoding_requests(worker):
+        return 0.0
+    token_s = work.alone_s / work.tokens
+    step_s = min(worker.step_tokens_max * token_s, step_s)
+    last_s = (work.tokens % worker.step_tokens_max or worker.step_tokens_max) * token_s
+    one_s = mean_tokens * token_s
+    prompts = int(arriving_ratio * wait_s / one_s + _MEDIAN_OF_POISSON) if one_s > 0 else 0
+    if last_s >= step_s or not prompts:  # a prompt that fills a step has it alone
+        return 0.0
+    queued_s = worker.queued_tokens * token_s
+    is_alone = queued_s >= step_s * max(1, worker.queued_requests)
+    taken_s = last_s if is_alone else (queued_s + work.alone_s) % step_s
+    return min(prompts * one_s, step_s - taken_s)
 
 
 def compute_s(worker: WorkerView, work: PromptWork, model: CostModel, *, step_s_max: float) -> float:
@@ -72,55 +117,70 @@ def compute_s(worker: WorkerView, work: PromptWork, model: CostModel, *, step_s_
     most_tokens, requests = worker.step_tokens_max or work.tokens, decoding_requests(worker)
     if not requests:
         return work.alone_s + -(-work.tokens // most_tokens) * model.step_s(_EMPTY)
-    decodes = StepShape(decode_requests=requests, context_tokens=worker.context_tokens)
-    fitting_tokens = int((step_s_max - model.step_s(decodes)) / max(1e-12, work.alone_s / work.tokens))
+    beside = _ChunkSteps(
+        StepShape(decode_requests=requests, context_tokens=worker.context_tokens), work.context_tokens, model
+    )
+    fitting_tokens = int((step_s_max - beside.step_s(0)) / max(1e-12, work.alone_s / work.tokens))
     most_tokens = min(most_tokens, work.tokens)
     chunk_tokens = min(most_tokens, max(CHUNK_TOKENS_MIN, fitting_tokens))
+    if beside.step_s(chunk_tokens) > step_s_max:
+        chunk_tokens = beside.largest(min(CHUNK_TOKENS_MIN, chunk_tokens), chunk_tokens, step_s_max)
+    else:
+        while chunk_tokens < most_tokens:  # cheaper in a step that reads the weights for the decodes anyway
+            more_tokens = min(most_tokens, 2 * chunk_tokens)
+            if beside.step_s(more_tokens) > step_s_max:
+                chunk_tokens = beside.largest(chunk_tokens, more_tokens, step_s_max)
+                break
+            chunk_tokens = more_tokens
     short_tokens = min(most_tokens, SHORT_CHUNK_TOKENS)
-    if chunk_tokens < short_tokens and pays_longer_chunk(
-        lambda tokens: model.step_s(_beside(decodes, tokens)), chunk_tokens, short_tokens, step_s_max
-    ):
+    if chunk_tokens < short_tokens and pays_longer_chunk(beside.step_s, chunk_tokens, short_tokens, step_s_max):
         chunk_tokens = short_tokens
-    while chunk_tokens < most_tokens:  # tokens are cheaper in a step that reads the weights for the decodes anyway
-        more_tokens = min(most_tokens, 2 * chunk_tokens)
-        if model.step_s(_beside(decodes, more_tokens)) > step_s_max:
-            chunk_tokens = _largest_fitting(decodes, chunk_tokens, more_tokens, model, step_s_max)
-            break
-        chunk_tokens = more_tokens
-    token_s, beside_s = _chunk_prices(decodes, chunk_tokens, work, model)
+    token_s, beside_s = beside.prices(chunk_tokens, work)
     return work.tokens * token_s + -(-work.tokens // chunk_tokens) * beside_s
 
 
-def _largest_fitting(
-    decodes: StepShape, fitting_tokens: int, over_tokens: int, model: CostModel, step_s_max: float
-) -> int:
-    """Return about the largest chunk for which the step takes at most `step_s_max`.
+@dataclass(frozen=True, slots=True)
+class _ChunkSteps:
+    """Steps of these decodes, with a chunk of a prompt."""
 
-    A bisection, because the time of a step can jump: engines launch steps above some number of tokens more slowly.
-    """
-    for _ in range(CHUNK_BISECTIONS):
-        middle = (fitting_tokens + over_tokens) // 2
-        if model.step_s(_beside(decodes, middle)) <= step_s_max:
-            fitting_tokens = middle
-        else:
-            over_tokens = middle
-    return fitting_tokens
+    decodes: StepShape
+    context_tokens: int
+    """Tokens that attention reads for each token of the prompt, on average."""
+    model: CostModel
+
+    def step_s(self, tokens: int) -> float:
+        return self.model.step_s(_beside(self.decodes, self._chunk(tokens)))
+
+    def _chunk(self, tokens: int) -> StepShape:
+        """Return a chunk with the mean context. A whole prompt has only itself."""
+        return prompt_step(tokens, max(0, self.context_tokens - tokens // 2)) if tokens else _EMPTY
+
+    def largest(self, fitting_tokens: int, over_tokens: int, step_s_max: float) -> int:
+        """Return about the largest chunk for which the step takes at most `step_s_max`.
+
+        A bisection, because the time of a step can jump: engines launch steps above some number of tokens more slowly.
+        """
+        for _ in range(CHUNK_BISECTIONS):
+            middle = (fitting_tokens + over_tokens) // 2
+            if self.step_s(middle) <= step_s_max:
+                fitting_tokens = middle
+            else:
+                over_tokens = middle
+        return fitting_tokens
+
+    def prices(self, tokens: int, work: PromptWork) -> tuple[float, float]:
+        """Predict the seconds per token of a chunk, and those of the decodes in the same step and of its start.
+
+        Small chunks use a GPU less well than the whole prompt. The decodes take less than they do alone where one read
+        of the weights serves both.
+        """
+        empty_s, chunk_s = self.model.step_s(_EMPTY), self.model.step_s(self._chunk(tokens))
+        token_s = max(work.alone_s / work.tokens, (chunk_s - empty_s) / tokens)
+        return token_s, self.step_s(tokens) - chunk_s + empty_s
 
 
-def _chunk_prices(decodes: StepShape, chunk_tokens: int, work: PromptWork, model: CostModel) -> tuple[float, float]:
-    """Predict the seconds per token of a chunk, and those of the decodes in the same step and of its start.
-
-    Small chunks use a GPU less well than the whole prompt. The decodes take less than they do alone where one read of
-    the weights serves both.
-    """
-    empty_s, chunk_s = model.step_s(_EMPTY), model.step_s(prompt_step(chunk_tokens, 0))
-    token_s = max(work.alone_s / work.tokens, (chunk_s - empty_s) / chunk_tokens)
-    return token_s, model.step_s(_beside(decodes, chunk_tokens)) - chunk_s + empty_s
-
-
-def _beside(decodes: StepShape, tokens: int) -> StepShape:
+def _beside(decodes: StepShape, chunk: StepShape) -> StepShape:
     """Return a step with these decodes and a chunk of a prompt."""
-    chunk = prompt_step(tokens, 0) if tokens else _EMPTY
     return StepShape(
         decode_requests=decodes.decode_requests, context_tokens=decodes.context_tokens,
         prefill_tokens=chunk.prefill_tokens, prefill_chunks=chunk.prefill_chunks, prefill_pairs=chunk.prefill_pairs,

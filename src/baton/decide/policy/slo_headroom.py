@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 
 from msgspec.structs import replace
 
@@ -27,6 +26,7 @@ from baton.decide.policy.headroom_plans import (
     AnswerKey,
     AnswerPlan,
     PromptPlan,
+    is_sent_ahead,
     prompt_order,
     weigh_by_role,
 )
@@ -50,14 +50,13 @@ from baton.decide.policy.weighing import Weighed
 
 _NO_LIMIT_S = 1e6
 """Step time of decodes without an SLO: `SloChunked` puts a whole prompt into one step."""
-_ROLE = attrgetter("role")
 
 
 @dataclass(slots=True, kw_only=True)
 class SloHeadroom:
     """Admission, routing and placement by predicted time / SLO. One object, because the decisions share state."""
 
-    ttft_slack: float = 0.95
+    ttft_slack: float = 1.0
     """Admit while predicted TTFT <= slack * SLO."""
     tpot_slack: float = 1.0
     """Admit while predicted TPOT <= slack * SLO."""
@@ -143,7 +142,7 @@ class SloHeadroom:
         of a full batch. If KV was streamed ahead, its target keeps the request while it meets the SLOs.
         """
         chosen = None
-        if _is_ahead(candidates, cluster):
+        if is_sent_ahead(candidates, cluster):
             key, chosen = self._best_decoder(request, source, candidates, cluster, cost)
             chosen = None if any(key[:2]) else chosen
         if chosen is None:
@@ -176,7 +175,7 @@ class SloHeadroom:
     ) -> list[Weighed]:
         """Return how `place` weighs every worker of the cluster, for `baton explain`."""
         plan_on = self._answer_plans(request, source, cluster, cost)
-        is_ahead = _is_ahead(candidates, cluster)
+        is_ahead = is_sent_ahead(candidates, cluster)
         if is_ahead:
             is_ahead = not any(self._best_decoder(request, source, candidates, cluster, cost)[0][:2])
         offered = {worker.id for worker in (candidates if is_ahead or request.slo is None else cluster.workers)}
@@ -318,7 +317,8 @@ class SloHeadroom:
         after = worker
         if worker.queued_tokens:
             during, after = (worker, worker) if request.slo is None else queue_ahead(worker)
-            ahead_s = compute_s(during, queued_work(worker, model), model, step_s_max=step_s_max)
+            ttft_s_max = None if request.slo is None else slo.ttft_s
+            ahead_s = compute_s(during, queued_work(worker, model, ttft_s_max), model, step_s_max=step_s_max)
             now_s = self._forecast.now_s
             since_s = now_s - cluster.step_began_s.get(worker.id, now_s)
             queue_s += ahead_s - under_way_s(worker, ahead_s, since_s, step_s_max=step_s_max)
@@ -340,6 +340,8 @@ class SloHeadroom:
             rest_s = compute_s(after, rest, model, step_s_max=step_s_max)
             if wait_s + rest_s < ttft_s:
                 ttft_s, prompt_s, fetch, work, ahead_s = wait_s + rest_s, rest_s, best, rest, wait_s
+        if worker.queued_tokens and request.slo is not None:
+            ttft_s += self._forecast.followers_s(request, worker, cluster, model, work, queue_s)
         ttft_s += first_token_delay_s(worker, request, cluster, cost, prompt_s=prompt_s)
         ttft_pressure = ttft_s / slo.ttft_s
         mixing, risk = 1.0, 1.0
@@ -373,7 +375,7 @@ class SloHeadroom:
         work = queued_work(worker, model) if worker.queued_tokens else PromptWork(0, 0.0)
         if worker.role == "prefill":
             coming = prompt_work(round(self._forecast.prompt_tokens), 0, model)
-            work = PromptWork(work.tokens + coming.tokens, work.alone_s + coming.alone_s)
+            work = PromptWork(work.tokens + coming.tokens, work.alone_s + coming.alone_s, coming.context_tokens)
         if not work.tokens:
             return 0.0
         with_it = replace(
@@ -390,11 +392,3 @@ class SloHeadroom:
         if not worker.requests_max or too_many <= 0 or not decodes:
             return 0.0
         return too_many * self._forecast.life_s(worker, cluster, model) / min(decodes, worker.requests_max)
-
-
-def _is_ahead(candidates: Sequence[WorkerView], cluster: ClusterView) -> bool:
-    """Return whether the KV was streamed ahead to one host: then only workers of that host are candidates."""
-    if not cluster.is_sent_ahead or candidates[0].host != candidates[-1].host:
-        return False
-    roles = list(map(_ROLE, cluster.workers))
-    return len(candidates) < roles.count("decode") + roles.count("mixed")

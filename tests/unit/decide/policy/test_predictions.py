@@ -6,13 +6,17 @@ import pytest
 from msgspec.structs import replace
 
 from baton.core.types import Slo, StepShape, WorkerId, WorkerView, prompt_step
+from baton.decide.cost.linear import LinearCost
 from baton.decide.cost.roofline import RooflineCost
 from baton.decide.policy.answer_forecast import AnswerForecast
 from baton.decide.policy.predictions import (
+    PromptWork,
     compute_s,
+    followers_s,
     join_s,
     prompt_work,
     queued_work,
+    shared_step_s,
     under_way_s,
 )
 from baton.decide.policy.slo_headroom import SloHeadroom
@@ -90,6 +94,52 @@ def test_a_chunk_is_as_long_as_fits_below_a_jump_of_the_step_time() -> None:
     assert step_s(510) < 0.036 < step_s(511)
     predicted_s = compute_s(view, prompt_work(2400, 0, model), model, step_s_max=0.036)
     assert predicted_s == pytest.approx(2400 / 510 * step_s(510), rel=0.15)
+
+
+def test_later_chunks_of_a_long_prompt_are_shorter() -> None:
+    """Attention reads 0.1 us for each earlier token, so a chunk at the end of 8,000 tokens holds less in 36 ms."""
+    model = replace(COST, prefill_token_s=4e-5, prefill_pair_s=1e-8)
+    view = replace(worker("m", "mixed", running_requests=4), step_tokens_max=2048)
+    work, left, steps_s = prompt_work(8000, 0, model), 8000, 0.0
+    while left:  # as `SloChunked` fills its steps
+        fits = [tokens for tokens in range(1, 2048) if tokens <= left and _step_s(model, tokens, 8000 - left) <= 0.036]
+        steps_s += _step_s(model, max(fits), 8000 - left)
+        left -= max(fits)
+    assert compute_s(view, work, model, step_s_max=0.036) == pytest.approx(steps_s, rel=0.1)
+
+
+def _step_s(model: LinearCost, tokens: int, cached_tokens: int) -> float:
+    return model.step_s(replace(prompt_step(tokens, cached_tokens), decode_requests=4))
+
+
+def test_prompts_that_share_a_step_are_bounded_by_their_ttft() -> None:
+    """A step of four prompts of 100 ms takes 410 ms. 10 % of 2 s allow one prompt a step, so three steps are added."""
+    view = replace(worker("p", queued_tokens=400, queued_requests=4), step_tokens_max=4000)
+    assert shared_step_s(2.0, COST) == pytest.approx(0.2)
+    assert shared_step_s(0.1, COST) == pytest.approx(8 * COST.step_s(prompt_step(1, 0)))
+    together, bounded = queued_work(view, COST), queued_work(view, COST, 2.0)
+    assert together.alone_s == pytest.approx(0.4)
+    assert bounded.alone_s == pytest.approx(0.4 + 3 * 0.01)
+
+
+@pytest.mark.parametrize(
+    ("arriving_ratio", "more"),
+    [(0.0, 0), (0.2, 0), (0.5, 1), (0.9, 1), (9.0, 3)],
+)
+def test_prompts_that_arrive_meanwhile_extend_the_step(arriving_ratio: float, more: int) -> None:
+    """Prompts of 50 ms, a wait of 80 ms, and steps of 250 ms, which hold three more beside the queued one and ours."""
+    view = replace(worker("p", queued_tokens=50), step_tokens_max=4000)
+    found_s = followers_s(
+        view, prompt_work(50, 0, COST), 0.08, arriving_ratio=arriving_ratio, mean_tokens=50.0, step_s=0.25
+    )
+    assert found_s == pytest.approx(0.05 * more)
+
+
+def test_nothing_extends_the_step_of_a_prompt_that_fills_it() -> None:
+    view = replace(worker("p", queued_tokens=50), step_tokens_max=300)
+    long = prompt_work(900, 0, COST)
+    assert followers_s(view, long, 1.0, arriving_ratio=1.0, mean_tokens=50.0, step_s=0.25) == 0.0
+    assert followers_s(view, PromptWork(0, 0.0), 1.0, arriving_ratio=1.0, mean_tokens=50.0, step_s=0.25) == 0.0
 
 
 def test_prompts_take_their_recent_share_of_the_time_of_an_answer() -> None:
