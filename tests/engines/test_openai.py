@@ -98,6 +98,17 @@ def test_a_text_that_has_fewer_tokens_here_than_there_is_continued() -> None:
     asyncio.run(run())
 
 
+def test_a_tokenizer_that_takes_other_fields_is_no_obstacle() -> None:
+    """A server that finds no text in the request returns no token."""
+
+    async def run() -> None:
+        fake = FakeOpenAi(tokenizer=[])
+        async with servers(fake), baton_over(fake.config()) as baton:
+            assert await baton.ask(PROMPT, 12) == ANSWER[:12]
+
+    asyncio.run(run())
+
+
 def test_servers_that_cannot_be_used_are_told() -> None:
     async def run() -> None:
         foreign, chat_only = FakeOpenAiText(counted_more=3), FakeOpenAi(has_completions=False)

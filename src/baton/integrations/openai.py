@@ -115,7 +115,9 @@ class OpenAiServer:
         return EngineLoad(kv_tokens=self._kv_tokens, started_unix_s=started_unix_s)
 
     async def tokenize(self, text: str) -> list[int] | None:
-        return await self._http.tokenize({"model": self._model, "prompt": text, "add_special_tokens": False})
+        """Return the tokens of a server that has vLLM's route (as Baton has it) or llama.cpp's, whose fields differ."""
+        named = {"model": self._model, "prompt": text, "add_special_tokens": False}
+        return await self._http.tokenize({**named, "content": text, "add_special": False}) or None
 
     async def stream(self, generation: Generation) -> AsyncGenerator[Choice]:
         """Send the request, and again with the tokens so far while the answer is shorter than asked.
