@@ -85,7 +85,7 @@ def test_idle_hosts_leave_the_next_request_starts_new_ones_and_the_end_of_the_se
 ) -> None:
     """The log of it replays. A host that is only silent on a busy machine has not left: its process runs."""
     log = tmp_path / "decisions.log"
-    with server.client() as client:
+    with server.client(timeout_s=120.0) as client:
         first = client.post("/v1/completions", json=BODY).raise_for_status().json()
         server.wait_until(
             lambda state: not state["hosts"] and not any(alive(newest_pid(server, host)) for host in HOSTS),
