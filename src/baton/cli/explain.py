@@ -265,8 +265,23 @@ def _verdict(question: Question) -> str:
         return f"{chosen.worker}, and no worker is predicted to be earlier"
     sooner = f"{best.worker} is predicted to be {(chosen.predicted_s - best.predicted_s) * 1000:,.3f} ms sooner"
     if chosen.weighed is None or best.weighed is None:
-        return f"{chosen.worker}, though {sooner}: {question.policy} does not choose by this time alone"
+        own = _advantages(chosen, best)
+        has = f"; {chosen.worker} has {' and '.join(own)}" if own else ""
+        return f"{chosen.worker}, though {sooner}: {question.policy} does not choose by this time alone{has}"
     terms = deciding_term(chosen.weighed, best.weighed)
     if terms is None:
         return f"{chosen.worker}, though {sooner}"
     return f"{chosen.worker}: {sooner}, but it {terms[0]}; {chosen.worker} {terms[1]}"
+
+
+def _advantages(chosen: Option, other: Option) -> list[str]:
+    """Return the figures of the chosen worker that are better than those of the other one."""
+    fewer = (
+        ("requests", chosen.running_requests, other.running_requests),
+        ("queued tokens", chosen.queued_tokens, other.queued_tokens),
+        ("tokens of context", chosen.context_tokens, other.context_tokens),
+    )
+    found = [f"fewer {name} ({own:,}, not {theirs:,})" for name, own, theirs in fewer if own < theirs]
+    if chosen.hit_tokens > other.hit_tokens:
+        found.append(f"more cached tokens ({chosen.hit_tokens:,}, not {other.hit_tokens:,})")
+    return found

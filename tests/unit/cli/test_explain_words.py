@@ -12,6 +12,7 @@ from baton.cli.explain import show
 from baton.core.types import ClusterView, RequestId, Slo, WorkerView
 from baton.decide.control.build import build_policies
 from baton.decide.policy.slo_headroom import SloHeadroom
+from baton.lab.policies.baselines import LeastLoad
 from baton.lab.report.explain import Moment, explain
 from baton.lab.report.questions import Notes, Question, watched
 from tests.unit.decide.policy.views import COST, cluster, request, worker
@@ -52,3 +53,26 @@ def test_a_sooner_worker_with_more_pressure_is_named_with_its_term() -> None:
     assert option.weighed is not None
     assert option.queue_s == option.weighed.wait_s
     assert "handoff/token ms" in text_of(placed)
+
+
+def test_a_policy_with_another_order_is_explained_by_what_its_choice_has_less_of() -> None:
+    """The least-loaded policy counts requests: the choice has fewer of them, and more prompt tokens to compute."""
+    notes = Notes(ranked=RequestId("r"))
+    few, many = worker("a", running_requests=1, queued_tokens=900), worker("b", running_requests=4)
+    least = LeastLoad()
+    watching = watched(replace(build_policies(POLICY, COST), routing=least, placement=least), notes)
+    watching.route(request(), [few, many], cluster(few, many))
+    (question,) = notes.questions
+    assert question.chosen == "a"
+    said = text_of(question)
+    assert "ms sooner: LeastLoad does not choose by this time alone; a has fewer requests (1, not 4)" in said
+
+
+def test_without_an_slo_the_rule_of_roles_is_named() -> None:
+    """No worker has a cached prefix, so the decode worker is ruled out by its role alone."""
+    behind, idle = worker("p", queued_tokens=900), worker("d", "decode")
+    own, notes = SloHeadroom(), Notes(ranked=RequestId("r"))
+    watching = watched(replace(build_policies(POLICY, COST), admission=own, routing=own, placement=own), notes)
+    watching.route(request(), [behind], cluster(behind, idle))
+    said = text_of(notes.questions[0])
+    assert "because requests without an SLO follow the roles; p computes prompts" in said

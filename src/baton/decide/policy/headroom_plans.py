@@ -82,7 +82,8 @@ def is_sent_ahead(candidates: Sequence[WorkerView], cluster: ClusterView) -> boo
 
 def weigh_by_role(plans: Sequence[PromptPlan], offered: Set[WorkerId], pinned: WorkerId | None) -> list[Weighed]:
     """Return the plans of a request without an SLO. `pinned`: the worker beside its cached prefix, if it is chosen."""
-    rules = {True: (0.0, "has most of the prompt in its cache"), False: (1.0, "has less of the prompt in its cache")}
+    other = "computes prompts" if pinned is None else "has less of the prompt in its cache"
+    rules = {True: (0.0, "has most of the prompt in its cache"), False: (1.0, other)}
     return [
         plan.weighed(*rules[plan.worker.id == pinned])
         if plan.worker.id in offered or plan.worker.id == pinned

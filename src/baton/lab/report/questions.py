@@ -23,14 +23,13 @@ from baton.core.types import (
     Request,
     RequestId,
     Role,
-    StepShape,
     Until,
     WorkerId,
     WorkerView,
 )
 from baton.decide.control.advice import Policies, PolicyFailure
 from baton.decide.policy.fleet import MovesPolicy
-from baton.decide.policy.predictions import first_token_delay_s, queue_s
+from baton.decide.policy.predictions import decode_step_s, first_token_delay_s, prompt_s, queue_s
 from baton.decide.policy.prefix import prefix_on
 from baton.decide.policy.routing import Route
 from baton.decide.policy.weighing import Weighed, WeighsAnswers, WeighsPrompts
@@ -344,15 +343,14 @@ def _prefill_option(
     cost, now_s = model
     prefix = prefix_on(worker, request, cluster, cost, wait_s=queue_s(worker, cost))
     wait_s = max(queue_s(worker, cost), prefix.load_s)
-    new_tokens = request.prompt_tokens - prefix.tokens
-    prompt_s = prefix.ttft_s - wait_s
+    delay_s = first_token_delay_s(worker, request, cluster, cost, prompt_s=prefix.ttft_s - wait_s)
     return structs.replace(
         _seen(worker, cluster, now_s),
         hit_tokens=prefix.tokens,
         load_s=prefix.load_s,
         queue_s=wait_s,
-        prefill_s=cost.on(worker.kind).prefill_s(new_tokens=new_tokens, cached_tokens=prefix.tokens),
-        ttft_s=prefix.ttft_s + first_token_delay_s(worker, request, cluster, cost, prompt_s=prompt_s),
+        prefill_s=prompt_s(worker, request, prefix.tokens, cost),
+        ttft_s=prefix.ttft_s + delay_s,
     )
 
 
@@ -375,12 +373,9 @@ def _decode_option(
     model: tuple[CostModel, float],
 ) -> Option:
     cost, now_s = model
-    shape = StepShape(
-        decode_requests=worker.running_requests + 1, context_tokens=worker.context_tokens + request.prompt_tokens
-    )
     return structs.replace(
         _seen(worker, cluster, now_s),
-        step_s=cost.on(worker.kind).step_s(shape),
+        step_s=decode_step_s(worker, cost, more_requests=1, more_tokens=request.prompt_tokens),
         handoff_s=handoff_between_s(
             cost,
             {*cluster.kinds_on(source), worker.kind},
