@@ -27,6 +27,7 @@ from baton.lab.plan.capacity import decode_capacity, mixed_capacity, prefill_cap
 from baton.lab.plan.demand import LengthClass
 from baton.lab.plan.link import LinkAdvice, link_advice
 from baton.lab.plan.options import build_options
+from baton.lab.plan.published import predicted_tokens_per_s, published_rates
 from baton.lab.plan.recommend import PlanReport, make_report, recommend
 from baton.lab.plan.search import Search
 from baton.lab.plan.spec import read_plan_input
@@ -51,7 +52,7 @@ QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "deepseek-nodes": (
-        "DeepSeek-V3, prompts of 2,000: SGLang 52.3k tokens/s in per node of 8 H100; DeepSeek 14.8k out per 8 H800",
+        "DeepSeek-V3, prompts of 2,000: DeepSeek 14.8k tokens/s out per 8 H800",
         {
             "llm": "deepseek-v3", "weights": ["fp8"], "finalists": 0, "hardware": [{"name": "h800", "gpus": 64}],
             "slo": {"ttft_s": 3.0, "tpot_s": 0.06}, "workload": {"input_tokens": 2000, "output_tokens": 500},
@@ -93,7 +94,11 @@ def search(raw: dict[str, Any]) -> Search:
     question = read_plan_input(raw, Path())
     found, _ = build_options(question.choices, question.stocks, None)
     return Search(
-        demand=question.demand, options=found, objective=question.spec.objective, same_host=question.same_host
+        demand=question.demand,
+        options=found,
+        objective=question.spec.objective,
+        same_host=question.same_host,
+        pool_penalty_ratio=question.spec.pool_penalty_ratio,
     )
 
 
@@ -140,10 +145,25 @@ def ask(raw: dict[str, Any]) -> PlanReport:
     return make_report(recommend(read_plan_input(raw, Path())))
 
 
+def published_throughput() -> list[dict[str, Any]]:
+    """Published throughput in fp8, and what the cost model predicts: for kernels alone, and with vLLM's overhead."""
+    return [
+        {
+            "setting": rate.setting, "source": rate.source, "output_tokens": rate.output_tokens,
+            "published_tokens_per_s": rate.tokens_per_s,
+            **{
+                f"{engine}_tokens_per_s": round(predicted_tokens_per_s(rate, engine)) for engine in ("ideal", "vllm-v1")
+            },
+        }
+        for rate in published_rates()
+    ]  # fmt: skip
+
+
 def main() -> None:
-    found = {
+    found: dict[str, Any] = {
         "command": ".venv/bin/python -m benchmarks.planner",
         "roofline_mean_errors_on_splitwise": splitwise_errors(),
+        "published_throughput": published_throughput(),
         "distserve_optimum": distserve_optimum(),
         "dynamo_topology_gain_by_user_tokens_per_s": {
             speed: round(dynamo_gain(speed), 3) for speed in (10, 15, 20, 22, 24, 26, 30, 40, 50)

@@ -163,4 +163,11 @@ def planner() -> list[str]:
         rows.append(
             [plan["published"], f"{answer['fleet']}: {answer['rate_rps'] / answer['gpus']:.2f} requests/s per GPU"]
         )
-    return section("Planner against published answers", "planner", ["Published", "`baton plan`"], rows)
+    lines = section("Planner against published answers", "planner", ["Published", "`baton plan`"], rows)
+    rates = [
+        [rate["setting"], *(f"{rate[f'{whose}_tokens_per_s']:,.0f}" for whose in ("published", "ideal", "vllm-v1"))]
+        for rate in result["published_throughput"]
+        if rate["output_tokens"] < 500 and "H100" in rate["setting"]
+    ]
+    heads = ["Tokens/s in fp8", "published", "kernels", "`vllm-v1`"]
+    return lines + section("Cost model against published throughput", "planner", heads, rates)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
 from baton.cli.output import STANDARD_OUTPUT, warn, write_file, write_json
@@ -14,11 +16,9 @@ from baton.core.errors import ConfigError
 from baton.core.files import form_of, in_file, keys_of, output_problems
 from baton.lab.plan.files import cluster_yaml, group_lines, helm_values
 from baton.lab.plan.page import GROUP_HEAD, plan_page
-from baton.lab.plan.planned_fleet import UNIT, gpus_text
 from baton.lab.plan.recommend import Recommendation, make_report, recommend_screened, screen
 from baton.lab.plan.serving import missing_feature_lines, serve_toml
 from baton.lab.plan.spec import read_plan_input
-from baton.lab.plan.verify import HEADROOM
 
 DESCRIPTION = """Search hardware, workers, parallelism and precision for the fleet with the best --objective within the
 SLO, and explain the choice. The best candidates are simulated. See docs/planner.md.
@@ -56,6 +56,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="share of the price that each pool beyond one per role must save (default 0.05)")  # fmt: skip
     add("--spare-workers", type=int, metavar="N",
         help="workers of each pool that may be lost while the others carry the rate (default 0; 1: N+1)")  # fmt: skip
+    add("--spare-hosts", type=int, metavar="N",
+        help="hosts that may fail while the others carry the rate (default 0)")  # fmt: skip
     add("--growth", type=float, metavar="G", help="growth of the rate per month, to plan the next purchases: 0.1")
     add(
         "--admission",
@@ -106,7 +108,8 @@ def _merged(args: argparse.Namespace) -> dict[str, Any]:
     plain = {
         "llm": _flag_path(args.llm, args.file) if (args.llm or "").endswith(".json") else args.llm,
         "objective": args.objective, "engine": args.engine, "shape": args.shape,
-        "pool_penalty_ratio": args.pool_penalty, "spare_workers": args.spare_workers, "reach": args.reach,
+        "pool_penalty_ratio": args.pool_penalty, "spare_workers": args.spare_workers,
+        "spare_hosts": args.spare_hosts, "reach": args.reach,
         "finalists": args.finalists, "requests": args.requests, "seed": args.seed,
         "weights": _words(args.weights), "kv": _words(args.kv), "tp": _numbers("--tp", args.tp),
         "pp": _numbers("--pp", args.pp), "cp": _numbers("--cp", args.cp),
@@ -178,36 +181,28 @@ def _numbers(flag: str, text: str | None) -> list[int] | None:
 
 
 def _show(found: Recommendation) -> None:
-    console, best, objective = wide_console(), found.best, found.search.objective
+    console, best = wide_console(), found.best
+    _show_lines(console, "Verdict", found.verdict)
+    console.print()
     table = Table(*GROUP_HEAD)
     for row in group_lines(found):
         table.add_row(*row[: len(GROUP_HEAD)])
     console.print(table)
-    price = f"{best.usd_per_hour:.2f} USD/h, " if best.usd_per_hour else ""
-    console.print(
-        f"{best.rate_rps:.2f} req/s within the SLO on {gpus_text(best.gpus)}: {price}"
-        f"{best.power_w / 1e3:.1f} kW rated, {best.value(objective):.4g} {UNIT[objective]}"
-    )
-    if found.played is not None:
-        ratio, requests = found.played.attainment_ratio, found.played.results.requests
-        console.print(f"simulated: {ratio:.1%} of {requests} requests met the SLO, at {HEADROOM:g} times the rate")
     said = (
         ("Why", found.reasons), ("Borrowed, not measured", found.notes),
         ("Not served as planned", missing_feature_lines(best)),
         ("Not recommended", found.not_recommended), ("Cannot be built", found.out),
     )  # fmt: skip
     for title, lines in said:
-        if not lines:
-            continue
-        console.print(f"\n[bold]{title}[/bold]")
-        for line in lines:
-            console.print(f"- {line}", markup=False, highlight=False, soft_wrap=True)
-    wanted_rps = found.search.demand.rate_rps
-    if wanted_rps is not None and best.rate_rps < wanted_rps * (1 - 1e-3):
-        console.print(
-            f"\ntoo few GPUs: the plan asks for {wanted_rps:g} req/s, this hardware carries {best.rate_rps:.2f}; "
-            f"about {wanted_rps / best.rate_rps:.1f} times as many GPUs are needed"
-        )
+        if lines:
+            console.print()
+            _show_lines(console, title, lines)
+
+
+def _show_lines(console: Console, title: str, lines: Sequence[str]) -> None:
+    console.print(f"[bold]{title}[/bold]")
+    for line in lines:
+        console.print(f"- {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _write(args: argparse.Namespace, found: Recommendation) -> None:

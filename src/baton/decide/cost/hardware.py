@@ -23,6 +23,8 @@ class Kernels(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     compute_ratio: float
     """Share of the peak FLOP/s of large matrix products."""
+    fp8_compute_ratio: float
+    """The same in fp8, without the quantization of the inputs."""
     memory_ratio: float
     """Share of the peak memory bandwidth of small matrix products."""
     launch_s: float
@@ -89,6 +91,11 @@ class Hardware(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if weights == "int8" and self.int8_flops is not None:
             return self.int8_flops
         return self.bf16_flops
+
+    def product_flops(self, weights: Format) -> float:
+        """Return the FLOP/s that large matrix products with such weights reach."""
+        is_fp8 = weights == "fp8" and self.fp8_flops is not None
+        return self.flops(weights) * (self.kernels.fp8_compute_ratio if is_fp8 else self.kernels.compute_ratio)
 
     @property
     def gpu_share_w(self) -> float:

@@ -16,6 +16,8 @@ from baton.decide.cost.parallel import Parallel, Precision, kv_token_gpu_bytes
 
 VALUE_BYTES = 2
 """Bytes of an activation (bf16)."""
+QUANTIZE_BYTES = 3
+"""Bytes to move per value that is quantized to fp8 in one kernel: read in bf16, written in fp8."""
 ELEMENTWISE_S = 8e-6
 """Fixed time per layer of norms, activations, rotations and residual sums."""
 ELEMENTWISE_RATIO = 0.8
@@ -196,12 +198,17 @@ class LayerCost:
 
     def _product_s(self, product: Product, tokens: float) -> float:
         weights_bytes = product.n * product.k * FORMAT_BYTES[self.precision.weights]
-        moved_bytes = weights_bytes + tokens * (product.n + product.k) * VALUE_BYTES
+        moved_bytes = weights_bytes + tokens * (product.n * VALUE_BYTES + product.k * self._input_bytes)
         return self._roof_s(2 * tokens * product.n * product.k, moved_bytes)
+
+    @property
+    def _input_bytes(self) -> int:
+        """Bytes to move per input value of a product. An fp8 product reads a byte, which a kernel quantizes before."""
+        return 1 + QUANTIZE_BYTES if self.precision.weights == "fp8" else VALUE_BYTES
 
     def _roof_s(self, flops: float, moved_bytes: float) -> float:
         kernels = self.hardware.kernels
-        compute_s = flops / (kernels.compute_ratio * self.hardware.flops(self.precision.weights))
+        compute_s = flops / self.hardware.product_flops(self.precision.weights)
         memory_s = moved_bytes / (kernels.memory_ratio * self.hardware.memory_bytes_per_s)
         if kernels.norm == 0:
             return kernels.launch_s + max(compute_s, memory_s)

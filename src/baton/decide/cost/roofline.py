@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from baton.core.types import StepShape, prompt_step
 from baton.decide.cost.curve import Curve
@@ -31,6 +32,25 @@ ONE_GPU = Parallel()
 PLAIN = Precision()
 MEMO_MAX = 65_536
 """Number of entries at which a cache is cleared. Rarely reached: a batch limit allows fewer token counts."""
+
+
+_PromptKey = tuple[int, int, float, int]
+"""Prompt tokens, chunks, pairs and decoding requests of a step."""
+
+
+class _PromptParts(NamedTuple):
+    """Parts of the time of a step with prompt tokens that do not depend on the context of its decodes."""
+
+    alone_s: float
+    """Step of the prompts without the decodes."""
+    factor: float
+    """Factor of the kernels of prompts."""
+    extra_s: float
+    """Part of the decode step that is no kernel."""
+    fixed_s: float
+    """Kernels of the whole step, without the context."""
+    token_s: float
+    """Kernels per token of context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +73,7 @@ class RooflineCost:
     _wires: tuple[HandoffLink, HandoffLink] = field(init=False)
     _stages_s: dict[tuple[float, float], float] = field(init=False, default_factory=dict[tuple[float, float], float])
     _decodes_s: dict[int, tuple[float, float]] = field(init=False, default_factory=dict[int, tuple[float, float]])
+    _prompts: dict[_PromptKey, _PromptParts] = field(init=False, default_factory=dict["_PromptKey", "_PromptParts"])
 
     def __post_init__(self) -> None:
         """Create the parts that do not change between steps."""
@@ -75,23 +96,36 @@ class RooflineCost:
         A mixed step takes the time of its decode step, plus the time of the kernels that the prompts add, times the
         prompt factor. It takes at least the time of the prompts alone.
         """
-        requests, engine = shape.decode_requests, self.engine
         if shape.prefill_tokens == 0:
             return self._decode_s(shape)
+        key = (shape.prefill_tokens, shape.prefill_chunks, shape.prefill_pairs, shape.decode_requests)
+        known = self._prompts.get(key)
+        if known is None:
+            if len(self._prompts) >= MEMO_MAX:
+                self._prompts.clear()
+            known = self._prompts[key] = self._new_prompts(shape)
+        alone_s, factor, extra_s, fixed_s, token_s = known
+        if not shape.decode_requests:
+            return alone_s
+        decode_s = self._decode_s(shape)
+        added_s = fixed_s + token_s * shape.context_tokens - (decode_s - extra_s) / self.engine.decode.factor
+        return max(alone_s, decode_s + factor * max(0.0, added_s))
+
+    def _new_prompts(self, shape: StepShape) -> _PromptParts:
+        requests, engine = shape.decode_requests, self.engine
         phase = engine.prompt_phase(shape.prefill_tokens)
-        prompts = StepShape(
-            prefill_tokens=shape.prefill_tokens, prefill_chunks=shape.prefill_chunks, prefill_pairs=shape.prefill_pairs
-        )  # fmt: skip
         launched = shape.prefill_tokens + requests > engine.graph_tokens
         launch_s = engine.prompt_layer_s * self.model.layers if launched else 0.0
         layers_s = engine.layer_s * self.model.layers
-        alone_s = max(phase.factor * self._kernels_s(prompts), launch_s) + phase.overhead_s + layers_s
-        if not requests:
-            return alone_s
-        decode_s = self._decode_s(shape)
-        extra_s = engine.decode.overhead_s + layers_s + engine.request_s * requests
-        added_s = self._kernels_s(shape) - (decode_s - extra_s) / engine.decode.factor
-        return max(alone_s, decode_s + phase.factor * max(0.0, added_s))
+        prompts_s, _ = self._kernels_s(shape, 0)
+        fixed_s, token_s = self._kernels_s(shape, requests) if requests else (0.0, 0.0)
+        return _PromptParts(
+            alone_s=max(phase.factor * prompts_s, launch_s) + phase.overhead_s + layers_s,
+            factor=phase.factor,
+            extra_s=engine.decode.overhead_s + layers_s + engine.request_s * requests,
+            fixed_s=fixed_s,
+            token_s=token_s,
+        )
 
     def _decode_s(self, shape: StepShape) -> float:
         fixed_s, token_s = self._decode(shape.decode_requests)
@@ -162,25 +196,27 @@ class RooflineCost:
         kernels_s = pp * stage_s + self._layer.head_s(requests * self.query_tokens / self.parallel.dp)
         return engine.decode.factor * kernels_s + fixed_s, engine.decode.factor * pp * stage_layers * token_s / micro
 
-    def _kernels_s(self, shape: StepShape) -> float:
-        """Return the seconds of the kernels of a step with prompt tokens."""
+    def _kernels_s(self, shape: StepShape, requests: int) -> tuple[float, float]:
+        """Return the seconds of the kernels of a step with the prompts of `shape` and this many decoding requests.
+
+        The second value is the time per token of context of these requests, which the first one does not contain.
+        """
         parallel, attention = self.parallel, self._attention
         tokens, chunks = float(shape.prefill_tokens), max(1, shape.prefill_chunks)
-        queries = shape.decode_requests * self.query_tokens
-        micro = min(parallel.pp, shape.prefill_tokens + shape.decode_requests)
+        queries = requests * self.query_tokens
+        micro = min(parallel.pp, shape.prefill_tokens + requests)
         ranks = min(parallel.dp, chunks)
         attention_s = attention.prompt_s(
             tokens=tokens / micro / ranks, chunks=chunks / ranks, pairs=shape.prefill_pairs / micro / ranks
         )
         attention_s += attention.ring_s(tokens=tokens / micro / ranks, beside_s=attention_s)
-        if shape.decode_requests:
-            attention_s += attention.merge_s(queries / micro)
-            reading = shape.context_tokens / micro / min(parallel.dp, shape.decode_requests)
-            attention_s += attention.decode_start_s + attention.context_token_s * reading
-        stage_s = self._stage_s(tokens / micro, chunks, queries / micro)
-        stage_s += self._layer.stage_ratio * self.model.layers * attention_s
+        if requests:
+            attention_s += attention.merge_s(queries / micro) + attention.decode_start_s
+        layers = self._layer.stage_ratio * self.model.layers
+        stage_s = self._stage_s(tokens / micro, chunks, queries / micro) + layers * attention_s
         rounds = micro + parallel.pp - 1
-        return rounds * stage_s + self._layer.head_s((chunks + queries) / parallel.dp)
+        token_s = attention.context_token_s / micro / min(parallel.dp, max(1, requests))
+        return rounds * stage_s + self._layer.head_s((chunks + queries) / parallel.dp), rounds * layers * token_s
 
     def _stage_s(self, prompt_tokens: float, chunks: int, queries: float) -> float:
         """Return the seconds of a stage's layers without attention, and of sending. Only cp splits prompts."""

@@ -12,7 +12,7 @@ from baton.lab.plan.verify import HEADROOM, VerifiedFleet
 
 Admission = Literal["slo", "all"]
 """`slo`: reject requests that are predicted to miss the SLO. `all`: accept every request while the queue has room."""
-PLAYED_MAX = 1_000
+PLAYED_MAX = 500
 """Bound on a simulation's requests. A short simulation suffices to rank the modes."""
 OVERLOAD = 1.5
 """Load as a multiple of the planned rate. The modes differ only above capacity."""

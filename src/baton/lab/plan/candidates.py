@@ -13,11 +13,12 @@ from baton.lab.plan.planned_fleet import PRICE_UNIT, UNIT, PlannedFleet, gpus_te
 from baton.lab.plan.search import Search, Shape
 from baton.lab.plan.verify import VerifiedFleet
 
-Verdict = Literal["recommended", "dearer", "missed the SLO", "short"]
+Verdict = Literal["recommended", "dearer", "missed the SLO", "short", "not simulated"]
 """Why a candidate is recommended or not.
 
-`missed the SLO`: in simulation. `short`: it carries only a part of the asked rate. `dearer`: its price with the pool
-penalty is higher; without an asked rate, its rate per price is lower.
+`missed the SLO`: the best fleet of its shape missed it in simulation. `short`: it carries only a part of the asked
+rate. `dearer`: its price with the pool penalty is higher; without an asked rate, its rate for that price is lower.
+`not simulated`: it is better by the screening, but `finalists` left its shape out.
 """
 
 
@@ -61,7 +62,9 @@ def _verdict(search: Search, best: PlannedFleet, fleet: PlannedFleet, *, missed:
     asked_rps = min(best.rate_rps, search.demand.rate_rps or 0.0)
     if fleet.rate_rps < asked_rps * (1 - 1e-3):
         return "short"
-    return "missed the SLO" if missed or search.worth(fleet) > search.worth(best) else "dearer"
+    if missed:
+        return "missed the SLO"
+    return "not simulated" if search.worth(fleet) > search.worth(best) else "dearer"
 
 
 def _candidate(search: Search, fleet: PlannedFleet, verdict: Verdict) -> Candidate:
@@ -73,7 +76,7 @@ def _candidate(search: Search, fleet: PlannedFleet, verdict: Verdict) -> Candida
 
 
 def _alternatives(search: Search, verified: Mapping[Shape, VerifiedFleet]) -> Iterable[tuple[PlannedFleet, bool]]:
-    """Yield (fleet, missed the SLO in simulation): the best of each shape, also on each kind of GPU alone.
+    """Yield (fleet, its shape missed the SLO in simulation): the best of each shape, also on each kind of GPU alone.
 
     The fleets of a shape are screened with the derating factor that its simulations found.
     """
@@ -81,13 +84,14 @@ def _alternatives(search: Search, verified: Mapping[Shape, VerifiedFleet]) -> It
     stocks = sorted({option.stock.name for option in search.options})
     for shape in shapes:
         played = verified.get(shape)
+        missed = played is not None and not played.holds and played.played is not None
         if played is not None:
-            yield played.fleet, not played.holds and played.played is not None
+            yield played.fleet, missed
         believed = replace(search, derate=played.derate) if played is not None else search
         for name in stocks if len(stocks) > 1 or played is None else ():
             fleet = believed.fleet(shape, keep=lambda option, name=name: option.stock.name == name)
             if fleet is not None:
-                yield fleet, False
+                yield fleet, missed
 
 
 def describe_candidate(best: Candidate, other: Candidate, fleet: PlannedFleet, search: Search) -> str:
@@ -96,7 +100,7 @@ def describe_candidate(best: Candidate, other: Candidate, fleet: PlannedFleet, s
     limits = ", ".join(f"{group.role}: {group.capacity.limit}" for group in fleet.groups)
     if search.demand.rate_rps is None:
         value, ratio = other.rate_rps / other.price, best.rate_rps / best.price * other.price / other.rate_rps
-        behind = f"{ratio:.2f}x worse" if ratio >= 1 else f"{1 / ratio:.2f}x better before the simulation"
+        behind = f"{ratio:.2f}x worse" if ratio >= 1 else f"{1 / ratio:.2f}x better"
         head = f"{other.rate_rps:.2f} req/s on {gpus_text(other.gpus)}, {value:.3g} {UNIT[objective]}, {behind}"
     else:
         unit, ratio = PRICE_UNIT[objective], other.price / best.price
@@ -104,17 +108,22 @@ def describe_candidate(best: Candidate, other: Candidate, fleet: PlannedFleet, s
             f"{gpus_text(other.gpus)}, {other.price:.4g} {unit}, {ratio:.2f}x the price of the recommended fleet; "
             f"it carries up to {other.capacity_rps:.2f} req/s"
         )
-    return f"{other.fleet}: {head} ({limits}){_remark(best, other, search)}"
+    is_cheaper = best.price * other.rate_rps > other.price * best.rate_rps * (1 + 1e-9)
+    return f"{other.fleet}: {head} ({limits}){_remark(other, search, is_cheaper=is_cheaper)}"
 
 
-def _remark(best: Candidate, other: Candidate, search: Search) -> str:
-    if other.verdict == "missed the SLO":
-        return "; it missed the SLO in simulation"
-    if other.verdict == "short":
-        return "; it carries less than the asked rate"
-    if other.price < best.price * (1 - 1e-9):
-        return f"; more pools count {search.pool_penalty_ratio:.0%} of the price each (--pool-penalty)"
-    return ""
+def _remark(other: Candidate, search: Search, *, is_cheaper: bool) -> str:
+    match other.verdict:
+        case "missed the SLO":
+            return "; this shape missed the SLO in simulation"
+        case "not simulated":
+            return "; it was not simulated: give more --finalists"
+        case "short":
+            return "; it carries less than the asked rate"
+        case _ if is_cheaper:
+            return f"; more pools count {search.pool_penalty_ratio:.0%} of the price each (--pool-penalty)"
+        case _:
+            return ""
 
 
 class CostPoint(Struct, frozen=True, kw_only=True):
@@ -127,18 +136,20 @@ class CostPoint(Struct, frozen=True, kw_only=True):
     fleet: str
 
 
-def cost_points(search: Search, verified: Mapping[Shape, VerifiedFleet]) -> list[CostPoint]:
-    """Return the price of the cheapest fleet of each shape, at several multiples of the asked request rate.
+def cost_points(search: Search, best: PlannedFleet, verified: Mapping[Shape, VerifiedFleet]) -> list[CostPoint]:
+    """Return the price of the cheapest fleet of each shape, at several multiples of the recommended fleet's rate.
 
-    Empty if no rate is asked. A shape's rates are derated as its simulations require. At the asked rate, the result is
-    therefore the fleet of that shape that the plan compares.
+    A shape's rates are derated as its simulations require. At the asked rate, the result is therefore the fleet of that
+    shape that the plan compares. At other rates, fleets have one pool per role.
     """
-    asked_rps, found = search.demand.rate_rps, list[CostPoint]()
+    found: list[CostPoint] = []
     shapes: tuple[Shape, ...] = ("disaggregated", "mixed")
-    for shape, multiple in product(shapes, RATES if asked_rps is not None else ()):
-        rate_rps = multiple * (asked_rps or 0.0)
+    for shape, multiple in product(shapes, RATES):
+        rate_rps = multiple * (search.demand.rate_rps or best.rate_rps)
         derate = verified[shape].derate if shape in verified else search.derate
-        fleet = replace(search, derate=derate, demand=replace(search.demand, rate_rps=rate_rps)).fleet(shape)
+        extra = search.extra_pools_max if rate_rps == search.demand.rate_rps else 0
+        demand = replace(search.demand, rate_rps=rate_rps)
+        fleet = replace(search, derate=derate, demand=demand, extra_pools_max=extra).fleet(shape)
         if fleet is not None and fleet.rate_rps >= rate_rps * (1 - 1e-3):
             price = fleet.price(search.objective)
             found.append(CostPoint(shape=shape, rate_rps=rate_rps, price=price, fleet=fleet.name))

@@ -28,7 +28,10 @@ class FrontierPoint(Struct, frozen=True, kw_only=True):
 
 
 def frontier(search: Search) -> list[FrontierPoint]:
-    """Return the best fleet of each shape for each TPOT target, by goodput per GPU and without a wanted rate."""
+    """Return the best fleet of each shape for each TPOT target, by goodput per GPU and without a wanted rate.
+
+    Fleets have one pool per role.
+    """
     fastest_s = fastest_tpot_s(search)
     step = SLOWEST_FACTOR ** (1 / (TARGETS - 1))
     targets_s = sorted({1.15 * fastest_s * step**index for index in range(TARGETS)} | {search.demand.slo.tpot_s})
@@ -56,7 +59,7 @@ def fastest_tpot_s(search: Search) -> float:
 def _best(search: Search, tpot_s: float, shape: Shape) -> PlannedFleet | None:
     slo = structs.replace(search.demand.slo, tpot_s=tpot_s)
     demand = replace(search.demand, slo=slo, rate_rps=None)
-    return replace(search, demand=demand, objective="goodput-per-gpu").fleet(shape)
+    return replace(search, demand=demand, objective="goodput-per-gpu", extra_pools_max=0).fleet(shape)
 
 
 def crossover(points: Sequence[FrontierPoint]) -> float | None:

@@ -43,11 +43,12 @@ def plan_page(found: Recommendation) -> str:
         f"{slo}; prompts of {demand.input_tokens:.0f} and answers of {demand.output_tokens:.0f} tokens on average",
         [
             tiles(facts),
+            section("Verdict", notes(found.verdict)),
             section("Fleet", plots([fleet_diagram(best)])),
             section("Workers", table(GROUP_HEAD, [row[: len(GROUP_HEAD)] for row in group_lines(found)])),
             section("Why", notes(found.reasons)),
             section("Speed against throughput", plots([frontier_plot(found.points)])),
-            *([section("Cost against rate", plots([cost_plot(found)]))] if found.cost_points else []),
+            section("Cost against rate", plots([cost_plot(found)])),
             section("Not recommended", notes([*found.not_recommended, *found.out])),
         ],
     )

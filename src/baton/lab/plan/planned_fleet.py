@@ -57,8 +57,8 @@ class PlannedFleet:
 
     @property
     def extra_pools(self) -> int:
-        """Number of groups beyond one per role."""
-        return len(self.groups) - len({group.role for group in self.groups})
+        """Number of groups beyond one pool of mixed workers, or one of prefill and one of decode workers."""
+        return len(self.groups) - (2 if self.having("prefill") else 1)
 
     @property
     def spare_ratio(self) -> float:

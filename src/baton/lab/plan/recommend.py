@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from msgspec import Struct
 
 from baton.core.errors import ConfigError
 from baton.lab.plan.admission import AdmissionResult, describe_admission, play_admissions
-from baton.lab.plan.candidates import Candidate, CostPoint, cost_points, describe_candidate, list_candidates
+from baton.lab.plan.candidates import Candidate, CostPoint, cost_points, list_candidates
 from baton.lab.plan.demand import LengthClass
 from baton.lab.plan.frontier import FrontierPoint, crossover, frontier
 from baton.lab.plan.growth import LoadStep, day_steps, describe_day, describe_growth, growth_steps
 from baton.lab.plan.impossible import explain_impossible
 from baton.lab.plan.link import LinkAdvice, describe_link, link_advice
 from baton.lab.plan.options import build_options, without_losses
-from baton.lab.plan.planned_fleet import PlannedFleet, gpus_text
+from baton.lab.plan.planned_fleet import PlannedFleet
 from baton.lab.plan.play import FleetResults, FleetSimulator, describe_results
+from baton.lab.plan.published import describe_published
 from baton.lab.plan.reasons import not_recommended, reasons
 from baton.lab.plan.search import Search, Shape
 from baton.lab.plan.spec import PlanInput, PlanSpec
 from baton.lab.plan.tiers import TierAdvice, choose_tier, describe_tiers
+from baton.lab.plan.verdict import verdict_lines
 from baton.lab.plan.verify import VerifiedFleet, verify
 from baton.lab.report.summary import Results
 
@@ -41,7 +42,7 @@ class Recommendation:
     """Results with each tier and without one, best first. Empty if the plan names no tier."""
     points: list[FrontierPoint]
     cost_points: list[CostPoint]
-    """Price of the best fleet of each shape against the request rate. Empty if no rate is asked."""
+    """Price of the best fleet of each shape against the request rate."""
     growth: list[LoadStep]
     """Fleets of the next purchases. Empty if the plan asks for no growth."""
     day: list[LoadStep]
@@ -49,6 +50,8 @@ class Recommendation:
     links: list[LinkAdvice]
     candidates: list[Candidate]
     """Fleets that were compared, the recommended one first."""
+    verdict: list[str]
+    """What to buy, its price, its headroom, and why not the next best fleet."""
     reasons: list[str]
     not_recommended: list[str]
     out: list[str]
@@ -97,15 +100,16 @@ def screen(question: PlanInput) -> Screened:
         raise ConfigError("\n".join(out))
     search = Search(
         demand=question.demand, options=found, objective=spec.objective, same_host=question.same_host,
-        pool_penalty_ratio=spec.pool_penalty_ratio, spare_workers=spec.spare_workers,
+        pool_penalty_ratio=spec.pool_penalty_ratio, spare_workers=spec.spare_workers, spare_hosts=spec.spare_hosts,
     )  # fmt: skip
     best = search.fleet(spec.shape)
     if best is not None:
         return Screened(question=question, search=search, best=best, out=out)
-    if search.has_reserve and replace(search, spare_workers=0, options=without_losses(found)).fleet(spec.shape):
+    unspared = replace(search, spare_workers=0, spare_hosts=0, options=without_losses(found), found={})
+    if search.has_reserve and unspared.fleet(spec.shape):
         raise ConfigError(
-            f"the GPUs suffice for {question.demand.rate_rps:g} req/s, but not after the loss of spare_workers and "
-            "lost_ratio: give more GPUs, or lower both"
+            f"the GPUs suffice for {question.demand.rate_rps:g} req/s, but not after the loss of spare_workers, "
+            "spare_hosts and lost_ratio: give more GPUs, or lower these"
         )
     raise ConfigError("\n".join(explain_impossible(search)))
 
@@ -144,13 +148,12 @@ def recommend_screened(screened: Screened) -> Recommendation:
         admissions=admissions,
         tiers=tiers,
         points=points,
-        cost_points=cost_points(believed, verified),
+        cost_points=cost_points(believed, best, verified),
         growth=growth,
         day=day,
         links=links,
+        verdict=verdict_lines(search, best, chosen.played, candidates),
         reasons=[
-            _verdict_text(search, best),
-            *_next_texts(search, candidates),
             *_crossover_texts(points),
             *reasons(best, question.demand),
             *describe_growth(search, growth, spec.workload.growth_ratio),
@@ -159,6 +162,7 @@ def recommend_screened(screened: Screened) -> Recommendation:
             *describe_tiers(tiers),
             *describe_admission(admissions),
             *(describe_link(link, tokens=tokens) for link in links),
+            *dict.fromkeys(line for group in best.groups for line in describe_published(group, spec.engine)),
         ],
         candidates=[candidate for candidate, _ in candidates],
         not_recommended=not_recommended(believed, candidates),
@@ -175,10 +179,11 @@ def _finalists(search: Search, spec: PlanSpec, simulator: FleetSimulator) -> dic
     if spec.finalists > len(shapes):
         shapes = (*shapes, "best")
     promising: dict[Shape, PlannedFleet] = {
-        shape: fleet for shape in shapes[: spec.finalists] if (fleet := search.fleet(shape)) is not None
+        shape: fleet for shape in shapes if (fleet := search.fleet(shape)) is not None
     }
     verified: dict[Shape, VerifiedFleet] = {}
-    for shape in sorted(promising, key=lambda shape: search.worth(promising[shape]), reverse=True):
+    ranked = sorted(promising, key=lambda shape: search.worth(promising[shape]), reverse=True)
+    for shape in ranked[: spec.finalists]:
         held = [search.worth(each.fleet) for each in verified.values() if each.holds]
         found = verify(search, shape, simulator, beat=max(held, default=None))
         if found is not None:
@@ -190,28 +195,6 @@ def _unplayed(search: Search, shape: Shape) -> VerifiedFleet:
     fleet = search.fleet(shape)
     assert fleet is not None
     return VerifiedFleet(fleet=fleet, derate=search.derate, played=None, holds=False)
-
-
-def _verdict_text(search: Search, best: PlannedFleet) -> str:
-    """Return in words whether to disaggregate, and the rate that the fleet carries."""
-    head = "separate prefill and decode workers" if best.having("prefill") else "do not disaggregate: mixed workers"
-    asked_rps, gpus = search.demand.rate_rps, gpus_text(best.gpus)
-    if asked_rps is None or best.rate_rps < asked_rps * (1 - 1e-3):
-        return f"{head}: {best.name} carries {best.rate_rps:.2f} req/s within the SLO on {gpus}"
-    suffices, has = ("suffices", "has") if best.gpus == 1 else ("suffice", "have")
-    spares = [f"{group.spare_workers} of {group.workers} {group.role}" for group in best.groups if group.spare_workers]
-    after = f" after the loss of {' and '.join(spares)} workers" if spares else ""
-    return (
-        f"{head}: {best.name}: {gpus} {suffices} for {asked_rps:g} req/s{after} and {has} {best.spare_ratio:.0%} to "
-        f"spare, up to {best.capacity_rps:.2f} req/s within the SLO by the screening"
-    )
-
-
-def _next_texts(search: Search, candidates: Sequence[tuple[Candidate, PlannedFleet]]) -> list[str]:
-    """Return in words why the next best fleet is not recommended. Empty if there is no other fleet."""
-    (best, _), *others = candidates
-    ranked = [each for each in others if each[0].verdict == "dearer"] or others
-    return [f"the next best is {describe_candidate(best, *ranked[0], search)}"] if ranked else []
 
 
 def _crossover_texts(points: list[FrontierPoint]) -> list[str]:
@@ -242,6 +225,8 @@ class PlanReport(Struct, frozen=True, kw_only=True):
     tiers: list[TierAdvice]
     candidates: list[Candidate]
     """Fleets that were compared, the recommended one first."""
+    verdict: list[str]
+    """What to buy, its price, its headroom, and why not the next best fleet."""
     reasons: list[str]
     not_recommended: list[str]
     out: list[str]
@@ -250,7 +235,7 @@ class PlanReport(Struct, frozen=True, kw_only=True):
     crossover_tokens_per_s: float | None
     frontier: list[FrontierPoint]
     cost_points: list[CostPoint]
-    """Price of the best fleet of each shape against the request rate. Empty if no rate is asked."""
+    """Price of the best fleet of each shape against the request rate."""
     growth: list[LoadStep]
     """Fleets of the next purchases. Empty if the plan asks for no growth."""
     day: list[LoadStep]
@@ -280,7 +265,7 @@ def make_report(found: Recommendation) -> PlanReport:
         power_w=best.power_w, objective=objective, value=best.value(objective), simulated=found.results,
         attainment_ratios=list(found.played.ratios) if found.played is not None else [],
         admissions=found.admissions, tiers=found.tiers, candidates=found.candidates,
-        reasons=found.reasons, not_recommended=found.not_recommended, out=found.out, links=found.links,
-        crossover_tokens_per_s=crossover(found.points), frontier=found.points,
+        verdict=found.verdict, reasons=found.reasons, not_recommended=found.not_recommended, out=found.out,
+        links=found.links, crossover_tokens_per_s=crossover(found.points), frontier=found.points,
         cost_points=found.cost_points, growth=found.growth, day=found.day, notes=found.notes,
     )  # fmt: skip

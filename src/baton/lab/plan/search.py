@@ -1,14 +1,14 @@
 """Find the best fleet: compute the capacity of every option, then choose the worker counts.
 
-For an asked rate, fleets with one pool per role are sized exactly, with the capacity of pools of that size. The solver
-searches for combinations of more pools where they could be cheaper.
+Fleets with one pool per role are sized exactly, with the capacity of pools of that size. The solver searches for
+combinations of more pools where they could save more than their penalty.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Literal
@@ -27,12 +27,21 @@ ROLES_OF: dict[Shape, tuple[Role, ...]] = {
     "disaggregated": ("prefill", "decode"),
     "mixed": ("mixed",),
 }
+MOST_ROLES = ROLES_OF["disaggregated"]
+"""Roles of the fleet with the most pools that has no extra pool."""
+SIZES_MORE = 2
+"""Further numbers of decode workers to try per number of prefill workers: smaller pools carry less per worker."""
 ROUNDS = 2
 """Rounds of solving. Capacity depends on the number of workers that share a queue, which only a solution gives."""
 POOL_GUESS = 2
 
+Sized = tuple[Role, WorkerOption, int]
+"""A pool: its role, its option, and the number of its workers."""
 Worth = tuple[float, float]
 """Rate of a fleet up to the asked rate, then its rate per unit of the penalized price. Tuples compare in this order."""
+
+
+FleetKey = tuple[WorkloadDemand, Objective, float, int, tuple[int, int], Shape, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,28 +55,45 @@ class Search:
     """Prefill and decode workers share a node."""
     pool_penalty_ratio: float = 0.05
     """Share of the price that each pool beyond one per role must save."""
+    extra_pools_max: int = 3
+    """Largest number of pools beyond one per role."""
     spare_workers: int = 0
     """Workers of each pool that may be lost while the others carry the asked rate (1: N+1)."""
+    spare_hosts: int = 0
+    """Hosts that may fail likewise. Each pool is spread evenly over the hosts of its stock."""
     derate: float = 1.0
     """Factor on the screened capacities. Below 1 after a simulation in which a fleet missed the SLO."""
     known: dict[tuple[WorkloadDemand, Role, str, int], Capacity] = field(
         default_factory=dict[tuple[WorkloadDemand, Role, str, int], Capacity], repr=False
     )
     """Cache of capacities before derating, shared by searches with the same options."""
+    found: dict[FleetKey, PlannedFleet | None] = field(
+        default_factory=dict["FleetKey", "PlannedFleet | None"], repr=False
+    )
+    """Cache of best fleets, shared likewise."""
 
     def fleet(self, shape: Shape, *, keep: Callable[[WorkerOption], bool] = lambda option: True) -> PlannedFleet | None:
         """Return the best fleet of a shape from the options that `keep` accepts, or None if none meets the SLO.
 
-        For an asked rate, the best fleet has the lowest `penalized_price` of those that carry it.
+        For an asked rate, the best fleet has the lowest `penalized_price` of those that carry it. Otherwise, it has the
+        best rate for its penalized price.
         """
         options = [option for option in self.options if keep(option)]
-        few = self._few_pools(shape, options)
-        if self.has_reserve or (few is not None and self.penalized_price(few) <= self._least_price(shape, options)):
-            return few
-        many = self._many_pools(shape, options)
-        if few is None or many is None or many.rate_rps < few.rate_rps * (1 - 1e-6):
-            return few or many
-        return min(few, many, key=self.penalized_price)
+        names = tuple(option.name for option in options)
+        key = (self.demand, self.objective, self.derate, self.extra_pools_max, self.spares, shape, names)
+        if key not in self.found:
+            self.found[key] = self._new_fleet(shape, options)
+        return self.found[key]
+
+    def _new_fleet(self, shape: Shape, options: Sequence[WorkerOption]) -> PlannedFleet | None:
+        best = self._few_pools(shape, options) if self.demand.rate_rps is not None else self._best_ratio(shape, options)
+        for extra in range(1, 1 + (0 if self.has_reserve else self.extra_pools_max)):
+            if best is not None and self._is_unbeatable(best, shape, options, extra):
+                break
+            many = self._many_pools(shape, options, extra)
+            if many is not None and (best is None or self.worth(many) > self.worth(best)):
+                best = many
+        return best
 
     def penalized_price(self, fleet: PlannedFleet) -> float:
         """Return the fleet's price in the objective's unit, raised by the penalty for every extra pool."""
@@ -83,10 +109,7 @@ class Search:
 
         Equal prices: the fleet with more capacity to spare.
         """
-        rate_rps = self.demand.rate_rps
-        if rate_rps is None:
-            return None
-        found: list[PlannedFleet] = []
+        rate_rps, found = self.demand.rate_rps or 0.0, list[PlannedFleet]()
         for roles in ROLES_OF["mixed"], ROLES_OF["disaggregated"]:
             if not set(roles) <= set(ROLES_OF[shape]):
                 continue
@@ -102,6 +125,58 @@ class Search:
         return min(
             found, key=lambda fleet: (self.penalized_price(fleet), -fleet.capacity_rps, fleet.name), default=None
         )
+
+    def _best_ratio(self, shape: Shape, options: Sequence[WorkerOption]) -> PlannedFleet | None:
+        """Return the fleet with one pool per role and the best rate for its price, or None.
+
+        Fleets are tried in the order of an upper bound of that ratio, until no bound is above the best ratio found.
+        """
+        bounds: list[tuple[float, int, list[Sized]]] = []
+        for roles in ROLES_OF["mixed"], ROLES_OF["disaggregated"]:
+            if set(roles) <= set(ROLES_OF[shape]):
+                for sized in self._sizes(roles, options):
+                    bounds.append((self._ratio(sized, self._bound_rps), len(bounds), sized))
+        best: list[Sized] = []
+        best_ratio = 0.0
+        for bound, _, sized in sorted(bounds, key=lambda each: (-each[0], each[1])):
+            if bound <= best_ratio * (1 + 1e-9):
+                break
+            ratio = self._ratio(sized, self._each_rps)
+            if ratio > best_ratio * (1 + 1e-9):
+                best, best_ratio = sized, ratio
+        return self._whole(self._group(*each) for each in best) if best else None
+
+    def _sizes(self, roles: Sequence[Role], options: Sequence[WorkerOption]) -> Iterator[list[Sized]]:
+        """Yield the fleets with one pool per role that may have the best ratio, and that the stocks allow.
+
+        To each number of prefill workers belong the numbers of decode workers that are about as fast together.
+        """
+        for option in options if len(roles) == 1 else ():
+            for workers in range(1, self._most(option) + 1):
+                yield [(roles[0], option, workers)]
+        for first, second in product(options, options) if len(roles) == 2 else ():
+            second_rps = self._bound_rps("decode", second, self._most(second))
+            if first.cost.precision.kv != second.cost.precision.kv or second_rps <= 0:
+                continue
+            for workers in range(1, self._most(first) + 1):
+                needed = math.ceil(workers * self._bound_rps("prefill", first, workers) / second_rps)
+                for beside in range(max(1, needed - 1), needed + SIZES_MORE + 1):
+                    sized: list[Sized] = [("prefill", first, workers), ("decode", second, beside)]
+                    if _in_stock(sized):
+                        yield sized
+
+    def _ratio(self, sized: Sequence[Sized], each_rps: Callable[[Role, WorkerOption, int], float]) -> float:
+        """Return the rate for the price of a fleet with one pool per role, whose workers have these rates."""
+        rate_rps = min(workers * each_rps(role, option, workers) for role, option, workers in sized)
+        return rate_rps / sum(workers * option.price(self.objective) for _, option, workers in sized)
+
+    def _bound_rps(self, role: Role, option: WorkerOption, workers: int) -> float:
+        """Return an upper bound of the rate of one worker: that in a pool of the next power of two."""
+        return self._each_rps(role, option, 1 << (workers - 1).bit_length())
+
+    def _most(self, option: WorkerOption) -> int:
+        """Return the largest number of workers that the stock allows."""
+        return option.stock.gpus // option.facts.gpus
 
     def _choices(
         self, roles: Sequence[Role], options: Sequence[WorkerOption]
@@ -122,7 +197,7 @@ class Search:
 
     def _bound_price(self, role: Role, option: WorkerOption) -> float:
         """Return a lower bound of the price of a role's workers for the asked rate. Infinite: too few in stock."""
-        rate_rps, most = self.demand.rate_rps or 0.0, option.stock.gpus // option.facts.gpus
+        rate_rps, most = self.demand.rate_rps or 0.0, self._most(option)
         each_rps = self._each_rps(role, option, most)  # the largest pool has the shortest queues
         if most * each_rps < rate_rps:
             return math.inf
@@ -130,7 +205,7 @@ class Search:
 
     def _sized(self, role: Role, option: WorkerOption, rate_rps: float) -> WorkerGroup | None:
         """Return the smallest group that carries the rate. None: the stock is too small."""
-        most = option.stock.gpus // option.facts.gpus
+        most = self._most(option)
         workers = max(1, math.ceil(rate_rps / self._each_rps(role, option, most) - 1e-9))
         while workers <= most and workers * self._each_rps(role, option, workers) < rate_rps:
             workers += 1
@@ -138,16 +213,25 @@ class Search:
         return self._group(role, option, workers, total - workers) if total <= most else None
 
     @property
+    def spares(self) -> tuple[int, int]:
+        """Return the workers and the hosts that may be lost."""
+        return self.spare_workers, self.spare_hosts
+
+    @property
     def has_reserve(self) -> bool:
         """True if a fleet must carry the asked rate after losing workers. It then has one pool per role."""
-        return self.spare_workers > 0 or any(option.stock.lost_ratio for option in self.options)
+        return self.spare_workers + self.spare_hosts > 0 or any(option.stock.lost_ratio for option in self.options)
 
     def _with_reserve(self, option: WorkerOption, workers: int) -> int:
         """Return the size of a pool of which `workers` are left after the loss of its reserve."""
         total = workers = max(1, workers)
-        while total - self.spare_workers - math.ceil(option.stock.lost_ratio * total - 1e-9) < workers:
+        node_gpus = option.stock.hardware.gpus_per_node
+        hosts, per_host = math.ceil(option.stock.gpus / node_gpus), max(1, node_gpus // option.facts.gpus)
+        while True:
+            failed = max(self.spare_workers, self.spare_hosts * min(per_host, math.ceil(total / hosts)))
+            if total - failed - math.ceil(option.stock.lost_ratio * total - 1e-9) >= workers:
+                return total
             total += 1
-        return total
 
     def _each_rps(self, role: Role, option: WorkerOption, workers: int) -> float:
         """Return the rate of one worker of a pool, limited by its capacity and its network."""
@@ -156,22 +240,25 @@ class Search:
             handoff_bytes=self._handoff_bytes(option), same_host=self.same_host,
         )  # fmt: skip
 
-    def _least_price(self, shape: Shape, options: Sequence[WorkerOption]) -> float:
-        """Return a lower bound of the penalized price of fleets with extra pools that carry the asked rate."""
+    def _is_unbeatable(self, best: PlannedFleet, shape: Shape, options: Sequence[WorkerOption], extra: int) -> bool:
+        """Return whether no fleet with `extra` or more extra pools can be worth more, by the price per rate."""
+        if self.demand.rate_rps is not None and best.rate_rps < self.demand.rate_rps * (1 - 1e-6):
+            return False
         per_rps = {
             role: min((self._rps_price(role, option) for option in options), default=math.inf)
             for role in ROLES_OF[shape]
         }
         least = min(per_rps.get("mixed", math.inf), per_rps.get("prefill", math.inf) + per_rps.get("decode", math.inf))
-        return (self.demand.rate_rps or 0.0) * least * (1 + self.pool_penalty_ratio)
+        return self.penalized_price(best) <= best.rate_rps * least * (1 + self.pool_penalty_ratio * extra)
 
     def _rps_price(self, role: Role, option: WorkerOption) -> float:
-        most = option.stock.gpus // option.facts.gpus
-        each_rps = self._each_rps(role, option, most)
+        each_rps = self._each_rps(role, option, self._most(option))
         return option.price(self.objective) / each_rps if each_rps > 0 else math.inf
 
-    def _many_pools(self, shape: Shape, options: Sequence[WorkerOption]) -> PlannedFleet | None:
-        """Return the fleet that the solver chooses, with capacities that fit the sizes of its pools.
+    def _many_pools(self, shape: Shape, options: Sequence[WorkerOption], extra: int) -> PlannedFleet | None:
+        """Return the fleet that the solver chooses, with capacities that fit the sizes of its pools, or None.
+
+        It has at most `extra` pools more than a fleet with one pool per role.
 
         A larger pool has shorter queues. If the fleet carries less than the solver assumed, the next round asks for
         more.
@@ -181,7 +268,7 @@ class Search:
         asked_rps = wanted_rps = self.demand.rate_rps
         for _ in range(ROUNDS):
             pools = self._pools(shape, options, sizes)
-            solution = solve(self._problem(pools, wanted_rps))
+            solution = solve(self._problem(pools, wanted_rps, len(MOST_ROLES) + extra))
             if solution is None:
                 break
             chosen = [(pool, count) for pool, count in zip(pools, solution.counts, strict=True) if count]
@@ -212,13 +299,14 @@ class Search:
     def _handoff_bytes(self, option: WorkerOption) -> float:
         return option.facts.kv_token_bytes * self.demand.input_tokens
 
-    def _problem(self, pools: list[Pool], wanted_rps: float | None) -> Problem:
+    def _problem(self, pools: list[Pool], wanted_rps: float | None, pools_max: int) -> Problem:
         kv_bytes = max((pool.option.facts.kv_token_bytes for pool in pools), default=0.0)
         return Problem(
             pools=pools,
             handoff_bytes=kv_bytes * self.demand.input_tokens,
             same_host=self.same_host,
             rate_rps=wanted_rps,
+            pools_max=pools_max,
         )
 
     def _pools(self, shape: Shape, options: Sequence[WorkerOption], sizes: dict[tuple[Role, str], int]) -> list[Pool]:
@@ -259,7 +347,12 @@ def derated(capacity: Capacity, factor: float) -> Capacity:
 
 def _fits(fleet: PlannedFleet) -> bool:
     """Return whether the stocks have the GPUs of all groups."""
+    return _in_stock([(group.role, group.option, group.workers) for group in fleet.groups])
+
+
+def _in_stock(sized: Sequence[Sized]) -> bool:
+    """Return whether the stocks have the GPUs of all pools."""
     used: dict[str, int] = defaultdict(int)
-    for group in fleet.groups:
-        used[group.option.stock.name] += group.workers * group.option.facts.gpus
-    return all(used[group.option.stock.name] <= group.option.stock.gpus for group in fleet.groups)
+    for _, option, workers in sized:
+        used[option.stock.name] += workers * option.facts.gpus
+    return all(used[option.stock.name] <= option.stock.gpus for _, option, _ in sized)

@@ -16,7 +16,7 @@ from baton.core.types import Role
 from baton.lab.plan.capacity import Capacity
 from baton.lab.plan.options import WorkerOption
 
-SECONDS_MAX = 10.0
+SECONDS_MAX = 2.0
 """Time limit of one call. The solver returns its best solution so far."""
 GAP_RATIO = 1e-3
 """Relative gap at which the solver stops. Capacities are less accurate than this."""
@@ -48,6 +48,8 @@ class Problem:
     """Handoffs stay inside a node, so the network does not limit them."""
     rate_rps: float | None
     """Wanted rate. None: maximize the rate for the price."""
+    pools_max: int
+    """Largest number of pools of the fleet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,27 +92,28 @@ def solve(problem: Problem) -> Solution | None:
 def _maximize(problem: Problem, *, price_weight: float, fixed_rps: float | None) -> Solution | None:
     """Return the solution with the largest rate - price_weight * price, at `fixed_rps` if given.
 
-    Columns: workers of each pool, then flows, then the rate of each mixed pool.
+    Columns: workers of each pool, then 1 for each pool with workers, then flows, then the rate of each mixed pool.
     """
     flows = _flows(problem.pools)
     mixed = [index for index, pool in enumerate(problem.pools) if pool.role == "mixed"]
-    count, width = len(problem.pools), len(problem.pools) + len(flows) + len(mixed)
-    goal = [max(price_weight, 1e-9) * pool.price for pool in problem.pools]
-    goal += [0.0 if fixed_rps is not None else -1.0] * (width - count)
+    count, rates = len(problem.pools), len(flows) + len(mixed)
+    width = 2 * count + rates
+    goal = [max(price_weight, 1e-9) * pool.price for pool in problem.pools] + [0.0] * count
+    goal += [0.0 if fixed_rps is not None else -1.0] * rates
     rows, limits = _rows(problem, flows, mixed, width)
-    total = [0.0] * count + [1.0] * (width - count)
+    total = [0.0] * (2 * count) + [1.0] * rates
     if fixed_rps is not None:
         rows.append([-value for value in total])
         limits.append(-fixed_rps)
     if problem.rate_rps is not None:
         rows.append(total)
         limits.append(problem.rate_rps)
-    found = _minimize(goal, rows=rows, limits=limits, whole=count)
+    found = _minimize(goal, rows=rows, limits=limits, whole=2 * count)
     if found is None:
         return None
     counts = tuple(round(value) for value in found[:count])
     price = sum(number * pool.price for number, pool in zip(counts, problem.pools, strict=True))
-    return Solution(counts=counts, rate_rps=sum(found[count:]), price=price)
+    return Solution(counts=counts, rate_rps=sum(found[2 * count :]), price=price)
 
 
 def _minimize(
@@ -145,7 +148,7 @@ def _flows(pools: Sequence[Pool]) -> list[tuple[int, int]]:
 def _rows(
     problem: Problem, flows: list[tuple[int, int]], mixed: list[int], width: int
 ) -> tuple[list[list[float]], list[float]]:
-    """Return the rows and limits of the constraints: capacity and network of each pool, GPUs of each stock."""
+    """Return the rows and limits of the constraints: capacity and network of each pool, GPUs of each stock, pools."""
     pools = problem.pools
     rows = [_carried(index, pool, flows, mixed, width) for index, pool in enumerate(pools)]
     if not problem.same_host and problem.handoff_bytes > 0:
@@ -159,6 +162,14 @@ def _rows(
         used = [float(pool.option.facts.gpus) if pool.option.stock is stock else 0.0 for pool in pools]
         rows.append(used + [0.0] * (width - len(pools)))
         limits.append(float(stock.gpus))
+    for index, pool in enumerate(pools):
+        most = float(pool.option.stock.gpus // pool.option.facts.gpus)
+        row = [0.0] * width
+        row[index], row[len(pools) + index] = 1.0, -most
+        rows.append(row)
+        limits.append(0.0)
+    rows.append([0.0] * len(pools) + [1.0] * len(pools) + [0.0] * (width - 2 * len(pools)))
+    limits.append(float(problem.pools_max))
     return rows, limits
 
 

@@ -98,6 +98,8 @@ class PlanSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Share of the price that each pool beyond one per role must save."""
     spare_workers: Number = 0
     """Workers of each pool that may be lost while the others carry the asked rate (1: N+1)."""
+    spare_hosts: Number = 0
+    """Hosts that may fail likewise, if each pool is spread evenly over the hosts of its stock."""
     admission: tuple[Admission, ...] = ("slo", "all")
     """Admission modes to compare: `slo` rejects requests that are predicted to miss the SLO. The first one verifies."""
     tiers: tuple[TierSpec, ...] = ()
@@ -152,10 +154,15 @@ def read_plan_input(raw: Mapping[str, Any], folder: Path) -> PlanInput:
     )
     if spec.objective == "cheapest" and demand.rate_rps is None:
         raise ConfigError("objective cheapest needs a rate: give --rate R, or a trace with times of arrival")
-    reserved = spec.spare_workers or any(stock.lost_ratio for stock in stocks) or spec.workload.growth_ratio
+    reserved = (
+        spec.spare_workers
+        or spec.spare_hosts
+        or any(stock.lost_ratio for stock in stocks)
+        or spec.workload.growth_ratio
+    )
     if reserved and demand.rate_rps is None:
         raise ConfigError(
-            "spare_workers, lost_ratio and growth_ratio need a rate: give --rate R, or a trace with times"
+            "spare_workers, spare_hosts, lost_ratio and growth_ratio need a rate: give --rate R, or a trace with times"
         )
     precisions = tuple(Precision(weights=weights, kv=kv) for weights in spec.weights for kv in spec.kv)
     choices = OptionRanges(model=model, engine=spec.engine, precisions=precisions, tp=spec.tp, pp=spec.pp, cp=spec.cp)

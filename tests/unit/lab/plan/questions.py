@@ -23,5 +23,6 @@ def search(raw: dict[str, Any], **more: Any) -> Search:
     question = read_plan_input({**raw, **more}, Path())
     found, _ = build_options(question.choices, question.stocks, question.spec.wire)
     return Search(
-        demand=question.demand, options=found, objective=question.spec.objective, same_host=question.same_host
-    )
+        demand=question.demand, options=found, objective=question.spec.objective, same_host=question.same_host,
+        pool_penalty_ratio=question.spec.pool_penalty_ratio, spare_workers=question.spec.spare_workers,
+    )  # fmt: skip

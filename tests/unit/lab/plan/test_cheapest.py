@@ -66,11 +66,11 @@ def every_fleet(found: Search) -> Iterator[PlannedFleet]:
     """Yield every fleet with one pool per role that carries the asked rate, found by trying all of them."""
     choices = [(group,) for group in groups_of(found, "mixed")]
     choices += list(product(groups_of(found, "prefill"), groups_of(found, "decode")))
-    assert found.demand.rate_rps is not None
+    asked_rps = found.demand.rate_rps
     for groups in choices:
         capacity_rps = carried_rps(groups, handoff_bytes=0.0, same_host=True)
-        if is_in_stock(groups) and capacity_rps >= found.demand.rate_rps:
-            yield PlannedFleet(groups=groups, rate_rps=found.demand.rate_rps, capacity_rps=capacity_rps)
+        if is_in_stock(groups) and capacity_rps >= (asked_rps or 1e-9):
+            yield PlannedFleet(groups=groups, rate_rps=asked_rps or capacity_rps, capacity_rps=capacity_rps)
 
 
 def check_cheapest(raw: dict[str, Any]) -> None:
@@ -89,7 +89,7 @@ def check_cheapest(raw: dict[str, Any]) -> None:
     listed = [candidate for candidate, _ in list_candidates(found, best, {})]
     assert listed[0].fleet == best.name
     assert all(each.penalized_price >= price * (1 - 1e-9) for each in listed if each.verdict != "short")
-    here = [point for point in cost_points(found, {}) if point.rate_rps == asked_rps]
+    here = [point for point in cost_points(found, best, {}) if point.rate_rps == asked_rps]
     assert any(point.fleet == best.name for point in here), "the chart shows the recommended fleet"
 
 
@@ -104,6 +104,32 @@ def test_no_fleet_that_carries_the_rate_is_cheaper_on_a_larger_grid(asked: tuple
     check_cheapest(question(*asked))
 
 
+@pytest.mark.parametrize("hardware", [ONE_KIND, TWO_KINDS])
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_without_a_rate_no_fleet_has_a_better_rate_for_its_price(
+    hardware: list[dict[str, Any]], lengths: tuple[int, int]
+) -> None:
+    """More pools are recommended only if they are better by their penalty."""
+    raw = question(hardware, lengths, 1.0, "goodput-per-dollar", 0.05)
+    del raw["workload"]["rate_rps"]
+    found = search(raw, reach="node")
+    best = found.fleet("best")
+    assert best is not None
+    ratio = best.rate_rps / found.penalized_price(best)
+    tried = [fleet.rate_rps / found.penalized_price(fleet) for fleet in every_fleet(found)]
+    assert ratio >= max(tried) * (1 - 1e-9)
+    assert ratio >= best.value("goodput-per-dollar") / (1 + 0.05 * best.extra_pools) * (1 - 1e-9)
+    worth = [found.worth(fleet) for _, fleet in list_candidates(found, best, {})]
+    assert worth[0] == max(worth)
+
+
+def test_one_finalist_is_the_best_fleet_of_all_shapes() -> None:
+    """With one finalist, separate workers alone were simulated, and recommended at twice the price."""
+    found = recommend(read_plan_input({**OVERSIZED, "finalists": 1}, Path()))
+    assert list(found.verified) == ["mixed"]
+    assert found.best.gpus == 1
+
+
 @pytest.fixture(scope="module")
 def oversized() -> Recommendation:
     return recommend(read_plan_input(OVERSIZED, Path()))
@@ -114,10 +140,13 @@ def test_one_gpu_is_recommended_where_one_suffices(oversized: Recommendation) ->
     assert oversized.best.rate_rps == pytest.approx(10.0)
     assert oversized.best.capacity_rps > 15
     assert not oversized.short
-    first, second, *_ = oversized.reasons
-    assert "1 GPU suffices for 10 req/s and has" in first
-    assert second.startswith("the next best is ")
-    assert "x the price of the recommended fleet" in second
+    purchase, headroom, simulated, next_best = oversized.verdict
+    assert purchase.startswith("do not disaggregate: use 1 x H100-80G-SXM (4.76 USD/h): 1 mixed worker of ")
+    assert "it carries the asked 10 req/s" in headroom
+    assert f"its headroom is {oversized.best.spare_ratio:.0%}" in headroom
+    assert "requests met the SLO" in simulated
+    assert next_best.startswith("the next best is ")
+    assert "x the price of the recommended fleet" in next_best
 
 
 def test_a_simulated_candidate_that_meets_the_slo_is_not_cheaper(oversized: Recommendation) -> None:

@@ -80,4 +80,4 @@ def test_a_fleet_that_is_behind_is_listed_with_the_result_of_its_simulation(is_p
     assert next(each.verdict for each, _ in listed if each.fleet == behind.name) == verdict
     line = next(line for line in not_recommended(found, listed) if line.startswith(behind.name))
     assert "x worse" in line
-    assert ("it missed the SLO in simulation" in line) == is_played
+    assert ("this shape missed the SLO in simulation" in line) == is_played

@@ -39,6 +39,17 @@ def test_a_fleet_carries_the_rate_after_the_loss_of_its_spare_workers(shape: str
     assert best.capacity_rps >= 30.0
 
 
+def test_the_failure_of_a_host_leaves_enough_workers() -> None:
+    """12 GPUs are on two hosts. Half of an evenly spread pool is lost with one of them."""
+    _, plain = screened(shape="mixed")
+    _, best = screened(shape="mixed", spare_hosts=1)
+    (group,), (needed,) = best.groups, plain.groups
+    assert group.spare_workers == -(-group.workers // 2)
+    assert group.workers - group.spare_workers == needed.workers
+    with pytest.raises(ConfigError, match="not after the loss of spare_workers, spare_hosts and lost_ratio"):
+        screened(shape="mixed", spare_hosts=2)
+
+
 def test_spot_workers_are_added_for_the_share_that_may_be_lost() -> None:
     _, best = screened(shape="mixed", hardware=SPOT)
     (group,) = best.groups
@@ -50,13 +61,15 @@ def test_spot_workers_are_added_for_the_share_that_may_be_lost() -> None:
 
 def test_a_stock_that_carries_the_rate_only_without_losses_is_refused() -> None:
     few = [{"name": "H100", "gpus": 2, "usd_per_hour": 4.0}]
-    with pytest.raises(ConfigError, match="not after the loss of spare_workers and lost_ratio: give more GPUs"):
+    with pytest.raises(
+        ConfigError, match="not after the loss of spare_workers, spare_hosts and lost_ratio: give more GPUs"
+    ):
         screened(hardware=few, spare_workers=2, shape="mixed")
 
 
 def test_a_reserve_and_growth_need_a_rate() -> None:
     workload = {"input_tokens": 1024, "output_tokens": 128}
-    with pytest.raises(ConfigError, match="spare_workers, lost_ratio and growth_ratio need a rate"):
+    with pytest.raises(ConfigError, match="spare_workers, spare_hosts, lost_ratio and growth_ratio need a rate"):
         screened(objective="goodput-per-dollar", workload=workload, spare_workers=1)
 
 
@@ -92,4 +105,5 @@ def test_the_page_draws_each_pool_with_its_spare_workers() -> None:
     for group in found.best.groups:
         assert f"{group.workers} x {group.role}, 1 of them spare" in page
     assert page.count("KV →") == 1
-    assert "after the loss of 1 of" in found.reasons[0]
+    assert "after the loss of 1 of" in found.verdict[1]
+    assert found.verdict[0] in page.replace("&lt;", "<")

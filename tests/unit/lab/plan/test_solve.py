@@ -59,7 +59,7 @@ def price(problem: Problem, counts: tuple[int, ...]) -> float:
 @settings(max_examples=40, deadline=None)
 @given(found=st.lists(pools, min_size=1, max_size=4), same=st.booleans(), wanted=st.floats(0.5, 20))
 def test_the_cheapest_fleet_is_as_cheap_as_the_best_of_all(found: list[Pool], same: bool, wanted: float) -> None:
-    problem = Problem(pools=found, handoff_bytes=5e9, same_host=same, rate_rps=wanted)
+    problem = Problem(pools=found, handoff_bytes=5e9, same_host=same, rate_rps=wanted, pools_max=4)
     solution, every = solve(problem), affordable(problem)
     most_rps = max(carried(problem, counts) for counts in every)
     if most_rps <= 1e-9:
@@ -77,7 +77,7 @@ def test_the_cheapest_fleet_is_as_cheap_as_the_best_of_all(found: list[Pool], sa
 @settings(max_examples=40, deadline=None)
 @given(found=st.lists(pools, min_size=1, max_size=4), same=st.booleans())
 def test_the_best_ratio_is_the_best_of_all(found: list[Pool], same: bool) -> None:
-    problem = Problem(pools=found, handoff_bytes=5e9, same_host=same, rate_rps=None)
+    problem = Problem(pools=found, handoff_bytes=5e9, same_host=same, rate_rps=None, pools_max=4)
     solution = solve(problem)
     ratios = [
         carried(problem, counts) / price(problem, counts) for counts in affordable(problem) if price(problem, counts)
@@ -95,19 +95,30 @@ def test_kv_of_another_format_does_not_flow() -> None:
     prefill, decode = pool("prefill", NAMES[0], 5, 1), pool("decode", NAMES[0], 5, 1)
     other = replace(decode.option.cost, precision=type(decode.option.cost.precision)(kv="fp8"))
     odd = replace(decode, option=replace(decode.option, cost=other))
-    problem = Problem(pools=[prefill, odd], handoff_bytes=1.0, same_host=True, rate_rps=None)
+    problem = Problem(pools=[prefill, odd], handoff_bytes=1.0, same_host=True, rate_rps=None, pools_max=4)
     assert solve(problem) is None
     assert solve(replace(problem, pools=[prefill, decode])) is not None
 
 
+def test_a_fleet_has_no_more_pools_than_allowed() -> None:
+    """17 requests/s: one worker of each kind costs 3. With one pool, only 4 workers of tp 1 or 2 of tp 2 carry them."""
+    both = [pool("mixed", NAMES[0], 5, 1), pool("mixed", NAMES[1], 12, 2)]
+    problem = Problem(pools=both, handoff_bytes=1.0, same_host=True, rate_rps=17.0, pools_max=2)
+    two, one = solve(problem), solve(replace(problem, pools_max=1))
+    assert two is not None
+    assert one is not None
+    assert (two.counts, two.price) == ((1, 1), 3.0)
+    assert (0 in one.counts, one.price) == (True, 4.0)
+
+
 def test_nothing_to_choose_from() -> None:
-    assert solve(Problem(pools=[], handoff_bytes=1.0, same_host=True, rate_rps=1.0)) is None
+    assert solve(Problem(pools=[], handoff_bytes=1.0, same_host=True, rate_rps=1.0, pools_max=4)) is None
 
 
 def test_a_network_bounds_what_flows_between_pools() -> None:
     """25 GB/s, 80 % of it for handoffs, 50 GB each: 0.4 requests a second from a worker, whatever it computes."""
     both = [pool("prefill", NAMES[0], 5, 1), pool("decode", NAMES[0], 15, 1)]
-    problem = Problem(pools=both, handoff_bytes=50e9, same_host=False, rate_rps=None)
+    problem = Problem(pools=both, handoff_bytes=50e9, same_host=False, rate_rps=None, pools_max=4)
     slow, fast = solve(problem), solve(replace(problem, same_host=True))
     assert slow is not None
     assert fast is not None
