@@ -28,6 +28,8 @@ class FakeOpenAi(FakeEngine):
     """It refuses parameters that OpenAI's API does not have."""
     ignores_others: bool = False
     """It ignores parameters that OpenAI's API does not have."""
+    fail_metrics: int = 0
+    """Number of the next requests for metrics that get a 500."""
     has_completions: bool = True
     end_tokens: tuple[int, ...] = ()
     """Tokens at which it ends an answer that may not be longer. Their text is not in the answer."""
@@ -74,6 +76,9 @@ class FakeOpenAi(FakeEngine):
 
     async def _metrics(self, _: web.Request) -> web.Response:
         self.polled.set()
+        if self.fail_metrics:
+            self.fail_metrics -= 1
+            return error(500, "no metrics now")
         return web.Response(text=f"process_start_time_seconds {self.started_s}\n")
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:

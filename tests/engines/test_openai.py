@@ -98,6 +98,21 @@ def test_a_text_that_has_fewer_tokens_here_than_there_is_continued() -> None:
     asyncio.run(run())
 
 
+def test_metrics_that_fail_once_are_no_restart() -> None:
+    async def run() -> None:
+        fake = FakeOpenAi()
+        async with servers(fake), baton_over(fake.config()) as baton:
+            fake.fail_metrics = 2
+            for _ in range(4):
+                fake.polled.clear()
+                await fake.polled.wait()
+            assert not fake.fail_metrics
+            assert baton.fleet.joined == 1
+            assert not any("is lost" in line for line in baton.told)
+
+    asyncio.run(run())
+
+
 def test_a_tokenizer_that_takes_other_fields_is_no_obstacle() -> None:
     """A server that finds no text in the request returns no token."""
 

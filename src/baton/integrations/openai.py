@@ -86,9 +86,8 @@ class OpenAiServer:
             served = await self._http.served_model()
             self._model, context_tokens = served.id, served.max_model_len or 0
         self._kv_tokens = self._config.kv_tokens or max(_KV_TOKENS, context_tokens)
-        self._has_metrics = True
-        load = await self.load()
-        self._has_metrics = bool(load.started_unix_s)
+        started_unix_s = await self._started_unix_s()
+        self._has_metrics = bool(started_unix_s)
         problem = await self._text_problem()
         if not problem:
             await self._find_forms()
@@ -98,21 +97,26 @@ class OpenAiServer:
             context_tokens=context_tokens,
             interface=f"{form} by {COMPLETIONS}",
             problem=problem,
-            load=load,
+            load=EngineLoad(kv_tokens=self._kv_tokens, started_unix_s=started_unix_s),
         )
 
     async def load(self) -> EngineLoad:
-        """Return that the server answers, and the start time of its process if its metrics have it."""
-        started_unix_s = 0.0
+        """Return the start time of the server's process if its metrics have it. Raises EngineBrokenError."""
         if self._has_metrics:
-            async with self._http.raw("/metrics", None, self._http.short) as response:
-                text = (await response.read()).decode(errors="replace") if response.status == 200 else ""
-            started_unix_s = sum(value for _, _, value in samples(text, "process_start_time_seconds"))
-        if not started_unix_s:
-            async with self._http.raw("/v1/models", None, self._http.short) as response:
-                if response.status >= 500:
-                    raise EngineBrokenError(f"/v1/models answered {response.status}")
-        return EngineLoad(kv_tokens=self._kv_tokens, started_unix_s=started_unix_s)
+            started_unix_s = await self._started_unix_s()
+            if not started_unix_s:
+                raise EngineBrokenError("/metrics has no process_start_time_seconds any more")
+            return EngineLoad(kv_tokens=self._kv_tokens, started_unix_s=started_unix_s)
+        async with self._http.raw("/v1/models", None, self._http.short) as response:
+            if response.status >= 500:
+                raise EngineBrokenError(f"/v1/models answered {response.status}")
+        return EngineLoad(kv_tokens=self._kv_tokens)
+
+    async def _started_unix_s(self) -> float:
+        """Return the start time of the server's process from its metrics. 0: they do not have it."""
+        async with self._http.raw("/metrics", None, self._http.short) as response:
+            text = (await response.read()).decode(errors="replace") if response.status == 200 else ""
+        return sum(value for _, _, value in samples(text, "process_start_time_seconds"))
 
     async def tokenize(self, text: str) -> list[int] | None:
         """Return the tokens of a server that has vLLM's route (as Baton has it) or llama.cpp's, whose fields differ."""
