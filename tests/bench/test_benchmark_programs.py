@@ -36,6 +36,7 @@ SETTINGS = {
     "patterns": "--requests 8 --prompts 512",
     "patterns live": "--live --rounds 1",
     "planner": "",
+    "policy_found": "--case opt13b-2p1d --again",
     "policy_matrix": "--row own-4-mixed --policy baton --seeds 1 --again",
     "precision": "--tokens 96 --steps 2",
     "predictions": "--case yi-34b-mixed",
@@ -86,6 +87,7 @@ TRACES = ROOT.parent / "shared" / "traces"
 OF_TRACES = (
     *(
         "eviction",
+        "policy_found",
         "policy_matrix",
         "sim_bytecodes",
         "sim_instructions",

@@ -56,7 +56,7 @@ _NO_LIMIT_S = 1e6
 class SloHeadroom:
     """Admission, routing and placement by predicted time / SLO. One object, because the decisions share state."""
 
-    ttft_slack: float = 1.0
+    ttft_slack: float = 0.95
     """Admit while predicted TTFT <= slack * SLO."""
     tpot_slack: float = 1.0
     """Admit while predicted TPOT <= slack * SLO."""
