@@ -62,9 +62,12 @@ class HotPrefixes:
         hot = [each for each in facts.values() if each.uses >= uses_min]
         ranked = sorted(hot, key=lambda each: (-each.uses, each.start_tokens, each.block_hash))
         chosen: dict[BlockHash, BlockFacts] = {}
+        unfit = set[BlockHash]()  # for good: what a later choice takes off its missing blocks, it takes off the rest
         for each in ranked:
-            missing = _missing(each, facts, chosen)
-            if missing is not None and len(chosen) + len(missing) <= blocks_max:
+            missing = _missing(each, facts, chosen, unfit, blocks_max - len(chosen))
+            if missing is None:
+                unfit.add(each.block_hash)
+            else:
                 chosen.update((block.block_hash, block) for block in missing)
         parents = {block.parent for block in chosen.values()}
         ends = [block for block in chosen.values() if block.block_hash not in parents]
@@ -72,12 +75,21 @@ class HotPrefixes:
 
 
 def _missing(
-    last: BlockFacts, facts: dict[BlockHash, BlockFacts], chosen: dict[BlockHash, BlockFacts]
+    last: BlockFacts,
+    facts: dict[BlockHash, BlockFacts],
+    chosen: dict[BlockHash, BlockFacts],
+    unfit: set[BlockHash],
+    blocks_max: int,
 ) -> list[BlockFacts] | None:
-    """Return this block and its predecessors that are not chosen. None: one of them is not in the arena."""
+    """Return this block and its predecessors that are not chosen, at most `blocks_max`.
+
+    None: they are more, one of them is unfit, or one is not in the arena.
+    """
     missing: list[BlockFacts] = []
     block: BlockFacts | None = last
     while block is not None and block.block_hash not in chosen:
+        if block.block_hash in unfit or len(missing) == blocks_max:
+            return None
         missing.append(block)
         if block.parent is None:
             return missing if block.start_tokens == 0 else None
