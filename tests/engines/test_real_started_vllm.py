@@ -41,8 +41,11 @@ def pool() -> Iterator[StoreNode]:
 @pytest.fixture(scope="module")
 def server(pool: StoreNode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """One prefill and two decode servers, as one command starts them."""
-    log = tmp_path_factory.mktemp("vllm") / "log"
+    folder = tmp_path_factory.mktemp("vllm")
+    log, config = folder / "log", folder / "baton.toml"
+    config.write_text(f"[survival]\nstart_s = {START_S}\n")  # three servers start at once, on two cores
     given = {"engine": "vllm", "engine-command": COMMAND, "engine-flags": FLAGS, "dtype": "float32", "log": str(log)}
+    given["config"] = str(config)
     given |= {"engine-store": f"pool://{pool.address}", "prefill": "1", "decode": "2"}
     flags = [f"--{name}={value}" for name, value in given.items()]
     environment = {**SETTINGS, "BATON_ENGINE_KEY": KEY, "PYTHONPATH": f"{SOURCE}:{os.environ.get('PYTHONPATH', '')}"}
