@@ -68,7 +68,8 @@ class Watch:
             assert worker.executing is not None
             for part in worker.executing.slices:
                 held, _ = pool.table(part.request_id)
-                known = held[: len(part.block_table)] == tuple(part.block_table)
+                tables = (held, _before_spill(pool, part.request_id, held))
+                known = any(table[: len(part.block_table)] == tuple(part.block_table) for table in tables)
                 require(known, "INV-3", _lost_blocks(worker, part.request_id, part.block_table, held))
                 _check_window(pool, part)
             _note_writes(worker.executing, pool.block_tokens, written)
@@ -92,6 +93,14 @@ class Watch:
         copies = [copy for copy in self.cluster.wires.under_way if copy.target == host]
         reads = [load for load in self.cluster.stores.reading if load.host == host]
         return [(block, copy.request_id) for copy in (*copies, *reads) for block in copy.write]
+
+
+def _before_spill(pool: HostPool, request_id: RequestId, table: tuple[BlockId, ...]) -> tuple[BlockId, ...]:
+    """Return the table with the arena blocks that the worker will spill after its step."""
+    holding = pool.grants.holdings.get(request_id)
+    if holding is None or not holding.spilling:
+        return table
+    return table[: holding.behind - len(holding.spilling)] + holding.spilling + table[holding.behind :]
 
 
 def _lost_blocks(worker: SimWorker, request_id: RequestId, table: Sequence[BlockId], held: Sequence[BlockId]) -> str:

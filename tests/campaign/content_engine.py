@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from baton.compute.hash_engine import HashEngine
 from baton.core.copies import LayerSpan
+from baton.core.spill import SpillBlocks
 from baton.core.step import Step, StepResult
 from baton.core.types import BlockId
 from baton.decide.kv.window import Window
@@ -21,7 +22,10 @@ _GARBAGE_BYTE = 0xDD
 class ContentEngine:
     """The real hash engine: any lost, swapped or stale block changes the text (INV-8). All workers share one arena."""
 
-    def __init__(self, *, blocks: int, block_tokens: int, window: Window | None = None, layers: int = 1) -> None:
+    def __init__(
+        self, *, blocks: int, block_tokens: int, window: Window | None = None, layers: int = 1, slots: int = 0
+    ) -> None:
+        """slots: size of the spill space in blocks."""
         layout = content_layout(block_tokens, layers)
         self.layers = layers
         arena = bytearray([_FRESH_BYTE]) * (blocks * layout.block_bytes)
@@ -29,6 +33,9 @@ class ContentEngine:
         self._blocks = np.frombuffer(arena, np.uint8).reshape(shape)
         seen = None if window is None else window.tokens
         self._engine = HashEngine(layout, memoryview(arena), window_tokens=seen)
+        spill = bytearray([_FRESH_BYTE]) * (slots * layout.block_bytes)
+        self._slots = np.frombuffer(spill, np.uint8).reshape(layers, slots, *shape[2:])
+        self._engine.use_spill(memoryview(spill))
 
     @property
     def predictor(self) -> None:
@@ -45,6 +52,9 @@ class ContentEngine:
         for part in step.slices:
             for position in range(part.start, part.start + part.count):
                 self._token(part.block_table, position, None)[:] = _GARBAGE_BYTE
+
+    def spill(self, order: SpillBlocks) -> None:
+        self._slots[:, list(order.slots)] = self._blocks[list(order.blocks)].swapaxes(0, 1)
 
     def kv_of(self, table: Sequence[BlockId], slot: int, layers: LayerSpan | None = None) -> bytes:
         return self._token(table, slot, layers).tobytes()

@@ -70,7 +70,7 @@ class SimGateway:
         self._open: dict[RequestId, LiveRequest] = {}
         spec = cluster.spec
         blocks = min(spec.kv_of(host).blocks * spec.kv_of(host).block_tokens for host in spec.hosts())
-        longest = request_tokens_max(spec.window, blocks, spec.kv.block_tokens)
+        longest = request_tokens_max(spec.window, blocks, spec.kv.block_tokens, spec.prompt_rules.spill)
         self.request_tokens_max = min(CARD.context_tokens, longest or CARD.context_tokens)
 
     def missing(self) -> str:

@@ -109,6 +109,7 @@ def prepare_play(scenario: Scenario) -> Play:
             block_tokens=spec.kv_of(host).block_tokens,
             window=spec.window,
             layers=spec.layers,
+            slots=spec.spill.blocks if spec.spill is not None else 0,
         ),
         seed=scenario.seed,
         journal=Journal(keep_log=True),

@@ -31,7 +31,9 @@ def _parts(log: str = "") -> Parts:
     return assemble(Config(model="hash", topology=Topology(prefill=1, decode=1), log=log), hash_card())
 
 
-async def _first_notice(parts: Parts, setups: Sequence[WorkerSetup], arena_fd: int, restarts_max: int) -> str:
+async def _first_notice(
+    parts: Parts, setups: Sequence[WorkerSetup], descriptors: Sequence[int], restarts_max: int
+) -> str:
     """Start the workers and wait until all remaining ones are ready, or none remains. Return which."""
     notice: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     notices = Notices(
@@ -40,7 +42,7 @@ async def _first_notice(parts: Parts, setups: Sequence[WorkerSetup], arena_fd: i
         failed=lambda reason: notice.set_result(f"failed: {reason}"),
     )
     supervisor = Supervisor(
-        OwnWorkers(parts.driver), setups, arena_fd, SurvivalConfig(restarts_max=restarts_max), notices
+        OwnWorkers(parts.driver), setups, descriptors, SurvivalConfig(restarts_max=restarts_max), notices
     )
     supervisor.start()
     try:
@@ -52,7 +54,7 @@ async def _first_notice(parts: Parts, setups: Sequence[WorkerSetup], arena_fd: i
 def test_workers_that_cannot_be_started_are_given_up_with_the_reason() -> None:
     """It used to end the task that keeps the worker, so that the server stayed `loading` for ever."""
     parts = _parts()
-    notice = asyncio.run(_first_notice(parts, parts.own.setups, arena_fd=-1, restarts_max=1))
+    notice = asyncio.run(_first_notice(parts, parts.own.setups, descriptors=[-1], restarts_max=1))
     assert notice.startswith("failed: ")
     assert "could not be started" in notice
     assert not any(alive(link.pid) for link in parts.driver.links.values() if link.pid)
@@ -64,7 +66,7 @@ def test_the_rest_is_ready_when_one_worker_cannot_load() -> None:
     parts = _parts()
     prefill, decode = parts.own.setups
     broken = msgspec.structs.replace(decode, batching=Plugin(use="baton.decide.policy.batching:NoSuchPolicy"))
-    assert asyncio.run(_first_notice(parts, [prefill, broken], parts.own.arena.fd, restarts_max=5)) == "ready"
+    assert asyncio.run(_first_notice(parts, [prefill, broken], parts.own.descriptors, restarts_max=5)) == "ready"
     assert {link.view.id: link.state for link in parts.driver.links.values()}[decode.view.id] == "lost"
     parts.own.arena.close()
 
@@ -122,7 +124,7 @@ def test_a_worker_that_is_back_or_added_joins_with_its_limits(tmp_path: Path) ->
         ready: asyncio.Queue[None] = asyncio.Queue()
         notices = Notices(tell=lambda text: None, ready=lambda: ready.put_nowait(None), failed=lambda reason: None)
         supervisor = Supervisor(
-            OwnWorkers(parts.driver), parts.own.setups, parts.own.arena.fd, SurvivalConfig(), notices
+            OwnWorkers(parts.driver), parts.own.setups, parts.own.descriptors, SurvivalConfig(), notices
         )
         supervisor.start()
         try:
@@ -157,7 +159,7 @@ def test_a_host_whose_workers_are_all_retired_starts_one_again() -> None:
             ready=ready.set,
             failed=lambda reason: None,
         )
-        supervisor = Supervisor(OwnWorkers(parts.driver), supervised, parts.own.arena.fd, SurvivalConfig(), notices)
+        supervisor = Supervisor(OwnWorkers(parts.driver), supervised, parts.own.descriptors, SurvivalConfig(), notices)
         supervisor.start()
         try:
             await asyncio.wait_for(ready.wait(), WAIT_S)
@@ -190,7 +192,7 @@ def test_an_added_worker_that_cannot_be_kept_up_is_forgotten_and_the_coordinator
             failed=failures.append,
         )
         supervisor = Supervisor(
-            OwnWorkers(parts.driver), [broken], parts.own.arena.fd, SurvivalConfig(restarts_max=0), notices
+            OwnWorkers(parts.driver), [broken], parts.own.descriptors, SurvivalConfig(restarts_max=0), notices
         )
         supervisor._slots.clear()  # scaling has retired all others
         supervisor.resize(StartWorker(added, "decode"))

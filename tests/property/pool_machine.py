@@ -33,7 +33,6 @@ from baton.decide.policy.eviction import LeastRecentlyUsed
 
 TOTAL = 8
 BLOCK_TOKENS = 4
-REQUEST_BLOCKS_MAX = 6
 WORKERS = [WorkerId(f"w{number}") for number in range(3)]
 workers = st.sampled_from(WORKERS)
 
@@ -60,6 +59,8 @@ class Part:
 
 
 class PoolUnderAnyOrder(RuleBasedStateMachine):
+    request_blocks_max, is_granted_in_parts = 6, False
+
     def __init__(self) -> None:
         super().__init__()
         self.pool = self.new_pool()
@@ -75,7 +76,6 @@ class PoolUnderAnyOrder(RuleBasedStateMachine):
         return HostPool(host=HostId("h"), blocks_total=TOTAL, block_tokens=BLOCK_TOKENS, eviction=LeastRecentlyUsed)
 
     def move(self, command: PoolCommand) -> None:
-        """Take a command to those who move bytes."""
         raise AssertionError(f"{command} from a pool that has nothing below it")
 
     def tell(self, event: PoolEvent) -> None:
@@ -118,8 +118,9 @@ class PoolUnderAnyOrder(RuleBasedStateMachine):
         part.sealed_blocks = part.sealed_blocks if part.table else command.cached_blocks
         part.table = command.block_table
         most = -(-(part.request.prompt_tokens + part.request.output_tokens_max) // BLOCK_TOKENS)
-        assert part.asked <= len(part.table) <= max(most, part.asked), "less than asked for, or more than is of use"
-        part.asked = len(part.table)
+        least = 0 if self.is_granted_in_parts else part.asked
+        assert least <= len(part.table) <= max(most, part.asked), "less than asked for, or more than is of use"
+        part.asked = max(part.asked, len(part.table))
 
     def say(self, part: Part, event: PoolEvent) -> None:
         part.old.append(event)
@@ -127,10 +128,9 @@ class PoolUnderAnyOrder(RuleBasedStateMachine):
 
     def leave(self, part: Part) -> None:
         """The worker is done with the request; whoever is next sees what the pool has."""
-        part.worker, part.asked = None, 0
         if part.told_to_yield:
             part.table, part.sealed_blocks = (), 0
-        part.told_to_yield = False
+        part.worker, part.asked, part.told_to_yield = None, 0, False
 
     def running(self) -> list[Part]:
         return [part for part in self.parts.values() if part.worker is not None]
@@ -162,7 +162,7 @@ class PoolUnderAnyOrder(RuleBasedStateMachine):
 
     def ask(self, part: Part, blocks: int) -> None:
         """As a batcher does it: for more than it has asked for, with the prefix that it has no blocks for yet."""
-        blocks = min(blocks, REQUEST_BLOCKS_MAX)
+        blocks = min(blocks, self.request_blocks_max)
         if part.worker is None or part.closed or part.told_to_yield or blocks <= part.asked:
             return
         part.asked = blocks
@@ -184,9 +184,10 @@ class PoolUnderAnyOrder(RuleBasedStateMachine):
     @rule(data=st.data())
     def seal(self, data: st.DataObject) -> None:
         part = data.draw(st.sampled_from([part for part in self.running() if part.sealed_blocks < len(part.table)]))
-        first = part.sealed_blocks
-        until = data.draw(st.integers(first + 1, len(part.table)))
-        part.sealed_blocks = until
+        self.seal_to(part, data.draw(st.integers(part.sealed_blocks + 1, len(part.table))))
+
+    def seal_to(self, part: Part, until: int) -> None:
+        first, part.sealed_blocks = part.sealed_blocks, until
         self.sealed |= set(part.table[first:until])
         hashes = chain(part.stream, until)[first:]
         assert part.worker is not None
@@ -336,7 +337,7 @@ class PoolUnderAnyOrder(RuleBasedStateMachine):
         attempt = part.attempt + attempt_off
         assume((stranger, attempt) != (part.worker, part.attempt))
         made: list[PoolEvent] = [
-            BlocksWanted(part.request.id, attempt, stranger, REQUEST_BLOCKS_MAX, chain(part.stream, 3)),
+            BlocksWanted(part.request.id, attempt, stranger, self.request_blocks_max, chain(part.stream, 3)),
             BlocksSealed(part.request.id, attempt, stranger, 0, chain(9, len(part.table))),
             RequestDropped(part.request.id, attempt, stranger, preempted=kind % 2 == 0),
             PrefillFinished(part.request.id, attempt, stranger, 99),
@@ -350,7 +351,7 @@ class PoolUnderAnyOrder(RuleBasedStateMachine):
         """Its worker has not heard yet and asks for more: nothing is granted, nothing is freed under it."""
         part = data.draw(st.sampled_from([part for part in self.running() if part.closed]))
         assert part.worker is not None
-        self.ignored(BlocksWanted(part.request.id, part.attempt, part.worker, REQUEST_BLOCKS_MAX, ()))
+        self.ignored(BlocksWanted(part.request.id, part.attempt, part.worker, self.request_blocks_max, ()))
 
     # ---- what must hold
 
@@ -375,13 +376,13 @@ class PoolUnderAnyOrder(RuleBasedStateMachine):
         elif part.told_to_yield:
             part.table, part.sealed_blocks, part.asked, part.told_to_yield = (), 0, 0, False
             self.say(part, RequestDropped(request.id, part.attempt, worker, preempted=True))
-        elif len(part.table) == REQUEST_BLOCKS_MAX:
+        elif len(part.table) == self.request_blocks_max:
             self.leave(part)
             self.say(part, RequestFinished(request.id, part.attempt, worker, "stop"))
             part.closed = True
             self.say(part, ReleaseBlocks(request.id))
-        elif part.asked < REQUEST_BLOCKS_MAX:
-            self.ask(part, REQUEST_BLOCKS_MAX)
+        elif part.asked < self.request_blocks_max:
+            self.ask(part, self.request_blocks_max)
         self.settle(part)
 
     def teardown(self) -> None:

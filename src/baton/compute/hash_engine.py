@@ -14,6 +14,7 @@ import numpy as np
 
 from baton.compute.models.card import ModelCard
 from baton.compute.step_engine import Progress
+from baton.core.spill import SPILLED_FROM
 from baton.core.step import Slice, SliceResult, Step, StepResult
 from baton.core.types import Sampling, TokenLogprob
 from baton.decide.kv.layout import KVLayout, Shard
@@ -89,6 +90,11 @@ class HashEngine:
         whole = np.frombuffer(memory, dtype=np.uint8)
         arena = whole[: len(whole) // layout.block_bytes * layout.block_bytes].reshape(-1, layout.block_bytes)
         self._shards = [(shard, _view(arena, shard, layout)) for shard in layout.shards]
+        self._spill: np.ndarray | None = None
+
+    def use_spill(self, memory: memoryview) -> None:
+        """Read spilled blocks of one rank from this memory: [layers, slots, ...], as `SpillMemory` has it."""
+        self._spill = np.frombuffer(memory, dtype=np.uint8).reshape(self.layout.layers, -1, *self.layout.shape[1:])
 
     def warm_up(self) -> None:
         """Do nothing: the engine has no kernels and no weights."""
@@ -161,7 +167,7 @@ class HashEngine:
         table = np.asarray(part.block_table[first_block : -(-total // layout.block_tokens)])
         digest = blake2b(digest_size=16)
         if len(self._shards) == 1:  # one rank: hash the gathered bytes without another copy
-            digest.update(np.ascontiguousarray(_seen(self._shards[0][1][table], skipped, seen)).data)
+            digest.update(np.ascontiguousarray(_seen(self._blocks(table), skipped, seen)).data)
             return digest.digest()
         kv = np.zeros((layout.layers, layout.planes, seen, layout.kv_heads, layout.head_dim), np.uint8)
         held = np.zeros((layout.layers, layout.kv_heads), np.bool_)
@@ -175,6 +181,13 @@ class HashEngine:
                 digest.update(np.ascontiguousarray(mine).data)
         digest.update(kv.data)
         return digest.digest()
+
+    def _blocks(self, table: np.ndarray) -> np.ndarray:
+        """Return the blocks of a table of one rank: [blocks, layers, planes, block_tokens, kv_heads, head_dim]."""
+        blocks, spilled = self._shards[0][1], int(np.count_nonzero(table >= SPILLED_FROM))
+        if self._spill is None or not spilled:
+            return blocks[table]
+        return np.concatenate((self._spill[:, table[:spilled] - SPILLED_FROM].swapaxes(0, 1), blocks[table[spilled:]]))
 
 
 def _seen(blocks: np.ndarray, skipped: int, seen: int) -> np.ndarray:

@@ -47,6 +47,8 @@ class EngineChoice:
     """
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     """Limits of the work on grammars."""
+    spill: memoryview | None = None
+    """Memory of the spill space. None: there is none."""
 
     def __str__(self) -> str:
         backend = f", {self.attention} attention" if self.kind == "torch" and self.attention else ""
@@ -156,16 +158,22 @@ def load_engine(
     inner: StepEngine
     if chosen.kind == "hash":
         inner = HashEngine(layout, _on_host(memory), card.vocab_tokens, card.window_tokens, card.path)
+        if chosen.spill is not None:
+            inner.use_spill(chosen.spill)
         return ConstrainedEngine(inner, card, chosen.sandbox)
     if chosen.library is None:
         from baton.compute.torch.load_torch import TorchComputation, load_torch_engine
 
-        computed = TorchComputation(dtype=dtype, threads=threads, device=chosen.device, attention=chosen.attention)
+        computed = TorchComputation(
+            dtype=dtype, threads=threads, device=chosen.device, attention=chosen.attention, spill=chosen.spill
+        )
         inner = load_torch_engine(card, layout, memory, computed)
     else:
         computation = Computation(threads=threads, dtype=dtype, weights=chosen.weights, file=chosen.weights_file)
         native = load_native_engine(card, layout, _on_host(memory), NativeLibrary(chosen.library), computation)
         native.add_guests(chosen.guest_cores)
+        if chosen.spill is not None:
+            native.use_spill(chosen.spill)
         inner = native
     return ConstrainedEngine(inner, card, chosen.sandbox)
 

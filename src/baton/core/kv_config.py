@@ -16,6 +16,20 @@ Preemption = Literal["cheaper", "swap", "recompute"]
 """How a preempted request restores its KV."""
 
 
+class SpillConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[Space for KV of requests larger than the arena](handoff-and-tiers.md#requests-larger-than-the-arena). For CPU
+    workers without ranks; no host may join."""
+
+    bytes: Bytes = 0
+    """Size. 0: such requests are refused."""
+    folder: str = ""
+    """Folder of an unnamed file. Empty: memory."""
+    bytes_per_s: Annotated[float, Range(least=1e6)] = 1e9
+    """Assumed read bandwidth."""
+    tokens_per_s_min: Annotated[float, Range(least=0.001)] = 1.0
+    """Slowest decode: it limits the length of requests."""
+
+
 class KVConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The arena that holds the KV cache."""
 
@@ -26,11 +40,12 @@ class KVConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     blocks: Annotated[int, Range(least=0, most=2**31)] = 0
     """Size of the arena in blocks. Overrides `bytes` unless it is 0."""
     allocate: Literal["on_demand", "longest"] = "on_demand"
-    """`on_demand` grants blocks as a request grows, and preempts if they run out. `longest` reserves the blocks of the
-    longest possible output at the start: no preemption, but fewer requests at once."""
+    """`on_demand` grants blocks as a request grows, and preempts if none is left. `longest` reserves blocks for the
+    longest possible output: no preemption, but fewer requests at once."""
     preemption: Preemption = "cheaper"
     """How a preempted request restores its KV: `recompute` computes it again, `swap` reads it from the tiers, `cheaper`
     does what takes less time."""
+    spill: SpillConfig = SpillConfig()
     dtype: KVDtypeChoice = "auto"
     """Precision of KV. `auto`: that in which decode workers compute. `int8` and `fp8` (e4m3) store one scale per token
     and head, `fp4` (e2m1) one per 16 numbers, `mxfp4` one per 32. All four need the native engine."""

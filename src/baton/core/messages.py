@@ -14,6 +14,7 @@ from msgspec import Struct
 from baton.core.copies import LandingEnded, LandingGranted, LandingRefused, LandingWanted, LeaseEnded, LeaseWanted
 from baton.core.leaving import RestartWorker
 from baton.core.prefixes import BlocksRemoved, BlocksStored, EngineCacheChanged
+from baton.core.spill import BlocksSpilled, SpillBlocks
 from baton.core.ticking import DriverEvent
 from baton.core.tier_messages import ReadBack, ReadBackWanted, TierCommand, TierEvent
 from baton.core.types import (
@@ -301,15 +302,14 @@ CoordinatorEvent = (
     | BlocksRemoved
 )
 
+BatcherEvent = (
+    BlocksWanted | BlocksSealed | BlocksSpilled | RequestDropped | PrefillFinished | RequestFinished | RequestFailed
+)
+
 PoolEvent = (
     StartPrefill
     | StartDecode
-    | BlocksWanted
-    | BlocksSealed
-    | RequestDropped
-    | PrefillFinished
-    | RequestFinished
-    | RequestFailed
+    | BatcherEvent
     | ReleaseBlocks
     | LandingWanted
     | LandingEnded
@@ -326,7 +326,7 @@ class ToWorker(Struct, frozen=True, tag=True, gc=False):
     """A command for a worker. It is dropped if the worker is dead: WorkerLost reports that separately."""
 
     worker: WorkerId
-    command: BlocksGranted | PreemptRequest | StopRequest
+    command: BlocksGranted | PreemptRequest | SpillBlocks | StopRequest
 
 
 PoolCommand = ToWorker | BlocksStored | BlocksRemoved | LandingGranted | LandingRefused | TierCommand | ReadBackWanted
@@ -353,8 +353,7 @@ class Shutdown(Struct, frozen=True, tag=True):
     """End the process after the current step."""
 
 
-WorkerCommand = StartRequest | StopRequest | BlocksGranted | PreemptRequest | Shutdown
-BatcherEvent = BlocksWanted | BlocksSealed | RequestDropped | PrefillFinished | RequestFinished | RequestFailed
+WorkerCommand = StartRequest | StopRequest | BlocksGranted | PreemptRequest | SpillBlocks | Shutdown
 
 
 class StepReport(Struct, frozen=True, tag=True, gc=False):

@@ -68,6 +68,8 @@ class Slice(Struct, frozen=True, kw_only=True, gc=False):
     drafts: int = 0
     """Number of drafted tokens at the end of the slice. A token is sampled at each draft and after the last one, until
     one differs from its draft."""
+    spilled_tokens: int = 0
+    """Leading tokens whose KV is in the spill space."""
     stream: LayerStream | None = None
     """Set if the engine reports finished layers of the last chunk of the prompt."""
 
@@ -114,9 +116,10 @@ class Step(Struct, frozen=True, gc=False):
     @property
     def shape(self) -> StepShape:
         """The sums over the step that cost models use."""
-        prefill_tokens = chunks = decodes = context_tokens = 0
+        prefill_tokens = chunks = decodes = context_tokens = spilled_tokens = 0
         pairs = 0.0
         for part in self.slices:
+            spilled_tokens += part.spilled_tokens
             if part.count == 1 + part.drafts and part.sample:
                 decodes += part.count
                 context_tokens += part.count * (part.start + part.count)
@@ -130,6 +133,7 @@ class Step(Struct, frozen=True, gc=False):
             prefill_pairs=pairs,
             decode_requests=decodes,
             context_tokens=context_tokens,
+            spilled_tokens=spilled_tokens,
         )
 
 

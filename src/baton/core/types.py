@@ -95,8 +95,7 @@ class ServiceClass(Struct, frozen=True, kw_only=True, gc=False):
     step_ratio: float = 1.0
     """Share of a step's tokens that prompts of this class may fill if no prompt of a more urgent class waits."""
     urgent_ttft_s: float | None = None
-    """Shortest TTFT SLO of the more urgent classes, for which prompts of this class keep steps short. None: they have
-    none."""
+    """Shortest TTFT SLO of the more urgent classes, for which prompts of this class keep steps short."""
     decode_ratio: float = 0.0
     """Share of the concurrent requests of decode workers that is reserved."""
     kv_ratio: float = 0.0
@@ -116,10 +115,8 @@ OVERTAKEN_TURNS = 64
 
 
 class Request(Struct, frozen=True, kw_only=True, gc=False):
-    """A client's request as policies see it. It has no output length, so that no policy can use the true one.
-
-    The tokens of the prompt are not included: decisions need only their number and block hashes.
-    """
+    """A client's request as policies see it. It has no output length, so that no policy can use the true one, and no
+    tokens of the prompt: decisions need only their number and block hashes."""
 
     id: RequestId
     prompt_tokens: int
@@ -252,6 +249,8 @@ class StepShape(Struct, frozen=True, kw_only=True, gc=False):
     """Number of requests that decode."""
     context_tokens: int = 0
     """Tokens whose KV the decodes read, including the new ones."""
+    spilled_tokens: int = 0
+    """Tokens whose KV is read from the spill space. Cost models leave them out: see `SpillRules.read_s`."""
 
 
 def prefill_pairs(new_tokens: int, cached_tokens: int) -> float:

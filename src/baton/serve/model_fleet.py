@@ -224,7 +224,7 @@ class ModelFleet:
             return
         own, notices = parts.own, Notices(tell=self._tell, ready=self._on_own_ready, failed=self._on_failed)
         cores, survival = parts.computing.share.cores, parts.config.survival
-        self._own = Supervisor(OwnWorkers(parts.driver), own.setups, own.arena.fd, survival, notices, cores)
+        self._own = Supervisor(OwnWorkers(parts.driver), own.setups, own.descriptors, survival, notices, cores)
         self._own.start()
 
     def _load_services(self) -> ModelServices:

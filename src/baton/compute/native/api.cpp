@@ -125,13 +125,28 @@ static std::string check_slices(const BatonStep& step, int64_t block_tokens) {
     return "";
 }
 
+// Check the ids of a step's blocks. Slots of the spill space are read only: they hold no new tokens.
+static std::string check_blocks(const BatonStep& step, const Arena& arena) {
+    const int32_t* blocks = step.blocks;
+    for (int32_t slice = 0; slice < step.slices; slice++) {
+        for (int32_t i = 0; i < step.block_counts[slice]; i++) {
+            const int64_t slot = int64_t{blocks[i]} - SPILLED_FROM;
+            const bool is_full = int64_t{i + 1} * arena.block_tokens <= step.starts[slice];
+            if (is_full && slot >= 0 && slot < arena.spill_slots) continue;
+            if (blocks[i] < 0 || blocks[i] >= arena.blocks)
+                return mismatch("block ", blocks[i], " is outside of an arena of ", arena.blocks);
+        }
+        blocks += step.block_counts[slice];
+    }
+    return "";
+}
+
 // Check ids of tokens and blocks: an invalid one would access memory outside of the tables and the arena.
 static std::string check(const Model& model, const BatonStep& step) {
     std::string problem = check_slices(step, model.arena.block_tokens);
     if (problem.empty())
         problem = check_below(step.tokens, step.rows, model.sizes.vocab, "token ", " is outside of a vocabulary of ");
-    if (problem.empty())
-        problem = check_below(step.blocks, step.entries, model.arena.blocks, "block ", " is outside of an arena of ");
+    if (problem.empty()) problem = check_blocks(step, model.arena);
     return problem;
 }
 
@@ -195,6 +210,12 @@ EXPORT void baton_free(Engine* engine) { delete engine; }
 EXPORT void baton_set_arena(Engine* engine, uint8_t* bytes, int64_t blocks) {
     engine->model.arena.bytes = bytes;
     engine->model.arena.blocks = blocks;
+}
+
+// Set the memory of the spill space for the next steps.
+EXPORT void baton_set_spill(Engine* engine, uint8_t* bytes, int64_t slots) {
+    engine->model.arena.spill = bytes;
+    engine->model.arena.spill_slots = slots;
 }
 
 EXPORT const char* baton_set_layer(Engine* engine, int32_t index, const BatonLayer* l) {

@@ -37,7 +37,14 @@ class NativeEngine:
         self._angles = AngleTable(config)
         self._sampler = HostSampler()
         self._logits_buffer = np.empty(0, dtype=np.float32)
+        self._spill = np.empty(0, dtype=np.uint8)
         self._set_arena(self._arena)
+
+    def use_spill(self, memory: memoryview) -> None:
+        """Read spilled blocks from this memory: [layers, slots, ...], as `SpillMemory` has it."""
+        self._spill = np.frombuffer(memory, dtype=np.uint8)  # kept: the library has only its address
+        slots = self._spill.size // self.layout.block_bytes
+        self._library.set_spill(self.handle, self._spill.ctypes.data, slots)
 
     def __del__(self) -> None:
         self._library.free(self.handle)

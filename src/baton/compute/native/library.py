@@ -194,6 +194,9 @@ class NativeLibrary:
     def set_arena(self, handle: int, address: int, blocks: int) -> None:
         self._dll.baton_set_arena(c_void_p(handle), c_void_p(address), c_int64(blocks))
 
+    def set_spill(self, handle: int, address: int, slots: int) -> None:
+        self._dll.baton_set_spill(c_void_p(handle), c_void_p(address), c_int64(slots))
+
     def weights(self, handle: int) -> NativeWeights:
         """Return the interface that sets an engine's weights. Use it before the first step."""
         return NativeWeights(self._dll, handle)

@@ -95,7 +95,11 @@ struct Sizes {
     int value_pad() const { return padded(value_dim(), INPUTS_ALIGN); }
 };
 
-// The KV blocks of the arena: [block][layers][planes][block_tokens][kv_heads][head_dim].
+// Block ids from here on name slots of the spill space, as SPILLED_FROM of core/spill.py.
+constexpr int32_t SPILLED_FROM = 1 << 30;
+
+// The KV blocks of the arena: [block][layers][planes][block_tokens][kv_heads][head_dim]; and those of the spill space,
+// which are only read: [layers][slot][planes][block_tokens][kv_heads][head_dim].
 struct Arena {
     uint8_t* bytes = nullptr;
     int64_t blocks = 0;
@@ -104,9 +108,15 @@ struct Arena {
     int planes = 2;           // keys and values; 1: latents
     int64_t token_bytes = 0;  // of one token in one plane
     DType dtype = DType::F32;
+    uint8_t* spill = nullptr;
+    int64_t spill_slots = 0;
 
     int64_t plane_bytes() const { return block_tokens * token_bytes; }
     uint8_t* row(int32_t block, int layer, int plane, int slot) const {
+        if (block >= SPILLED_FROM) {
+            const int64_t before = (int64_t{layer} * spill_slots + (block - SPILLED_FROM)) * planes + plane;
+            return spill + before * plane_bytes() + slot * token_bytes;
+        }
         const int64_t before = (int64_t{block} * layers + layer) * planes + plane;
         return bytes + before * plane_bytes() + slot * token_bytes;
     }

@@ -42,6 +42,8 @@ class TorchComputation:
     device: str
     attention: str = ""
     """Name of the attention backend. Empty: that of the device."""
+    spill: memoryview | None = None
+    """Memory of the spill space, for the backend `sdpa` on a CPU. None: there is none."""
 
 
 def load_torch_engine(
@@ -59,6 +61,8 @@ def load_torch_engine(
     torch.set_num_threads(computation.threads)
     target = torch.device(computation.device)
     kv = PagedKV(on_device(memory, target), layout)
+    if computation.spill is not None:
+        kv.use_spill(computation.spill)
     number, (config, weights) = TORCH_DTYPES[computation.dtype], open_model(card)
     name = computation.attention or ("triton" if target.type == "cuda" else "sdpa")
     if name != "triton":

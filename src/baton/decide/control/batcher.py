@@ -28,9 +28,10 @@ from baton.core.messages import (
     StopRequest,
     WorkerCommand,
 )
+from baton.core.spill import BlocksSpilled, SpillBlocks, with_slots
 from baton.core.step import EMPTY_STEP, LayerStream, Slice, SliceResult, Step, StepResult
 from baton.core.types import BlockHash, HostId, RequestId, Role, WorkerId, WorkerView, unpack_tokens
-from baton.decide.control.decode_run import DecodeRun, asks_after, plan_decode_run, room_steps
+from baton.decide.control.decode_run import DecodeRun, asks_after, plan_decode_run, room_steps, takes_turns
 from baton.decide.control.lane import LOOKAHEAD_TOKENS, Lane, drafts_for, in_order, load_of, share_step
 from baton.decide.control.lane_order import LaneOrder
 from baton.decide.control.report_builder import ReportBuilder
@@ -70,6 +71,8 @@ class Batcher:
         self._turns = 0
         """Number of planned slices."""
         self._report = ReportBuilder()
+        self.spills: list[SpillBlocks] = []
+        """Copies that the owner makes, and removes from this list, before it plans a step."""
         self._has_classes = False  # whether a request with a service class has come
         self._skips = self._has_skipped = False
         """Whether the planned step, and the last one, leave out decodes for a prompt of a more urgent class."""
@@ -101,6 +104,12 @@ class Batcher:
                     lane = self._find(request_id, attempt)
                     if lane is not None:
                         self._preempt(lane)
+                case SpillBlocks(request_id=request_id, attempt=attempt):
+                    lane = self._find(request_id, attempt)
+                    if lane is not None and lane.state == "ready":
+                        lane.table = with_slots(lane.table, command.first, command.slots)
+                        self.spills.append(command)
+                        self._add_event(BlocksSpilled(request_id, attempt, self.worker, command.first))
                 case Shutdown():
                     self.closed = True
                 case _:
@@ -131,10 +140,7 @@ class Batcher:
             lane.hold(command.block_table, command.computed_tokens)
             self._make_ready(lane)
         else:
-            self._wait(lane)
-
-    def _wait(self, lane: Lane) -> None:
-        insort(self._waiting, lane, key=in_order)
+            insort(self._waiting, lane, key=in_order)
 
     def _find(self, request_id: RequestId, attempt: int) -> Lane | None:
         lane = self._lanes.get(request_id)
@@ -162,7 +168,7 @@ class Batcher:
     def _preempt(self, lane: Lane) -> None:
         if lane.state == "ready":
             self._ready.remove(lane)
-            self._wait(lane)
+            insort(self._waiting, lane, key=in_order)
         lane.empty()
         self._add_event(RequestDropped(lane.request.id, lane.attempt, self.worker, preempted=True))
 
@@ -187,7 +193,7 @@ class Batcher:
         """
         chosen = self._choose()
         is_decode = bool(chosen) and chosen[0][1] == 1 and not self._policies.speculation.tokens_max
-        if is_decode and not (self._asks_later() or self._takes_turns(chosen)):
+        if is_decode and not (self._asks_later() or takes_turns(self._ready, self._limits, len(chosen))):
             run = plan_decode_run([self._ready[index] for index, _ in chosen])
             if run is not None:
                 for lane in run.lanes:
@@ -216,10 +222,10 @@ class Batcher:
         """Ask for the blocks that are needed soon, and let the batching policy choose the step."""
         if self._waiting:
             self._ask_for_first_blocks()
-        for lane in self._ready:
+        lanes, select, self._skips = self._ready, self._policies.batching.select, False
+        for lane in lanes:
             if len(lane.tokens) >= lane.grow_at_tokens:
                 self._ask(lane, len(lane.tokens))
-        lanes, select, self._skips = self._ready, self._policies.batching.select, False
         if not self._has_classes or all(lane.step_ratio == 1.0 for lane in lanes):
             return select(lanes, self._limits, self.learner.cost) if lanes else []
         limits, places = share_step(lanes, self._limits, may_skip=not self._has_skipped)
@@ -236,11 +242,6 @@ class Batcher:
         has_slot = len(self._lanes) - len(self._waiting) < self._limits.requests_max
         waiting = self._waiting
         return bool(waiting) and any(lane.state == "waiting" and (has_slot or lane.output_tokens) for lane in waiting)
-
-    def _takes_turns(self, chosen: Sequence[tuple[int, int]]) -> bool:
-        """Return whether more lanes decode than a step has places, so that the next step has other lanes."""
-        places = min(self._limits.requests_max, self._limits.step_tokens_max)
-        return len(chosen) >= places and sum(lane.remaining_tokens == 1 for lane in self._ready) > places
 
     def _ask_for_first_blocks(self) -> None:
         """Ask for the first blocks of requests that can be in the next steps, oldest first.
@@ -290,6 +291,7 @@ class Batcher:
             sample=count == lane.remaining_tokens and lane.until != "prompt",
             sampling=lane.request.sampling,
             prompt_tokens=lane.request.prompt_tokens,
+            spilled_tokens=lane.spilled_tokens,
             stream=lane.stream,
         )
 

@@ -45,6 +45,7 @@ from baton.core.messages import (
     WorkerReported,
 )
 from baton.core.prefixes import BlocksRemoved, BlocksStored, EngineCacheChanged
+from baton.core.spill import BlocksSpilled
 from baton.core.ticking import QueuedTooLong, ScaleWanted, Tick, TokensServed, WaitedTooLong
 from baton.core.tier_messages import DropBlocks, FromTier, LoadBlocks, LoadEnded, PutEnded, ReadBackWanted, StoreBlocks
 from baton.core.types import HostId, WorkerId, WorkerView
@@ -173,7 +174,7 @@ class Cluster:
                     self._carry_out(self.transfers.settle(request_id), now_s)
                 case RequestFinished() | RequestFailed() | RequestDropped(preempted=False):
                     self._ask_coordinator(event, now_s)
-                case BlocksSealed() | BlocksWanted() | RequestDropped():
+                case BlocksSealed() | BlocksSpilled() | BlocksWanted() | RequestDropped():
                     pass
         if report.view is not None:
             self._ask_coordinator(WorkerReported(report.view), now_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from baton.core.config import BatchLimits
 from baton.decide.control.lane import Lane
 
 
@@ -31,7 +32,7 @@ class DecodeRun:
 
 
 def plan_decode_run(lanes: Sequence[Lane]) -> DecodeRun | None:
-    """Return the longest run of these lanes. None if one of them computes a prompt or is to be handed off.
+    """Return the longest run of these lanes. None if one computes a prompt, is to be handed off, or has spilled blocks.
 
     Blocks that a run seals are recorded late. This is safe if no other request can seal the same hashes, which holds
     for tokens that are decoded for the first time. A later attempt may find such blocks, so its run ends at the next
@@ -43,6 +44,8 @@ def plan_decode_run(lanes: Sequence[Lane]) -> DecodeRun | None:
     for lane in lanes:
         length, request = len(lane.tokens), lane.request
         if length - lane.computed_tokens != 1 or lane.until != "end" or length == request.prompt_tokens:
+            return None
+        if lane.spilled_tokens:
             return None
         left.append(lane.tokens_max - length)
         asks.append(lane.grow_at_tokens - length)
@@ -62,3 +65,9 @@ def room_steps(lanes: Sequence[Lane]) -> int:
 def asks_after(lanes: Sequence[Lane]) -> int:
     """Return the number of steps after which the first lane asks for more blocks."""
     return min([lane.grow_at_tokens - len(lane.tokens) for lane in lanes])
+
+
+def takes_turns(lanes: Sequence[Lane], limits: BatchLimits, chosen: int) -> bool:
+    """Return whether more lanes decode than a step has places, so that the step after one of `chosen` has others."""
+    places = min(limits.requests_max, limits.step_tokens_max)
+    return chosen >= places and sum(lane.remaining_tokens == 1 for lane in lanes) > places

@@ -10,6 +10,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from baton.core.config import BatchLimits, SpeculationConfig
+from baton.core.spill import spilled_blocks
 from baton.core.step import LayerStream
 from baton.core.types import BlockHash, BlockId, FinishReason, Request, RequestId, TokenLogprob, Until
 from baton.decide.kv.hashing import block_hash, hashes_per_block, root_hash
@@ -74,6 +75,11 @@ class Lane:
     @property
     def room_tokens(self) -> int:
         return len(self.table) * self.block_tokens - self.computed_tokens
+
+    @property
+    def spilled_tokens(self) -> int:
+        """Leading tokens whose KV is in the spill space."""
+        return spilled_blocks(self.table) * self.block_tokens
 
     @property
     def client(self) -> int:

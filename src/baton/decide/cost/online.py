@@ -135,8 +135,8 @@ class StepLearner:
         return False
 
     def observe(self, shape: StepShape, step_s: float) -> None:
-        """Learn from a step of this shape that took `step_s`."""
-        if not step_s > 0:
+        """Learn from a step of this shape that took `step_s`, unless it waited for the spill space."""
+        if not step_s > 0 or shape.spilled_tokens:
             return
         before, parts_s = self.prices or _GIVEN, step_parts(self.given, shape)
         steps, error_log = before.steps + 1, log(step_s / _priced_s(before, parts_s))

@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from baton.core.kv_config import Preemption
 from baton.core.prefixes import BlocksRemoved, BlocksStored, CachedRun, EngineCacheChanged
 from baton.core.tier_messages import PutWanted
 from baton.core.types import BlockHash, BlockId, HostId, HostView
 from baton.decide.kv.blocks import BlockFacts, Blocks, EvictionOrder, Hit
 from baton.decide.kv.holding import Holding
+from baton.decide.kv.spill import SpillSpace
 from baton.decide.kv.tier import Tier
 from baton.decide.kv.tiers import BackedBlocksFirst, Tiers
-from baton.decide.kv.window import Window, behind_blocks
+from baton.decide.kv.window import PromptRules, Window, behind_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ class ArenaBlocks:
     window: Window | None
     orders: Sequence[EvictionOrder]
     """Eviction orders of its cached blocks."""
+    spill: SpillSpace | None = None
 
     def hit(self, prefix: Sequence[BlockHash], first: int = 0) -> Hit:
         """Return the longest prefix hit without pinning it. Blocks before `first` need not be held."""
@@ -84,8 +85,10 @@ class ArenaBlocks:
         holding.preempted = True
 
     def empty(self, holding: Holding) -> None:
-        """Unpin all blocks of a holding. Sealed ones stay cached."""
+        """Unpin all blocks of a holding, and free its slots. Sealed blocks of the arena stay cached."""
         self.blocks.unpin(holding.held)
+        if self.spill is not None:
+            self.spill.empty(holding)
         holding.table, holding.hashes = (), []
         holding.behind = holding.computed_tokens = holding.wanted = 0
         holding.preempting = holding.reading = False
@@ -152,9 +155,9 @@ def empty_arena(
     blocks_total: int,
     eviction: Callable[[], EvictionOrder],
     tiers: Sequence[Tier],
-    preemption: Preemption,
+    prompts: PromptRules,
 ) -> ArenaBlocks:
-    """Return the blocks of an empty arena, with these tiers below it."""
+    """Return the blocks of an empty arena, with these tiers below it and the spill space of `prompts`."""
     orders = [eviction() for _ in range(2 if tiers else 1)]
     blocks = Blocks(blocks_total, BackedBlocksFirst(*orders) if tiers else orders[0])
     below: Tiers | None = None
@@ -165,9 +168,10 @@ def empty_arena(
             tiers=tiers,
             block_tokens=pool.block_tokens,
             window=pool.window,
-            preemption=preemption,
+            preemption=prompts.preemption,
         )
-    return ArenaBlocks(pool.host, pool.block_tokens, pool.block_runs, blocks, below, pool.window, orders)
+    spill = SpillSpace(prompts.spill, blocks) if prompts.spill is not None else None
+    return ArenaBlocks(pool.host, pool.block_tokens, pool.block_runs, blocks, below, pool.window, orders, spill)
 
 
 def mirror_cache(arena: ArenaBlocks, event: EngineCacheChanged) -> list[BlocksRemoved | BlocksStored]:

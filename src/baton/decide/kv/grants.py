@@ -10,9 +10,10 @@ from baton.core.prefixes import BlocksRemoved
 from baton.core.types import RequestId
 from baton.decide.kv.arena_blocks import ArenaBlocks
 from baton.decide.kv.blocks import Hit
-from baton.decide.kv.holding import Holding, granted, idle_younger, less_urgent, youngest_to_preempt
+from baton.decide.kv.holding import Holding, granted, idle_younger, less_urgent, may_preempt, youngest_to_preempt
 from baton.decide.kv.quotas import Quotas
 from baton.decide.kv.read_backs import ReadBacks
+from baton.decide.kv.spill import SpillSpace
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,7 +68,7 @@ class Grants:
         Requires that no other request waits for blocks, or that this one is first. `first`: as in `ArenaBlocks.hit`.
         """
         self.quotas.refresh()
-        hit = self.arena.hit(holding.prefix, first)
+        hit = self._hit(holding, first)
         has_to_wait = self._wanting and not self.is_first_of_class(holding)
         return None if has_to_wait or not self._has_room(holding, hit) else hit
 
@@ -82,10 +83,19 @@ class Grants:
         """Give a request its prefix hit and the other blocks that it wants. Return the evictions for them."""
         count = hit.count
         self.arena.adopt(holding, hit, holding.prefix)
-        return self._take(holding, holding.goal(count, self.ahead_blocks) - count)
+        return self._take(holding, holding.goal(count, self._ahead(holding)) - count)
+
+    def _hit(self, holding: Holding, first: int) -> Hit:
+        hit, spill = self.arena.hit(holding.prefix, first), self.arena.spill
+        return hit if spill is None else Hit(hit.behind, hit.blocks[: spill.hit_blocks_max(holding)])
+
+    def _ahead(self, holding: Holding) -> int | None:
+        """Return how many blocks beyond the computed ones the request may hold. None: unlimited."""
+        spill = self.arena.spill
+        return spill.ahead_blocks if spill is not None and spill.is_oversized(holding) else self.ahead_blocks
 
     def _goal(self, holding: Holding) -> int:
-        return holding.goal(holding.computed_tokens // self.arena.block_tokens, self.ahead_blocks)
+        return holding.goal(holding.computed_tokens // self.arena.block_tokens, self._ahead(holding))
 
     def _is_over(self, holding: Holding) -> bool:
         """Return whether a request would exceed its tenant's quota. Then requests behind it do not wait for it."""
@@ -93,6 +103,13 @@ class Grants:
 
     def _grow(self, holding: Holding, commands: list[PoolCommand]) -> bool:
         missing = self._goal(holding) - len(holding.table)
+        if self.arena.spill is not None:
+            excess = holding.blocks + missing - self.arena.spill.hot_blocks
+            if excess > 0:
+                self._spill(self.arena.spill, holding, excess, commands)
+                missing -= excess  # those are granted once the worker has copied older blocks
+                if missing <= 0:
+                    return True
         while missing > self.quotas.available(holding, missing, self.arena.blocks):
             if not self._preempt_youngest(holding, missing, commands):
                 return False
@@ -100,9 +117,22 @@ class Grants:
         commands.append(granted(holding, self.arena.host, self.arena.block_tokens))
         return True
 
+    def _spill(self, spill: SpillSpace, holding: Holding, count: int, commands: list[PoolCommand]) -> None:
+        """Order the worker to spill blocks. Without a free slot, preempt the youngest request that has some."""
+        if holding.spilling or holding.user is None:
+            return
+        order = spill.begin(holding, count)
+        if order is not None:
+            commands.append(ToWorker(holding.user, order))
+        elif not spill.free and not any(held.preempting for held in self.holdings.values()):
+            younger = [held for held in self.holdings.values() if held.behind and held.age > holding.age]
+            victim = max(filter(may_preempt, younger), key=lambda held: held.age, default=None)
+            if victim is not None:
+                self._preempt(victim, commands)
+
     def _open(self, holding: Holding, commands: list[PoolCommand]) -> bool:
         """Give a request its first blocks: the prefix hit and empty blocks. Return False if there is no room."""
-        hit = self.arena.hit(holding.prefix, holding.behind)
+        hit = self._hit(holding, holding.behind)
         if holding.landing:
             self._reclaim(holding, hit)
         if not self._has_room(holding, hit) and not self._displace(holding, hit, commands):
@@ -116,7 +146,7 @@ class Grants:
     def _has_room(self, holding: Holding, hit: Hit) -> bool:
         """Return whether a request can begin without a preemption and leave one block to each running request."""
         blocks, count = self.arena.blocks, hit.count
-        needed = holding.goal(count, self.ahead_blocks) - count + blocks.unpinned(hit.blocks)
+        needed = holding.goal(count, self._ahead(holding)) - count + blocks.unpinned(hit.blocks)
         left = self.quotas.available(holding, needed, blocks) - needed
         return left >= len(self.holdings) or left >= len([held for held in self.holdings.values() if held.table])
 
@@ -135,7 +165,7 @@ class Grants:
 
         Return whether it has room. False: it may not have more blocks, or workers give them back between two steps.
         """
-        needed = holding.goal(hit.count, self.ahead_blocks) - hit.count
+        needed = holding.goal(hit.count, self._ahead(holding)) - hit.count
         victims = self._of_less_urgent(holding, needed)
         if not self.quotas.is_over(holding, needed):
             victims += [held for held in self.quotas.victims(holding, needed) if held not in victims]
@@ -165,6 +195,8 @@ class Grants:
     def _take(self, holding: Holding, count: int) -> list[BlocksRemoved]:
         arena = self.arena
         spare_blocks = (arena.blocks.free - count - self.kept_free_blocks) // len(self.holdings)
+        if arena.spill is not None:
+            spare_blocks = min(spare_blocks, arena.spill.hot_blocks - holding.blocks - count)
         taken, news = arena.take(count + holding.advance_blocks(count, spare_blocks, arena.block_tokens))
         holding.table += tuple(taken)
         self.quotas.refresh()
@@ -185,6 +217,10 @@ class Grants:
             victim = youngest_to_preempt(self.holdings.values(), growing)
         if victim is None:
             return False  # transfers and reads pin all other blocks; their end calls `serve` again
+        return self._preempt(victim, commands)
+
+    def _preempt(self, victim: Holding, commands: list[PoolCommand]) -> bool:
+        """Preempt a request. Return True if its blocks are available at once."""
         if victim.user is None:
             self.arena.preempt(victim)
             self.quotas.refresh()

@@ -29,8 +29,10 @@ class Holding:
     table: tuple[BlockId, ...] = ()
     """Replaced when it grows, so that workers and transfers share this tuple instead of copies."""
     behind: int = 0
-    """Leading entries of the table that are not held, because they lie behind the attention window. Their block ids
-    have no meaning and are never read."""
+    """Leading entries of the table that are not held in the arena. Behind an attention window, their block ids have no
+    meaning and are never read. Without a window, they name slots of the spill space."""
+    spilling: tuple[BlockId, ...] = ()
+    """Held arena blocks of the last of these entries, until the worker has copied them to the spill space."""
     hashes: list[BlockHash] = field(default_factory=_no_hashes)
     """Hashes of the leading sealed blocks."""
     computed_tokens: int = 0
@@ -53,13 +55,13 @@ class Holding:
 
     @property
     def held(self) -> tuple[BlockId, ...]:
-        """Blocks that the request holds."""
+        """Blocks of the table that the request holds in the arena."""
         return self.table[self.behind :] if self.behind else self.table
 
     @property
     def blocks(self) -> int:
         """Number of held blocks."""
-        return len(self.table) - self.behind if self.table else 0
+        return len(self.table) - self.behind + len(self.spilling) if self.table else 0
 
     def goal(self, done_blocks: int, ahead_blocks: int | None) -> int:
         """Return the length that the table may have now, in blocks.

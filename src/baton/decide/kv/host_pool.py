@@ -13,6 +13,7 @@ from typing import assert_never
 
 from baton.core.copies import LandingEnded, LandingRefused, LandingWanted, LeaseEnded, LeaseWanted
 from baton.core.messages import (
+    BatcherEvent,
     BlocksSealed,
     BlocksWanted,
     PoolCommand,
@@ -27,6 +28,7 @@ from baton.core.messages import (
     WorkerLost,
 )
 from baton.core.prefixes import BlocksRemoved, EngineCacheChanged
+from baton.core.spill import BlocksSpilled
 from baton.core.tier_messages import (
     BlocksKept,
     LoadEnded,
@@ -46,8 +48,9 @@ from baton.decide.kv.holding import KEPT_FREE_RATIO, Holding, granted
 from baton.decide.kv.hot_prefixes import HotPrefixes
 from baton.decide.kv.quotas import Quotas
 from baton.decide.kv.read_backs import ReadBacks
+from baton.decide.kv.spill import SpillSpace
 from baton.decide.kv.tier import Tier
-from baton.decide.kv.window import ONE_HASH_A_BLOCK, PromptRules, behind_blocks
+from baton.decide.kv.window import ONE_HASH_A_BLOCK, PromptRules, behind_blocks, request_tokens_max
 
 
 class HostPool:
@@ -67,7 +70,7 @@ class HostPool:
         self.block_tokens = block_tokens
         self.window = prompts.window
         self.block_runs = runs_per_block(block_tokens, prompts.hash_tokens or block_tokens)
-        self._arena = empty_arena(self, blocks_total, eviction, tiers, prompts.preemption)
+        self._arena = empty_arena(self, blocks_total, eviction, tiers, prompts)
         self._blocks, self.tiers = self._arena.blocks, self._arena.tiers
         """`tiers`: the tiers below the arena. None: there are none, and evicted blocks are lost."""
         self.hot_prefixes = HotPrefixes(self._blocks)
@@ -105,7 +108,7 @@ class HostPool:
             case BlocksSealed():
                 # A seal lengthens prefix hits, so waiting requests may need fewer blocks now.
                 return [*self._seal(event), *self.grants.serve()]
-            case BlocksWanted():
+            case BlocksWanted() | BlocksSpilled():
                 self._want(event)
             case RequestDropped():
                 self._drop(event)
@@ -155,6 +158,17 @@ class HostPool:
         """Return the number of blocks in each state."""
         return self._arena.view()
 
+    @property
+    def spill(self) -> SpillSpace | None:
+        """The spill space of this host. None: there is none."""
+        return self._arena.spill
+
+    @property
+    def request_tokens_max(self) -> int | None:
+        """Maximum tokens of a request that this host can hold. None: any length fits."""
+        rules = None if self.spill is None else self.spill.rules
+        return request_tokens_max(self.window, self._blocks.total * self.block_tokens, self.block_tokens, rules)
+
     def blocks_of(self, worker: WorkerId) -> int:
         """Return the number of blocks that the worker's requests hold. A shared block counts once per request."""
         return sum(held.blocks for held in self._holdings.values() if held.user == worker)
@@ -169,9 +183,11 @@ class HostPool:
         pins = [0] * self._blocks.total
         for holding in self._holdings.values():
             assert holding.is_touched or not holding.released, f"{holding.request.id} is over and still holds blocks"
-            for block in (*holding.held, *holding.leased):
+            for block in (*holding.held, *holding.spilling, *holding.leased):
                 pins[block] += 1
         self._arena.check(pins)
+        if self._arena.spill is not None:
+            self._arena.spill.check(list(self._holdings.values()))
 
     def _assign(self, event: StartPrefill | StartDecode) -> None:
         holding = self._holdings.get(event.request.id)
@@ -179,6 +195,7 @@ class HostPool:
             holding = self._holdings[event.request.id] = Holding(event.request, event.attempt, None)
             self._use(holding, event.worker)
             return
+        self._revert_spill(holding)  # the worker before has died, and its loss is reported later
         again = isinstance(event, StartPrefill) and event.request.sampling.prompt_logprobs
         if holding.preempting or holding.reading or again:
             # The blocks are useless: a dead worker cannot give them back, an unfinished read may still write into
@@ -222,17 +239,21 @@ class HostPool:
             return []
         return self.grants.hold(holding, hit)
 
-    def _current(
-        self, event: BlocksWanted | RequestDropped | PrefillFinished | RequestFinished | RequestFailed | BlocksSealed
-    ) -> Holding | None:
+    def _current(self, event: BatcherEvent) -> Holding | None:
         """Return the holding of the event. None: the event belongs to an abandoned attempt."""
         holding = self._holdings.get(event.request_id)
         if holding is None or holding.attempt != event.attempt or holding.user != event.worker:
             return None
         return holding
 
-    def _want(self, event: BlocksWanted) -> None:
+    def _want(self, event: BlocksWanted | BlocksSpilled) -> None:
+        """Note how many blocks a request wants, or give it back those that the worker has spilled for them."""
         holding = self._current(event)
+        if isinstance(event, BlocksSpilled):
+            is_new = holding is not None and event.first == holding.behind - len(holding.spilling)
+            if self.spill is not None and holding is not None and is_new:
+                self.spill.end(holding)
+            return
         if holding is None or holding.released:
             return
         holding.wanted = event.blocks
@@ -267,11 +288,16 @@ class HostPool:
     def _leave(self, holding: Holding) -> None:
         """Record that no worker touches the holding any more. An unfinished tier read is given up, not waited for."""
         self._use(holding, None)
+        self._revert_spill(holding)
         if holding.reading:
             self._arena.empty(holding)
         if not holding.landing:
             holding.wanted = 0
         self._settle(holding)
+
+    def _revert_spill(self, holding: Holding) -> None:
+        if self.spill is not None:
+            self.spill.revert(holding)
 
     def _settle(self, holding: Holding) -> None:
         """Free the blocks of a released or preempted holding once nothing touches them."""

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from baton.core.kv_config import Preemption
 from baton.core.validation import Count
+from baton.decide.kv.spill import SpillRules, hot_blocks
 
 WINDOW_STEP_TOKENS = 128
 """Tokens are freed in steps of the largest usual block size, so that hosts with other blocks free the same tokens."""
@@ -53,6 +54,8 @@ class PromptRules(Struct, frozen=True, kw_only=True):
     """Room for output that is granted together with the first blocks of a prompt. None: the worker asks for blocks."""
     preemption: Preemption = "cheaper"
     """How preempted requests restore KV that the arena has evicted."""
+    spill: SpillRules | None = None
+    """None: a request may hold as many blocks as the arena has. A model with a window needs none."""
 
 
 ONE_HASH_A_BLOCK = PromptRules()
@@ -63,8 +66,13 @@ def behind_blocks(window: Window | None, computed_tokens: int, block_tokens: int
     return 0 if window is None else window.behind_tokens(computed_tokens) // block_tokens
 
 
-def request_tokens_max(window: Window | None, arena_tokens: int, block_tokens: int) -> int | None:
-    """Return the maximum tokens of a request that fits into an arena. None: any length fits."""
+def request_tokens_max(
+    window: Window | None, arena_tokens: int, block_tokens: int, spill: SpillRules | None = None
+) -> int | None:
+    """Return the maximum tokens of a request that fits into an arena and its spill space. None: any length fits."""
+    if spill is not None:
+        hot_tokens = hot_blocks(arena_tokens // block_tokens) * block_tokens
+        return max(hot_tokens, min(spill.tokens_max, hot_tokens + spill.blocks * block_tokens))
     is_enough = window is not None and arena_tokens >= window.room_tokens(block_tokens)
     return None if is_enough else arena_tokens
 

@@ -150,6 +150,7 @@ class SimCluster:
             broke=partial(self._break_down, view.id),
             cores=self._cores_of(view.host),
             draws=self._draws_of(view),
+            spill=self.spec.prompt_rules.spill,
         )
         inbound = MessageLink(loop=self.loop, delays=self._delays(1), deliver=worker.receive)
         self.processes[view.id] = Process(view, worker, inbound, outbound)

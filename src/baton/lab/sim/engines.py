@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from baton.compute.hash_engine import hash_card
 from baton.core.copies import LayerSpan
+from baton.core.spill import SpillBlocks
 from baton.core.step import Slice, SliceResult, Step, StepResult
 from baton.core.types import BlockId, Request, RequestId
 from baton.decide.control.decode_run import DecodeRun
@@ -58,6 +59,10 @@ class SimEngine(Protocol):
 
     def corrupt_kv(self, step: Step) -> None:
         """Overwrite the KV of the step's tokens with garbage, as if the process died while it wrote them."""
+        ...
+
+    def spill(self, order: SpillBlocks) -> None:
+        """Copy blocks to the spill space."""
         ...
 
     def kv_of(self, table: Sequence[BlockId], slot: int, layers: LayerSpan | None = None) -> bytes:
@@ -111,6 +116,9 @@ class LengthEngine:
         """Do nothing: this engine stores no KV."""
 
     def corrupt_kv(self, step: Step) -> None:
+        """Do nothing: this engine stores no KV."""
+
+    def spill(self, order: SpillBlocks) -> None:
         """Do nothing: this engine stores no KV."""
 
     def kv_of(self, table: Sequence[BlockId], slot: int, layers: LayerSpan | None = None) -> bytes:

@@ -296,6 +296,7 @@ def _replay_of(job: CellJob, enough: Callable[[RequestRecord], bool] | None) -> 
         classes=ClassTable(spec.classes, spec.routes, spec.default_class),
         enough=enough,
         shares_blocks=spec.window is not None  # only blocks with a hash can be released behind the window
+        or spec.spill is not None  # only blocks with a hash are spilled
         or bool(spec.tiers)  # only blocks with a hash are written to a tier, or read back
         or any(each.copy_tokens for each in spec.classes)  # only blocks with a hash are copied
         or any(request.prefix_ids or request.think_s is not None for request in trace.requests),

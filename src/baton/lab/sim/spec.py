@@ -38,6 +38,7 @@ from baton.decide.cost.load import HeterogeneousCost, LoadedCost, inline_files, 
 from baton.decide.cost.noise import StepNoise
 from baton.decide.kv.tier import TierRules
 from baton.decide.kv.window import PromptRules, Window, request_tokens_max
+from baton.lab.sim.spill import SimSpill
 
 HOST = HostId("host-0")
 """Host of workers whose host is not named."""
@@ -173,6 +174,8 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     edge: SimEdge = SimEdge()
     tiers: tuple[SimTier, ...] = ()
     """Tiers below every host's arena, fastest first."""
+    spill: SimSpill | None = None
+    """Space for cold KV of running requests on every host. None: there is none."""
     workers: tuple[SimWorkers, ...] = ()
     """Replaces `topology` if hosts or kinds differ."""
     kinds: dict[str, SimKind] = {}
@@ -216,7 +219,8 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def request_tokens_max(self) -> int:
         """Longest request, prompt and output, that every host can hold. With a window it may be unbounded."""
         blocks, block_tokens = min(self.kv_of(host).blocks for host in self.hosts()), self.kv.block_tokens
-        most = request_tokens_max(self.window, blocks * block_tokens, block_tokens)
+        spill = None if self.spill is None else self.spill.rules(block_tokens)
+        most = request_tokens_max(self.window, blocks * block_tokens, block_tokens, spill)
         return sys.maxsize if most is None else most
 
     @property
@@ -227,6 +231,7 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             window=self.window,
             growth_tokens=self.batch.growth_tokens,
             preemption=self.preemption,
+            spill=None if self.spill is None else self.spill.rules(self.kv.block_tokens),
         )
 
     def views(self) -> list[WorkerView]:
@@ -335,6 +340,8 @@ class ClusterSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         found += [
             f"two tiers have the name {name!r}" for name in sorted({name for name in names if names.count(name) > 1})
         ]
+        if self.spill is not None and (self.window is not None or len(self.hosts()) > 1):
+            found.append("spill is for one host and a model without an attention window: leave out `spill`")
         return found + self._kind_problems()
 
     def _kind_problems(self) -> list[str]:

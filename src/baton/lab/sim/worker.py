@@ -25,6 +25,7 @@ from baton.core.step import Step
 from baton.core.types import RequestId, WorkerId
 from baton.decide.control.batcher import Batcher
 from baton.decide.control.decode_run import DecodeRun
+from baton.decide.kv.spill import SpillRules
 from baton.lab.sim.engines import DecodePredictor, SimEngine
 from baton.lab.sim.loop import ARRAY_MIN, STEP_ENDS, EventLoop, MessageBatch, MessageLink, arrival_times_s
 from baton.lab.sim.noise import StepDraws
@@ -106,6 +107,8 @@ class SimWorker:
     hung: bool = False
     """The process is alive but does nothing. A hung worker does not recover: the server kills it."""
     dead: bool = False
+    spill: SpillRules | None = None
+    """Spill space of the host, which slows steps down. None: there is none."""
     is_stepwise: bool = False
     """No step is skipped, because the server reads the tokens of every worker with each event."""
     executing: Step | None = None
@@ -187,6 +190,9 @@ class SimWorker:
         if self._inbox:
             self.batcher.apply(self._inbox)
             self._inbox = []
+            for order in self.batcher.spills:
+                self.engine.spill(order)
+            self.batcher.spills.clear()
         elif self.batcher.is_idle:
             return
         predictor = self._predictor if self._is_as_priced else None
@@ -198,7 +204,10 @@ class SimWorker:
         elif planned.slices:
             self.executing = planned
             self.steps += 1
-            step_s = self.cost.step_s(planned.shape) * self.slowdown
+            step_s = self.cost.step_s(planned.shape)
+            if self.spill is not None:
+                step_s = self.spill.read_s(planned.shape, step_s)
+            step_s *= self.slowdown
             if self.draws is not None:
                 step_s = self.draws.taken_s(step_s, self.loop.now_s)
             if self.cores is not None:

@@ -91,6 +91,13 @@ class HostParts:
     setups: list[WorkerSetup]
     workers_max: int
     """Maximum number of workers that scaling may run here."""
+    spill_fd: int | None = None
+    """Descriptor of the spill space. None: there is none."""
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """The descriptors that every worker gets."""
+        return (self.arena.fd,) if self.spill_fd is None else (self.arena.fd, self.spill_fd)
 
 
 def choose_computing(

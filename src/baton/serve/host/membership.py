@@ -262,7 +262,7 @@ class Membership:
 
     def _start_workers(self, parts: HostParts) -> None:
         notices = Notices(tell=self._tell, ready=lambda: self._tell("every worker is ready"), failed=self._fail)
-        self._supervisor = Supervisor(self, parts.setups, parts.arena.fd, self._config.survival, notices)
+        self._supervisor = Supervisor(self, parts.setups, parts.descriptors, self._config.survival, notices)
         self._supervisor.start()
 
     def _fail(self, reason: str) -> None:

@@ -72,18 +72,18 @@ class Supervisor:
         self,
         listener: WorkerListener,
         setups: Sequence[WorkerSetup],
-        arena_fd: int,
+        descriptors: Sequence[int],
         survival: SurvivalConfig,
         notices: Notices,
         cores: Sequence[int] | None = None,
     ) -> None:
-        """`cores`: those that added workers may be pinned to. None: all of this process."""
+        """`descriptors`: those that every worker gets. `cores`: those that added workers may be pinned to, or all."""
         self._cores = own_cores() if cores is None else cores
         self._listener = listener
         self._slots: dict[WorkerId, _Slot] = {setup.view.id: _Slot(setup) for setup in setups}
         self._like = setups[0]
         """Template for workers that scaling adds. It stays when scaling has ended every worker."""
-        self._arena_fd = arena_fd
+        self._descriptors = descriptors
         self._weights_fds: dict[Precision, int | None] = {}
         """A file for the packed weights of each precision. None: this system has no such files."""
         self._survival = survival
@@ -209,7 +209,7 @@ class Supervisor:
     async def _run(self, slot: _Slot, process: WorkerProcess) -> str:
         """Run one process to its end. Return a description of the end."""
         try:
-            await process.begin(slot.setup, (self._arena_fd, *self._weights_files(slot.setup.precision)))
+            await process.begin(slot.setup, (*self._descriptors, *self._weights_files(slot.setup.precision)))
         except OSError as error:
             return f"{slot.setup.view.id} could not be started: {error}"
         if self._stopping:

@@ -13,6 +13,7 @@ import msgspec
 from baton.compute.models.card import ModelCard
 from baton.compute.models.fingerprint import kv_identity
 from baton.core.config import Config, Plugin, PolicyConfig, Topology
+from baton.core.errors import ConfigError
 from baton.core.keys import read_keys
 from baton.core.plugin import load_plugin
 from baton.core.types import HostId, Slo
@@ -25,6 +26,7 @@ from baton.decide.control.host_pools import PoolRules
 from baton.decide.control.retries import RetryRules
 from baton.decide.cost.load import inline_files, load_cost
 from baton.decide.kv.layout import KVLayout
+from baton.decide.kv.spill import SpillRules
 from baton.decide.kv.window import PromptRules, Window
 from baton.decide.policy.batching import BatchingPolicy
 from baton.decide.policy.policy_sets import own_sources, plugin_names, policy_of
@@ -38,6 +40,7 @@ from baton.serve.host.build import (
     priced,
 )
 from baton.serve.host.sizing import HostShare
+from baton.serve.host.spill import add_spill
 from baton.serve.host.tier_opening import check_tiers, fingerprint_of, open_tiers
 from baton.serve.host.worker_link import HostLauncher
 from baton.serve.live.driver import Driver
@@ -93,11 +96,17 @@ def assemble(config: Config, card: ModelCard, share: HostShare | None = None) ->
     if config.step_log and not is_alone:
         prepare_step_log(Path(config.step_log))
     own = None if is_alone else build_host(config, card, computing, HOST)
+    spill: SpillRules | None = None
+    if config.kv.spill.bytes:
+        if own is None:
+            raise ConfigError("kv.spill is set, but the server has no workers of its own: leave it out")
+        own, spill = add_spill(own, config, card, computing)
     prompts = PromptRules(
         hash_tokens=config.kv.block_tokens,
         window=window_of(card),
         growth_tokens=batch_limits(config).growth_tokens,
         preemption=config.kv.preemption,
+        spill=spill,
     )
     header = _header(policy, config, layout, prompts)
     metrics, survival = Metrics(), config.survival

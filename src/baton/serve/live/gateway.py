@@ -14,7 +14,6 @@ from baton.core.types import Request, RequestId, Role, Slo, WorkerId
 from baton.decide.kv.host_pool import HostPool
 from baton.decide.kv.tier import Tier
 from baton.decide.kv.tiers import Tiers
-from baton.decide.kv.window import request_tokens_max
 from baton.move.clock import now_s
 from baton.serve.host.worker_link import WorkerLink
 from baton.serve.live.driver import Driver
@@ -90,10 +89,7 @@ class LiveGateway:
         enough KV blocks for it.
         """
         if self.state == "loading":
-            rooms = [
-                request_tokens_max(pool.window, pool.view().blocks_total * pool.block_tokens, pool.block_tokens)
-                for pool in self._driver.pools.values()
-            ]
+            rooms = [pool.request_tokens_max for pool in self._driver.pools.values()]
             known = [room_tokens for room_tokens in rooms if room_tokens is not None]
             self.request_tokens_max = min([self.card.context_tokens, *known])
 

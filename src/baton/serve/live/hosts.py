@@ -193,6 +193,8 @@ class Hosts:
             return JoinRefused(f"KV of the earlier host {hello.host} is still being released", again=True)
         if gateway.state not in SERVING_STATES:
             return JoinRefused(f"the server is {gateway.state}", again=True)
+        if self._parts.config.kv.spill.bytes:
+            return JoinRefused("the server has kv.spill, which only its own host can use; remove it there", again=False)
         assert self._form is not None, "a host has a token before any asked for the terms"
         for source, target in ((hello.form, self._form), (self._form, hello.form)):
             result = negotiate(source, target, lossy_allowed=self._parts.config.hosts.lossy)

@@ -25,6 +25,7 @@ from baton.core.tier_messages import (
 )
 from baton.core.types import HostId, HostView, RequestId
 from baton.decide.kv.host_pool import HostPool
+from baton.decide.kv.spill import SpillSpace
 from baton.decide.kv.tier import Tier
 from baton.decide.metrics.catalog import ARENA_TIER, READ_BACK_BLOCKS, TIER_BLOCKS, TIER_RESTS
 from baton.serve.host.arena_bytes import ArenaBytes
@@ -208,7 +209,7 @@ def _failure(command: StoreBlocks | LoadBlocks) -> BlocksKept | LoadEnded:
 
 
 def kv_blocks(pools: Collection[HostPool]) -> list[tuple[str, HostView]]:
-    """Return the block counts of every arena and tier: pairs of the tier's name (`host` for an arena) and a view.
+    """Return the block counts of every arena, spill space and tier: pairs of a name (`host` for an arena) and a view.
 
     A tier that several hosts share is listed once, for the first of these hosts.
     """
@@ -217,7 +218,13 @@ def kv_blocks(pools: Collection[HostPool]) -> list[tuple[str, HostView]]:
     for pool in pools:
         for tier in pool.tiers.tiers if pool.tiers is not None else ():
             books.setdefault(id(tier), (pool.host, tier))
-    return [*arenas, *((tier.name, _blocks_of(tier, host)) for host, tier in books.values())]
+    spills = [("spill", _blocks_of_spill(pool.spill, pool.host)) for pool in pools if pool.spill is not None]
+    return [*arenas, *spills, *((tier.name, _blocks_of(tier, host)) for host, tier in books.values())]
+
+
+def _blocks_of_spill(spill: SpillSpace, host: HostId) -> HostView:
+    total, free = spill.rules.blocks, spill.free
+    return HostView(id=host, blocks_total=total, blocks_free=free, blocks_used=total - free, blocks_cached=0)
 
 
 def _blocks_of(tier: Tier, host: HostId) -> HostView:

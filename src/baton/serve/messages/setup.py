@@ -10,17 +10,7 @@ from baton.compute.models.card import ModelCard
 from baton.compute.models.dtype import Dtype, Precision
 from baton.core.config import AttentionName, BatchLimits, Plugin, SandboxConfig, SpeculationConfig, WeightsChoice
 from baton.core.copies import LayersDone
-from baton.core.messages import (
-    BlocksGranted,
-    PreemptRequest,
-    Shutdown,
-    StartRequest,
-    StepReport,
-    StopRequest,
-    WorkerFailed,
-    WorkerProgress,
-    WorkerReady,
-)
+from baton.core.messages import StepReport, WorkerCommand, WorkerFailed, WorkerProgress, WorkerReady
 from baton.core.types import WorkerId, WorkerView
 from baton.decide.kv.layout import KVLayout
 
@@ -34,6 +24,8 @@ class WorkerSetup(Struct, frozen=True, kw_only=True, tag=True):
     hash_tokens: int
     """Tokens per block hash of a request."""
     arena_bytes: int
+    spill_blocks: int = 0
+    """Blocks in the spill space, whose descriptor follows that of the arena. 0: there is none."""
     dtype: Dtype
     weights: WeightsChoice = "dense"
     phases: dict[str, Precision] = {}
@@ -73,5 +65,5 @@ class Pong(Struct, frozen=True, tag=True):
     worker: WorkerId
 
 
-ToWorkerMessage = WorkerSetup | StartRequest | StopRequest | BlocksGranted | PreemptRequest | Shutdown | Ping
+ToWorkerMessage = WorkerSetup | WorkerCommand | Ping
 FromWorkerMessage = StepReport | LayersDone | WorkerReady | WorkerProgress | WorkerFailed | Pong

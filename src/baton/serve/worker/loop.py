@@ -8,14 +8,30 @@ from dataclasses import dataclass
 
 from baton.compute.step_engine import StepEngine
 from baton.core.errors import DeviceError, StepMemoryError
+from baton.core.spill import SpillBlocks
 from baton.core.step import Step
 from baton.decide.control.batcher import Batcher
+from baton.move.arena.spill import SpillMemory
 from baton.move.clock import now_s
 from baton.serve.worker.layers import LayerWatch
 from baton.serve.worker.link import ServerLink
 from baton.serve.worker.step_log import StepLogWriter
 
 log = logging.getLogger("baton.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpill:
+    """The worker's access to the spill space and to the arena."""
+
+    memory: SpillMemory
+    arena: memoryview
+
+    def copy(self, orders: list[SpillBlocks]) -> None:
+        """Copy blocks to the spill space, and remove the orders from the list."""
+        for order in orders:
+            self.memory.write(self.arena, order.blocks, order.slots)
+        orders.clear()
 
 
 @dataclass(slots=True)
@@ -29,6 +45,8 @@ class StepLoop:
     """Log of the steps, if configured."""
     watch: LayerWatch | None = None
     """Reports finished layers of streamed steps. None: this engine cannot report them."""
+    spill: WorkerSpill | None = None
+    """None: the host has no spill space."""
 
     def run(self) -> None:
         """Run steps. Commands are applied between steps; an idle worker blocks in `take`.
@@ -40,6 +58,8 @@ class StepLoop:
             commands = self.link.take(wait=idle)
             turned_s = now_s()
             self.batcher.apply(commands)
+            if self.spill is not None:
+                self.spill.copy(self.batcher.spills)
             step = self.batcher.plan()
             self._report(0.0)
             idle = not step.slices
@@ -55,6 +75,8 @@ class StepLoop:
                 self.steps.note(shape, at_s=turned_s, engine_s=engine_s, turn_s=now_s() - turned_s)
 
     def _execute(self, step: Step) -> None:
+        if self.spill is not None:
+            self.spill.memory.read_ahead(step)
         try:
             with self.watch.reporting(step) if self.watch is not None and step.streamed else nullcontext():
                 result = self.engine.execute(step)  # the only slow line

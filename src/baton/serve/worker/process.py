@@ -22,6 +22,7 @@ from baton.decide.cost.load import load_cost
 from baton.decide.policy.batching import BatcherPolicies, BatchingPolicy
 from baton.decide.policy.fairness import FairnessPolicy
 from baton.move.arena.cuda import DeviceArray
+from baton.move.arena.spill import SpillMemory
 from baton.move.clock import now_s
 from baton.move.ipc.child import die_with_parent
 from baton.move.weights_file import WeightsFile
@@ -29,7 +30,7 @@ from baton.serve.messages.setup import WorkerSetup
 from baton.serve.worker.crew import RankCrew
 from baton.serve.worker.layers import LayerWatch
 from baton.serve.worker.link import ServerLink
-from baton.serve.worker.loop import StepLoop
+from baton.serve.worker.loop import StepLoop, WorkerSpill
 from baton.serve.worker.rank_wire import open_rank_arena, rank_cores
 from baton.serve.worker.step_log import StepLogWriter
 
@@ -39,14 +40,19 @@ def run_worker(descriptor: int) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; only the server ends this process
     die_with_parent()
     link = ServerLink(socket.socket(fileno=descriptor))
-    setup, (arena_fd, *weights) = link.receive_setup()
+    setup, (arena_fd, *others) = link.receive_setup()
     crew: RankCrew | None = None
     try:
         arena = open_rank_arena(setup, arena_fd, 0)
         if setup.layout.ranks > 1 and setup.card.format != "hash":
             crew = RankCrew(setup, arena.fd)
         _pin(setup)
-        choice = replace(_choose(setup, link), weights_file=_weights_file(weights))
+        spill = _spill(setup, arena.memory, others.pop(0)) if setup.spill_blocks else None
+        choice = replace(
+            _choose(setup, link),
+            weights_file=_weights_file(others),
+            spill=spill.memory.memory if spill is not None else None,
+        )
         engine = _load(setup, arena.memory, link, crew, choice)
         batcher = _batcher(setup)
         steps = _step_log(setup)
@@ -55,13 +61,18 @@ def run_worker(descriptor: int) -> int:
         return 1
     link.put(WorkerReady(setup.view.id, os.getpid(), choice.attention))
     try:
-        StepLoop(link, batcher, engine, steps, _watch(setup, engine, link)).run()
+        StepLoop(link, batcher, engine, steps, _watch(setup, engine, link), spill).run()
     finally:
         if crew is not None:
             crew.close()
     if steps is not None:
         steps.close()
     return 0
+
+
+def _spill(setup: WorkerSetup, memory: memoryview | DeviceArray, descriptor: int) -> WorkerSpill:
+    assert not isinstance(memory, DeviceArray), "the configuration of the host refuses a spill space for GPUs"
+    return WorkerSpill(SpillMemory(descriptor, setup.layout, setup.spill_blocks), memory)
 
 
 def _weights_file(descriptors: Sequence[int]) -> WeightsFile | None:

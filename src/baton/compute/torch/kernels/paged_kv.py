@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from baton.core.spill import SPILLED_FROM
 from baton.core.step import Slice
 from baton.core.types import BlockId, RequestId
 from baton.decide.kv.layout import KVDtype, KVLayout
@@ -67,6 +68,12 @@ class PagedKV:
         self.token_rows = typed.view(-1, width)  # [blocks * planes of a block * block_tokens, width]
         self.block_rows = self._block_planes * layout.block_tokens
         """Token rows of one block of the arena."""
+        self._spill: Tensor | None = None  # [layers, slots, planes, block_tokens * width]
+
+    def use_spill(self, memory: memoryview) -> None:
+        """Read spilled blocks of one rank from this memory, as `SpillMemory` has it."""
+        typed = torch.frombuffer(memory, dtype=torch.uint8).view(self._block_rows.dtype)
+        self._spill = typed.view(self.layout.layers, -1, self.layout.planes, self._block_rows.shape[1])
 
     def slots(self, rows: Sequence[Row]) -> Tensor:
         """Return the places of the batch's tokens: [tokens] token rows of the first plane of a block of the arena.
@@ -112,8 +119,22 @@ class PagedKV:
     def gather(self, planes: Tensor, out: Tensor) -> Tensor:
         """Copy rows of blocks [planes, ...] to `out`: [planes, ..., block_tokens, kv_heads, head_dim]."""
         flat = out[: planes.numel() * self._block_rows.shape[1]].view(-1, self._block_rows.shape[1])
-        torch.index_select(self._block_rows, 0, planes.reshape(-1), out=flat)
+        rows = planes.reshape(-1)
+        if self._spill is None:
+            torch.index_select(self._block_rows, 0, rows, out=flat)
+        else:
+            self._gather_with_spilled(self._spill, rows, flat)
         return flat.view(*planes.shape, *self.layout.shape[2:])
+
+    def _gather_with_spilled(self, spill: Tensor, rows: Tensor, flat: Tensor) -> None:
+        """Copy rows of blocks in the arena and in the spill space: [rows, block_tokens * width]."""
+        beyond = rows - SPILLED_FROM * self._block_planes
+        is_spilled = beyond >= 0
+        torch.index_select(self._block_rows, 0, rows.masked_fill(is_spilled, 0), out=flat)
+        beyond = beyond[is_spilled]
+        slot, plane_of_block = beyond // self._block_planes, beyond % self._block_planes
+        layer, plane = plane_of_block // self.layout.planes, plane_of_block % self.layout.planes
+        flat[is_spilled] = spill[layer, slot, plane]
 
 
 def scratch_block(layout: KVLayout, device: torch.device) -> PagedKV:
