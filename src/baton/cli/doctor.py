@@ -110,7 +110,7 @@ def read_machine(host: str, port: int) -> Machine:
         compiler = find_compiler()
     except NativeUnavailableError as error:
         engine_problem = str(error)
-    is_built = ENGINE.can_be_built() and not ENGINE.has_to_be_built()
+    is_built = not ENGINE.build_problem() and not ENGINE.has_to_be_built()
     return Machine(
         compiler=compiler,
         engine_problem="" if is_built else engine_problem,
@@ -169,7 +169,8 @@ def _engine(machine: Machine) -> Iterator[Finding]:
         remedy = "the first start compiles for up to a minute; `python -m baton.compute.native.build` does it now"
         found = f"{machine.compiler}; the native engine is not compiled yet"
         yield Finding(subject="compiler", state="note", found=found, remedy=remedy)
-    best = next((name for name in ("amx_bf16", "avx512_bf16", "avx512f", "avx2") if name in machine.instructions), "")
+    names = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "asimddp", "asimd")
+    best = next((name for name in names if name in machine.instructions), "")
     if best in ("amx_bf16", "avx512_bf16"):
         yield Finding(subject="instructions", state="ok", found=f"{best}: bfloat16 in hardware")
     elif best:
@@ -177,7 +178,7 @@ def _engine(machine: Machine) -> Iterator[Finding]:
         yield Finding(subject="instructions", state="note", found=found, remedy="--weights int8 halves the weights")
     else:
         remedy = "use a newer processor, or give the virtual machine the processor type of its host"
-        yield Finding(subject="instructions", state="slow", found="neither AVX2 nor AVX-512", remedy=remedy)
+        yield Finding(subject="instructions", state="slow", found="neither AVX2 nor NEON", remedy=remedy)
 
 
 def _processor(machine: Machine) -> Iterator[Finding]:
@@ -228,7 +229,7 @@ def _device(machine: Machine) -> Finding:
 
 
 def _instructions() -> frozenset[str]:
-    flags = next((line for line in _text(_CPUS).splitlines() if line.startswith("flags")), "")
+    flags = next((line for line in _text(_CPUS).splitlines() if line.startswith(("flags", "Features"))), "")
     return frozenset(flags.partition(":")[2].split())
 
 

@@ -26,6 +26,8 @@ from baton.core.files import make_private_folder, open_private
 log = logging.getLogger(__name__)
 
 COMPILERS = ("g++", "clang++")
+MACHINES = ("x86_64", "aarch64")
+"""Kinds of processors, as Linux names them, for which the C++ code is written."""
 
 
 class NativeUnavailableError(Exception):
@@ -68,12 +70,13 @@ class NativeSources:
         except NativeUnavailableError:
             return False
 
-    def can_be_built(self) -> bool:
-        """Return whether the library is cached, or a compiler is available."""
+    def build_problem(self) -> str:
+        """Return why the library is neither cached nor can be compiled. Empty: it is, or it can."""
         try:
-            return self._cached() is not None or bool(find_compiler())
-        except NativeUnavailableError:
-            return False
+            self._cached() or find_compiler()
+        except NativeUnavailableError as error:
+            return str(error)
+        return ""
 
     def compile(self, compiler: str, path: Path, extra: tuple[str, ...] = ()) -> None:
         """Compile all units in parallel, and link them. Raises NativeUnavailableError with the first error line."""
@@ -127,9 +130,10 @@ def _machine() -> tuple[str, str, str]:
 
 def find_compiler() -> str:
     """Return the path of a C++ compiler. Raises NativeUnavailableError."""
-    if platform.machine() != "x86_64" or sys.platform != "linux":
+    if platform.machine() not in MACHINES or sys.platform != "linux":
         raise NativeUnavailableError(
-            f"Baton's C++ code is written for Linux on x86-64, this is {sys.platform} on {platform.machine()}"
+            f"Baton's C++ code is written for Linux on {' or '.join(MACHINES)}, "
+            f"this is {sys.platform} on {platform.machine()}"
         )
     found = next((path for name in COMPILERS if (path := shutil.which(name)) is not None), None)
     if found is None:

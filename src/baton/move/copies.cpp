@@ -1,6 +1,8 @@
 // Copy many runs of bytes in one call, without the interpreter between two runs. Large copies bypass the cache.
 
+#if defined(__x86_64__)
 #include <emmintrin.h>
+#endif
 
 #include <algorithm>
 #include <cstdint>
@@ -8,6 +10,7 @@
 
 namespace {
 
+#if defined(__x86_64__)
 constexpr std::size_t LINE = 64;
 constexpr std::size_t AHEAD = 8 * LINE;
 
@@ -30,6 +33,12 @@ void stream(char* to, const char* from, std::size_t size) {
     std::memcpy(to, from, size);
 }
 
+void finish_streams() { _mm_sfence(); }  // makes non-temporal stores visible to other threads
+#else
+void stream(char* to, const char* from, std::size_t size) { std::memcpy(to, from, size); }
+void finish_streams() {}
+#endif
+
 }  // namespace
 
 struct BatonMove {
@@ -50,5 +59,5 @@ extern "C" __attribute__((visibility("default"))) void baton_move(
         else
             std::memcpy(to, from, moves[index].size_bytes);
     }
-    _mm_sfence();  // make the non-temporal stores visible to other threads before this returns
+    finish_streams();
 }

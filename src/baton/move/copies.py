@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import platform
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,18 +21,17 @@ log = logging.getLogger("baton.transfer")
 
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512")
-COPIES = NativeSources(
-    name="baton-copies",
-    folder=Path(__file__).parent,
-    flags=("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra", "-Wno-psabi"),
-    units={
-        "copies": (),
-        "recode": (),
-        "recode_plain": (),
-        "recode_avx2": AVX2,
-        "recode_avx512": AVX512,
-    },
-)
+_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra", "-Wno-psabi")
+_INSTRUCTION_SETS = {"x86_64": {"recode_avx2": AVX2, "recode_avx512": AVX512}}
+
+
+def copy_sources(machine: str) -> NativeSources:
+    """Return the sources of the copy library for one kind of machine, such as `aarch64`."""
+    units = dict.fromkeys(("copies", "recode", "recode_plain"), ()) | _INSTRUCTION_SETS.get(machine, {})
+    return NativeSources(name="baton-copies", folder=Path(__file__).parent, flags=_FLAGS, units=units)
+
+
+COPIES = copy_sources(platform.machine())
 KV_FORMATS = COPIES.folder / "kv_formats.h"
 PAST_CACHE_BYTES = 2 << 20
 """Moves of this size or more bypass the cache, because they would evict everything else from it."""

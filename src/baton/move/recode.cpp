@@ -5,10 +5,14 @@
 using baton::RecodeCall;
 
 static int (*best_version())(const RecodeCall&) {
+#if defined(__x86_64__)
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
     return avx2 && avx512 ? baton::recode_avx512 : avx2 ? baton::recode_avx2 : baton::recode_plain;
+#else
+    return baton::recode_plain;  // the compiler vectorizes it for NEON, which every such processor has
+#endif
 }
 
 // Convert from one memory into another. Returns 0, or -1 if no head has `dim` numbers. Distances are in bytes.

@@ -1,5 +1,9 @@
 // The C interface for Python, the only exported functions. Functions that can fail return an error message, or null.
+#if defined(__x86_64__)
 #include <cpuid.h>
+#else
+#include <sys/auxv.h>
+#endif
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -29,6 +33,7 @@ struct Engine {
     bool ready = false;  // all weights are set and checked
 };
 
+#if defined(__x86_64__)
 const Kernels* const ALL_KERNELS[] = {&AMX, &AVX512BF16, &AVX512, &AVX2, &PLAIN};  // the best first
 
 // Linux enables the large AMX state only for processes that request it. Source: Documentation/arch/x86/xstate.rst.
@@ -55,6 +60,14 @@ bool usable(const Kernels& kernels) {
     if (&kernels == &AVX512) return avx512;
     return &kernels == &AVX2 ? avx2 : true;
 }
+#else
+const Kernels* const ALL_KERNELS[] = {&NEON_DOT, &NEON, &PLAIN};
+
+bool usable(const Kernels& kernels) {  // every 64-bit ARM processor has NEON
+    constexpr unsigned long ASIMDDP = 1ul << 20;  // Source: Documentation/arch/arm64/elf_hwcaps.rst
+    return &kernels != &NEON_DOT || (getauxval(AT_HWCAP) & ASIMDDP) != 0;
+}
+#endif
 
 const Kernels* kernels_named(const char* name) {
     for (const Kernels* kernels : ALL_KERNELS)

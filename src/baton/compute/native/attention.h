@@ -132,7 +132,7 @@ template <class In>
 inline void score_keys(const typename In::Element* q, int rows, int pad, const void* const* tile_rows, int keys,
                        AttentionScratch& scratch, TilePrefetcher& prefetcher) {
     using Element = typename In::Element;
-#if defined(__AVX512F__) || defined(__AVX2__)
+#if defined(__AVX512F__) || defined(__AVX2__) || defined(BATON_NEON)
     if (is_unpacked<In>(rows))
         return score_unpacked<In>(rows, q, pad / In::K_STEP, tile_rows, keys, scratch.scores, prefetcher);
 #endif
@@ -153,7 +153,7 @@ template <class In>
 inline void accumulate_values(const typename In::Element* weights, int rows, int pad, const void* const* tile_rows,
                               int keys, float* out, AttentionScratch& scratch, TilePrefetcher& prefetcher) {
     using Element = typename In::Element;
-#if defined(__AVX512F__) || defined(__AVX2__)
+#if defined(__AVX512F__) || defined(__AVX2__) || defined(BATON_NEON)
     if (is_unpacked<In>(rows)) return accumulate_unpacked<In>(rows, weights, tile_rows, keys, out, pad, prefetcher);
 #endif
     Element* panels = reinterpret_cast<Element*>(scratch.values);

@@ -8,7 +8,7 @@
 namespace baton {
 namespace {
 
-#if defined(__AVX512F__) || defined(__AVX2__)
+#if defined(__AVX512F__) || defined(__AVX2__) || defined(BATON_NEON)
 
 #if defined(__AVX512F__)
 constexpr int UNPACKED_ROWS_MAX = 8;

@@ -15,6 +15,9 @@ constexpr int VECTORS = 2;           // per pass over the inputs
 #elif defined(__AVX2__)
 constexpr int VECTOR_ROWS_MAX = 6;  // 12 of 16 registers
 constexpr int VECTORS = 2;
+#elif defined(BATON_NEON)
+constexpr int VECTOR_ROWS_MAX = 5;  // 20 of 32 registers hold sums, 8 the weights of bfloat16
+constexpr int VECTORS = 4;
 #else
 constexpr int VECTOR_ROWS_MAX = 4;
 constexpr int VECTORS = PANEL;

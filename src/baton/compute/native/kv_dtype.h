@@ -11,6 +11,10 @@ inline Vec load_int8(const int8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 #elif defined(__AVX2__)
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#elif defined(BATON_NEON)
+    int8x8_t four = vdup_n_s8(0);
+    std::memcpy(&four, p, LANES);
+    return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(four))));
 #else
     return float(*p);
 #endif

@@ -171,7 +171,7 @@ class NativeLibrary:
     def _best(self) -> str:
         best = self.usable_kernels()[0]
         if best == "PLAIN":
-            raise NativeUnavailableError("this CPU has no AVX2, without which the native engine is slower than torch")
+            raise NativeUnavailableError("this CPU has neither AVX2 nor NEON: PyTorch is faster")
         return best
 
     def usable_kernels(self) -> list[str]:

@@ -79,6 +79,41 @@ inline int32_t reduce_sum(Ints x) {
     half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
     return _mm_cvtsi128_si32(_mm_add_epi32(half, _mm_shuffle_epi32(half, 0xb1)));
 }
+#elif defined(BATON_NEON)
+constexpr int QUANT_ROWS_MAX = 2, QUANT_VECTORS = 4;
+using Ints = int32x4_t;
+inline Ints ints(int32_t x) { return vdupq_n_s32(x); }
+inline Ints load_codes(const uint8_t* p) { return vreinterpretq_s32_u8(vld1q_u8(p)); }
+inline Ints low_halves(Ints x) { return vandq_s32(x, vdupq_n_s32(0x0f0f0f0f)); }
+inline Ints high_halves(Ints x) { return vreinterpretq_s32_u8(vshrq_n_u8(vreinterpretq_u8_s32(x), 4)); }
+inline Vec to_floats(Ints x) { return vcvtq_f32_s32(x); }
+inline Vec load_f16(const uint8_t* p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
+inline Ints dot(Ints sum, Ints codes, Ints numbers) {
+    const int8x16_t n = vreinterpretq_s8_s32(numbers);
+#if defined(__ARM_FEATURE_DOTPROD)  // of signed bytes: code - 128, and 128 times the numbers
+    const int8x16_t c = vreinterpretq_s8_s32(veorq_s32(codes, vdupq_n_s32(int32_t(0x80808080))));
+    return vdotq_s32(vaddq_s32(sum, vshlq_n_s32(vdotq_s32(vdupq_n_s32(0), vdupq_n_s8(1), n), 7)), c, n);
+#else
+    const uint8x16_t c = vreinterpretq_u8_s32(codes);
+    const int16x8_t low = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(c))), n_low = vmovl_s8(vget_low_s8(n));
+    const int16x8_t high = vreinterpretq_s16_u16(vmovl_high_u8(c)), n_high = vmovl_high_s8(n);
+    const int32x4_t a = vpaddq_s32(vmull_s16(vget_low_s16(low), vget_low_s16(n_low)), vmull_high_s16(low, n_low));
+    const int32x4_t b = vpaddq_s32(vmull_s16(vget_low_s16(high), vget_low_s16(n_high)), vmull_high_s16(high, n_high));
+    return vaddq_s32(sum, vpaddq_s32(a, b));
+#endif
+}
+inline Ints add_pairs(Ints sums, Ints codes, Ints numbers) { return dot(sums, codes, numbers); }
+inline Ints add_halves(Ints sums) { return sums; }
+inline Ints store_int8(int8_t* p, Vec x) {  // 0 beyond 8 bits, as elsewhere
+    const int32x4_t fits = vreinterpretq_s32_u32(vcaleq_f32(x, broadcast(127.0f)));
+    const int32x4_t numbers = vandq_s32(vcvtnq_s32_f32(x), fits);
+    const int16x4_t half = vmovn_s32(numbers);
+    const int8x8_t bytes = vmovn_s16(vcombine_s16(half, half));
+    std::memcpy(p, &bytes, LANES);
+    return numbers;
+}
+inline Ints add(Ints a, Ints b) { return vaddq_s32(a, b); }
+inline int32_t reduce_sum(Ints x) { return vaddvq_s32(x); }
 #else
 constexpr int QUANT_ROWS_MAX = 1, QUANT_VECTORS = PANEL;
 struct Ints {

@@ -1,4 +1,4 @@
-// One vector of floats of the instruction set of the including file. LANES is 16, 8 or 1.
+// One vector of floats of the instruction set of the including file. LANES is 16, 8, 4 or 1.
 // All code is in an unnamed namespace, because each translation unit compiles it with other flags.
 // Sums use fma() explicitly, and the compiler contracts no other operation, so every use gives the same bits.
 #pragma once
@@ -8,6 +8,8 @@
 
 #if defined(__AVX512F__) || defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(BATON_NEON)
+#include <arm_neon.h>
 #endif
 
 #include "types.h"
@@ -145,6 +147,52 @@ inline Words broadcast_word(int32_t word) { return _mm256_set1_epi32(word); }
 inline Vec as_floats(Words x) { return _mm256_castsi256_ps(x); }
 inline Vec first_bf16(Words x) { return as_floats(_mm256_slli_epi32(x, 16)); }
 inline Vec second_bf16(Words x) { return as_floats(_mm256_and_si256(x, _mm256_set1_epi32(int(0xffff0000)))); }
+
+#elif defined(BATON_NEON)
+
+constexpr int LANES = 4;
+using Vec = float32x4_t;
+inline Vec zero() { return vdupq_n_f32(0.0f); }
+inline Vec broadcast(float x) { return vdupq_n_f32(x); }
+inline Vec load(const float* p) { return vld1q_f32(p); }
+inline void store(float* p, Vec x) { vst1q_f32(p, x); }
+inline Vec add(Vec a, Vec b) { return vaddq_f32(a, b); }
+inline Vec sub(Vec a, Vec b) { return vsubq_f32(a, b); }
+inline Vec mul(Vec a, Vec b) { return vmulq_f32(a, b); }
+inline Vec div(Vec a, Vec b) { return vdivq_f32(a, b); }
+inline Vec fma(Vec a, Vec b, Vec c) { return vfmaq_f32(c, a, b); }
+inline Vec maximum(Vec a, Vec b) { return vmaxq_f32(a, b); }
+inline Vec minimum(Vec a, Vec b) { return vminq_f32(a, b); }
+inline float reduce_sum(Vec a) { return vaddvq_f32(a); }
+inline float reduce_max(Vec a) { return vmaxvq_f32(a); }
+inline Vec load(const bf16* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
+inline void store(bf16* p, Vec x) {
+    const uint32x4_t bits = vreinterpretq_u32_f32(x), odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+    const uint32x4_t rounded = vaddq_u32(vaddq_u32(bits, vdupq_n_u32(0x7fff)), odd);
+    const uint32x4_t quiet = vorrq_u32(bits, vdupq_n_u32(0x400000));
+    vst1_u16(p, vshrn_n_u32(vbslq_u32(vceqq_f32(x, x), rounded, quiet), 16));
+}
+inline Vec nearest(Vec x) { return vrndnq_f32(x); }
+inline Vec scale_by_power(Vec x, Vec n) {  // x from 1/2 to 2, n in -126 .. 127
+    return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(x), vshlq_n_s32(vcvtnq_s32_f32(n), 23)));
+}
+inline Vec zero_below(Vec x, Vec of, float limit) {
+    return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x), vcgeq_f32(of, broadcast(limit))));
+}
+inline bool has_nan(Vec x) { return vminvq_u32(vceqq_f32(x, x)) == 0; }
+inline Vec keep_lanes(Vec x, int from, int to, float other) {
+    alignas(16) static constexpr int32_t order[LANES] = {0, 1, 2, 3};
+    const int32x4_t lane = vld1q_s32(order);
+    const uint32x4_t within = vandq_u32(vcgeq_s32(lane, vdupq_n_s32(from)), vcltq_s32(lane, vdupq_n_s32(to)));
+    return vbslq_f32(within, x, broadcast(other));
+}
+using Words = uint32x4_t;
+inline Words load_words(const void* p) { return vld1q_u32(static_cast<const uint32_t*>(p)); }
+inline void store_words(void* p, Words x) { vst1q_u32(static_cast<uint32_t*>(p), x); }
+inline Words broadcast_word(int32_t word) { return vdupq_n_u32(uint32_t(word)); }
+inline Vec as_floats(Words x) { return vreinterpretq_f32_u32(x); }
+inline Vec first_bf16(Words x) { return as_floats(vshlq_n_u32(x, 16)); }
+inline Vec second_bf16(Words x) { return as_floats(vandq_u32(x, vdupq_n_u32(0xffff0000))); }
 
 #else
 

@@ -1,5 +1,7 @@
 // The body of a file that compiles all kernels for one instruction set: define TABLE as its name, then include this.
+#if defined(__x86_64__)
 #include <xmmintrin.h>
+#endif
 
 #include "attention.h"
 #include "kernels.h"
@@ -9,16 +11,28 @@ namespace baton {
 namespace {
 
 // Steps treat denormal numbers as zero, because they are slow, and a sum with zero could change them.
-constexpr unsigned FLUSH_DENORMALS = 0x8040;
-thread_local unsigned mode_before;
+#if defined(__x86_64__)
+constexpr uint64_t FLUSH_DENORMALS = 0x8040;
+uint64_t float_mode() { return _mm_getcsr(); }
+void set_float_mode(uint64_t mode) { _mm_setcsr(unsigned(mode)); }
+#else
+constexpr uint64_t FLUSH_DENORMALS = 1u << 24;  // FZ of FPCR
+uint64_t float_mode() {
+    uint64_t mode;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
+    return mode;
+}
+void set_float_mode(uint64_t mode) { __asm__ volatile("msr fpcr, %0" : : "r"(mode)); }
+#endif
+thread_local uint64_t mode_before;
 
 void enter() {
-    mode_before = _mm_getcsr();
-    _mm_setcsr(mode_before | FLUSH_DENORMALS);
+    mode_before = float_mode();
+    set_float_mode(mode_before | FLUSH_DENORMALS);
 }
 
 void leave() {
-    _mm_setcsr(mode_before);
+    set_float_mode(mode_before);
 #if defined(BATON_AMX)
     release_tiles();
 #endif

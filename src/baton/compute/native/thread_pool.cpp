@@ -1,6 +1,8 @@
 #include "thread_pool.h"
 
+#if defined(__x86_64__)
 #include <immintrin.h>
+#endif
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
@@ -22,6 +24,14 @@ constexpr timespec GUEST_CHECK_PERIOD{0, 300'000};
 // The back-off of guests after a recall. A time and not a number of steps, because a step of a long prompt takes as
 // long as a hundred decode steps.
 constexpr int64_t BACKOFF_NS_MIN = 4'000'000, BACKOFF_NS_MAX = 512'000'000;
+
+void pause_core() {
+#if defined(__x86_64__)
+    _mm_pause();
+#else
+    __asm__ volatile("isb");  // `yield` does nothing on most ARM processors
+#endif
+}
 
 void futex(const std::atomic<uint32_t>* word, int operation, uint32_t value, const timespec* limit) {
     syscall(SYS_futex, reinterpret_cast<const uint32_t*>(word), operation | FUTEX_PRIVATE_FLAG, value, limit);
@@ -88,7 +98,7 @@ void WaitableCounter::wait_while(uint32_t seen) const {
 bool WaitableCounter::spin_while(uint32_t seen) const {
     for (int spin = 0; spin < SPINS; spin++) {
         if (load() != seen) return false;
-        _mm_pause();
+        pause_core();
     }
     return true;
 }

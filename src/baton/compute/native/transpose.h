@@ -53,6 +53,14 @@ __attribute__((always_inline)) inline void transpose(const void* const* rows, in
         out[i + 4] = _mm256_permute2x128_si256(a[i], a[i + 4], 0x31);
     }
 }
+#elif defined(BATON_NEON)
+inline void transpose(const void* const* rows, int64_t at, Words (&out)[4]) {
+    Words a[4];
+    for (int i = 0; i < 4; i++) a[i] = load_words(static_cast<const uint32_t*>(rows[i]) + at);
+    const uint32x4x2_t upper = vzipq_u32(a[0], a[2]), lower = vzipq_u32(a[1], a[3]);
+    const uint32x4x2_t first = vzipq_u32(upper.val[0], lower.val[0]), last = vzipq_u32(upper.val[1], lower.val[1]);
+    out[0] = first.val[0], out[1] = first.val[1], out[2] = last.val[0], out[3] = last.val[1];
+}
 #else
 inline void transpose(const void* const* rows, int64_t at, Words (&out)[1]) {
     out[0] = load_words(static_cast<const uint32_t*>(rows[0]) + at);
@@ -95,6 +103,11 @@ inline void interleave(const bf16* a, const bf16* b, Words& first, Words& second
     const __m256i low = _mm256_unpacklo_epi16(x, y), high = _mm256_unpackhi_epi16(x, y);
     first = _mm256_permute2x128_si256(low, high, 0x20);
     second = _mm256_permute2x128_si256(low, high, 0x31);
+}
+#elif defined(BATON_NEON)
+inline void interleave(const bf16* a, const bf16* b, Words& first, Words& second) {
+    const uint16x8x2_t pairs = vzipq_u16(vld1q_u16(a), vld1q_u16(b));
+    first = vreinterpretq_u32_u16(pairs.val[0]), second = vreinterpretq_u32_u16(pairs.val[1]);
 }
 #else
 inline void interleave(const bf16* a, const bf16* b, Words& first, Words& second) {

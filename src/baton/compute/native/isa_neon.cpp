@@ -1,0 +1,3 @@
+#define TABLE NEON
+#define BATON_NEON
+#include "table.h"

@@ -1,0 +1,3 @@
+#define TABLE NEON_DOT
+#define BATON_NEON
+#include "table.h"
