@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from baton.compute.load_engine import choose_engine, load_engine
 from baton.compute.models.card import ModelCard
@@ -45,8 +46,12 @@ def test_each_attention_backend_gives_the_text_of_the_default(card: ModelCard, a
     assert f"{attention} attention" in str(choice)
     arena = bytearray(b"\xff" * layout.block_bytes * BLOCKS)
     engine = load_engine(card, layout, memoryview(arena), threads=1, choice=choice)
+    counters["stats"].clear()
     engine.warm_up()
+    compiled = counters["stats"]["unique_graphs"]
+    assert compiled == (2 if attention == "flex" else 0)
     assert generate(engine, PROMPT, range(16), 20) == generate(_on("cpu", card), PROMPT, range(16), 20)
+    assert counters["stats"]["unique_graphs"] == compiled, "a step of a request waited for the compiler"
 
 
 @pytest.mark.parametrize(

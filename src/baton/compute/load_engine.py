@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
+from baton.compute.attention_choice import torch_backend, triton_problem
 from baton.compute.constrained import ConstrainedEngine
 from baton.compute.hash_engine import HashEngine
 from baton.compute.models.card import ModelCard
@@ -89,17 +90,9 @@ def choose_engine(
     if weights != "dense":
         raise ModelError(f"weights = {weights!r} needs the native engine: {problem}; use weights = 'dense'")
     reason = problem if attention == "auto" else ""
+    if attention == "triton" and (refusal := triton_problem(device)):
+        raise ModelError(refusal)
     return EngineChoice(kind="torch", reason=reason, device=device, attention=torch_backend(attention, device))
-
-
-def torch_backend(attention: AttentionName, device: str) -> str:
-    """Return the attention backend of the torch engine on a device. Raises ModelError if the device lacks it."""
-    is_gpu = device.startswith("cuda")
-    if attention == "triton" and not is_gpu:
-        raise ModelError("--attention-backend triton needs a GPU; use --attention-backend sdpa")
-    if attention in ("auto", "native"):
-        return "triton" if is_gpu else "sdpa"
-    return attention
 
 
 class RankProcesses(RankCommandChannel, Protocol):

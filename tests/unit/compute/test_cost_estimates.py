@@ -66,7 +66,7 @@ def test_the_hash_engine_has_no_estimates() -> None:
 def test_a_server_estimates_costs_that_its_configuration_omits(
     card: ModelCard, has_compiler: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("baton.serve.host.build.can_be_built", lambda: has_compiler)
+    monkeypatch.setattr("baton.serve.host.build.build_problem", lambda: "" if has_compiler else "no compiler")
     config = Config(cost={"handoff_token_s": 0.5}, topology=Topology(mixed=1), dtype="bfloat16")
     computing = choose_computing(config, card)
     found = priced(config, card, computing).cost
@@ -78,7 +78,7 @@ def test_a_server_estimates_costs_that_its_configuration_omits(
 
 def test_estimates_use_no_more_threads_than_the_cpu_quota(card: ModelCard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.serve.host.build.cpu_quota", lambda: 1.0)
-    monkeypatch.setattr("baton.serve.host.build.can_be_built", lambda: True)
+    monkeypatch.setattr("baton.serve.host.build.build_problem", lambda: "")
     config = Config(topology=Topology(mixed=1), dtype="float32", device="cpu")
     found = priced(config, card, choose_computing(config, card)).cost
     assert found["prefill_token_s"] == cost(card, "float32", threads=1).prefill_token_s
@@ -87,7 +87,7 @@ def test_estimates_use_no_more_threads_than_the_cpu_quota(card: ModelCard, monke
 def test_models_without_native_support_get_estimates_of_the_torch_engine(
     card: ModelCard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("baton.serve.host.build.can_be_built", lambda: True)
+    monkeypatch.setattr("baton.serve.host.build.build_problem", lambda: "")
     config = Config(topology=Topology(mixed=1), device="cpu", threads=1)
     other = replace(card, architecture="gemma2")
     found = priced(config, other, choose_computing(config, other)).cost

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from baton.compute.attention_choice import flex_problem
 from baton.compute.models.card import ModelCard
 from baton.compute.models.dtype import Dtype
 from baton.compute.models.model_config import ModelConfig
@@ -23,13 +24,10 @@ from baton.compute.torch.kernels.reference import ReferenceBackend
 from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
 from baton.compute.torch.layers.decoder import Decoder
 from baton.compute.torch.layers.tensor_loader import TensorLoader
-from baton.compute.torch.step_runner import CudaCapture, EagerRunner, GraphRunner
+from baton.compute.torch.step_runner import CudaCapture, EagerRunner, FlexRunner, GraphRunner
 from baton.core.errors import ModelError
 from baton.decide.kv.layout import SCALED, KVLayout
 from baton.move.arena.cuda import DeviceArray
-
-FLEX_HEAD_DIM_MAX, FLEX_BLOCK_TOKENS_MIN = 256, 16
-"""Limits of torch's compiled flex kernels for GPUs. Untested: no GPU has run them yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +64,12 @@ def load_torch_engine(
     number, (config, weights) = TORCH_DTYPES[computation.dtype], open_model(card)
     name = computation.attention or ("triton" if target.type == "cuda" else "sdpa")
     if name != "triton":
-        backend = plain_backend(name, kv, number)
+        backend = plain_backend(name, layout, computation)
         with torch.inference_mode():
             model = Decoder(config, TensorLoader(weights, number, target))
-        return TorchEngine(model, kv, EagerRunner(model, backend, target), target)
+        is_flex = isinstance(backend, FlexBackend)
+        runner = FlexRunner(model, backend, kv, target) if is_flex else EagerRunner(model, backend, target)
+        return TorchEngine(model, kv, runner, target)
     kernels = triton_kernels(config, number)
     with torch.inference_mode():
         model = Decoder(config, TensorLoader(weights, number, target, kernels.row_product, kernels.ops))
@@ -93,7 +93,7 @@ def on_device(memory: memoryview | DeviceArray | Tensor, device: torch.device) -
     return torch.as_tensor(memory, device=device) if isinstance(memory, DeviceArray) else memory
 
 
-def plain_backend(name: str, kv: PagedKV, number: torch.dtype) -> AttentionBackend:
+def plain_backend(name: str, layout: KVLayout, computation: TorchComputation) -> AttentionBackend:
     """Return a backend without Triton kernels. Raises ModelError if it cannot compute with this arena."""
     plain: dict[str, AttentionBackend] = {
         "sdpa": SdpaBackend(),
@@ -102,18 +102,8 @@ def plain_backend(name: str, kv: PagedKV, number: torch.dtype) -> AttentionBacke
     }
     if name in plain:
         return plain[name]
-    layout, on_gpu = kv.layout, kv.data.is_cuda
-    other = f"use --attention-backend {'triton' if on_gpu else 'sdpa'}"
-    if TORCH_DTYPES[layout.dtype] != number:
-        raise ModelError(
-            f"flex attention reads KV in the type of the computation, and KV is {layout.dtype} and the computation "
-            f"{str(number).removeprefix('torch.')}; set --kv-dtype to the value of --dtype, or {other}"
-        )
-    if on_gpu and (layout.head_dim > FLEX_HEAD_DIM_MAX or layout.block_tokens < FLEX_BLOCK_TOKENS_MIN):
-        raise ModelError(
-            f"flex attention on a GPU takes heads of up to {FLEX_HEAD_DIM_MAX} values and blocks of at least "
-            f"{FLEX_BLOCK_TOKENS_MIN} tokens, and not {layout.head_dim} and {layout.block_tokens}; {other}"
-        )
+    if refusal := flex_problem(layout, computation.device, computation.dtype):
+        raise ModelError(refusal)
     return FlexBackend()
 
 

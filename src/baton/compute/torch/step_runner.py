@@ -11,8 +11,10 @@ from torch import Tensor
 
 from baton.compute.decode_sizes import BATCH_BUCKETS, batch_bucket, width_bucket
 from baton.compute.torch.kernels.attention_backend import AttentionBackend
+from baton.compute.torch.kernels.flex import FlexBackend
 from baton.compute.torch.kernels.paged_decode import DecodeKernel, DecodeTables
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
+from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
 from baton.compute.torch.layers.attention import PlannedStep
 from baton.compute.torch.layers.decoder import Decoder
 
@@ -55,6 +57,31 @@ class EagerRunner:
 
     def prepare(self) -> None:
         """Separate operations need no preparation."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlexRunner:
+    """Implements `StepRunner` with `flex_attention`, which torch compiles for the shape of an arena.
+
+    Steps over another arena, as in the warm-up, use torch's own attention: each compilation takes some 10 s.
+    """
+
+    model: Decoder
+    backend: FlexBackend
+    kv: PagedKV
+    device: torch.device
+
+    def hidden(self, tokens: Sequence[int], rows: Sequence[Row], kv: PagedKV) -> Tensor:
+        backend = self.backend if kv is self.kv else SdpaBackend()
+        return EagerRunner(self.model, backend, self.device).hidden(tokens, rows, kv)
+
+    def logits(self, hidden: Tensor, picked: Sequence[int]) -> Tensor:
+        return EagerRunner(self.model, self.backend, self.device).logits(hidden, picked)
+
+    @torch.inference_mode()
+    def prepare(self) -> None:
+        """Compile for the shapes of every later step."""
+        self.backend.prepare(self.model.config.heads, self.kv)
 
 
 class GraphCapture(Protocol):

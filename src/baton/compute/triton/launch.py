@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.compute.decode_sizes import SPLIT_TOKENS, splits_shape
+from baton.compute.torch.kernels.attention_backend import NO_WINDOW
 from baton.compute.torch.kernels.paged_decode import DecodeTables, decode_tables, padded_blocks
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.compute.triton.chunk_kernel import chunk_kernel
@@ -21,8 +22,6 @@ BLOCK_HEADS_MAX = 32
 """Maximum number of query heads that one program computes. They share a KV head."""
 DOT_MIN = 16
 """Minimum size of each dimension of a matrix instruction."""
-NO_WINDOW = 1 << 30
-"""The window of a layer that sees all keys."""
 TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
@@ -59,7 +58,7 @@ class TritonDecodePlan:
         parts = queries.new_empty((*shape, dim), dtype=torch.float32)
         sums = queries.new_empty(shape, dtype=torch.float32)
         out = torch.zeros_like(queries) if self.kernel.rope_dim else torch.empty_like(queries)
-        back = window if window is not None else splits * SPLIT_TOKENS
+        back = NO_WINDOW if window is None else window
         split_kernel[(tokens, layout.kv_heads * -(-group // head_rows), splits)](
             queries, self.kv.data, self.tables.blocks, self.tables.lengths, parts, sums,
             layer * layout.planes * layout.block_tokens, width**-0.5 * math.log2(math.e), back,

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import msgspec
 
+from baton.compute.attention_choice import attention_problem
 from baton.compute.cost_estimates import EngineKind, estimated_costs, weights_bytes
 from baton.compute.decode_sizes import workspace_bytes
 from baton.compute.models.card import ModelCard
 from baton.compute.models.dtype import Dtype, Precision, kv_dtype, phase_precisions, resolve_dtype
-from baton.compute.native.build import can_be_built
+from baton.compute.native.build import build_problem
 from baton.compute.native.load_native import native_problem
 from baton.compute.ranks.place import rank_problems
 from baton.core.config import DEVICE, AttentionName, BatchLimits, Config, Topology, WeightsChoice
@@ -171,7 +172,7 @@ def _engine_kind(card: ModelCard, computing: Computing) -> EngineKind:
     if computing.device.drivers:
         return "cuda"
     refusal = native_problem(card, computing.layout, computing.device.name)
-    is_native = computing.attention_backend in ("auto", "native") and not refusal and can_be_built()
+    is_native = computing.attention_backend in ("auto", "native") and not refusal and not build_problem()
     return "native" if is_native else "torch"
 
 
@@ -204,6 +205,7 @@ def build_host(
     `prefix` starts the names of the host's workers. It is empty on the server's own host. `kept`: the arena of an
     earlier membership with the same model and layout. None: a new arena is reserved.
     """
+    _check_engine(config, card, computing)
     arena = kept or _reserve_arena(config, card, computing)
     drivers, total = computing.device.drivers, arena.blocks_total
     views = worker_views(config.topology, host, prefix)
@@ -220,6 +222,15 @@ def build_host(
         is_on_gpu=bool(drivers),
     )
     return HostParts(host, arena.id, total, arena.bytes, setups, most)
+
+
+def _check_engine(config: Config, card: ModelCard, computing: Computing) -> None:
+    """Raise ConfigError if a worker could not load its engine, before any is started."""
+    precisions = list(computing.phases.values()) or [Precision(computing.dtype, config.weights)]
+    device, attention = computing.device.name, computing.attention_backend
+    problems = [attention_problem(card, computing.layout, device, attention, each) for each in precisions]
+    if found := list(dict.fromkeys(filter(None, problems))):
+        raise ConfigError("\n".join(found))
 
 
 def _reserve_arena(config: Config, card: ModelCard, computing: Computing) -> HostArena:

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 
+NO_WINDOW = 1 << 30
+"""The window that kernels take for a layer whose queries see all keys."""
+
 
 class AttentionPlan(Protocol):
     """The preparation of one step, which all layers share."""

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from baton.compute.torch.kernels.attention_backend import NO_WINDOW
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 
 TILE_QUERIES = 128
 """Queries of a chunk in one batch entry."""
 ENTRIES = 16
 """Batch entries of a call. A smaller batch gets empty ones."""
-NO_WINDOW = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,22 @@ class FlexBackend:
         ]
         return FlexPlan(kv, self._attend, batches)
 
+    def prepare(self, heads: int, kv: PagedKV) -> None:
+        """Compile both forms for this arena, and for queries of its type with `heads` heads. Writes nothing to it."""
+        queries = torch.zeros(1, heads, kv.layout.head_dim, dtype=kv.data.dtype, device=kv.data.device)
+        logical = self._logical_blocks((), kv)
+        for width in (1, TILE_QUERIES):
+            FlexPlan(kv, self._attend, [_Batch(kv, (), width, logical)]).run(0, queries, None)
+
     def _logical_blocks(self, rows: Sequence[Row], kv: PagedKV) -> Tensor:
         """Return the index of each block in its request [blocks]. Blocks of no request have arbitrary entries."""
         blocks, device = len(kv.data), kv.data.device
         if len(self._logical) != blocks or self._logical.device != device:
             self._logical = torch.zeros(blocks, dtype=torch.int32, device=device)
-        ids = torch.cat([row.blocks for row in rows]).to(device)
-        indices = torch.cat([torch.arange(len(row.blocks), dtype=torch.int32) for row in rows]).to(device)
-        self._logical[ids] = indices  # a block that requests share has the same index in all of them
+        if rows:
+            ids = torch.cat([row.blocks for row in rows]).to(device)
+            indices = torch.cat([torch.arange(len(row.blocks), dtype=torch.int32) for row in rows]).to(device)
+            self._logical[ids] = indices  # a block that requests share has the same index in all of them
         return self._logical
 
 

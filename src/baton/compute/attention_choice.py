@@ -1,0 +1,75 @@
+"""The engine and the attention backend that a configuration allows. No torch: the server checks before workers run."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from baton.compute.models.card import ModelCard
+from baton.compute.models.dtype import Dtype, Precision
+from baton.compute.native.build import build_problem
+from baton.compute.native.load_native import native_problem
+from baton.core.config import AttentionName
+from baton.decide.kv.layout import SCALED, KVLayout
+
+FLEX_HEAD_DIM_MAX, FLEX_BLOCK_TOKENS_MIN = 256, 16
+"""Limits of torch's compiled flex kernels for GPUs. Untested: no GPU has run them yet."""
+
+
+def torch_backend(attention: AttentionName, device: str) -> str:
+    """Return the attention backend of the torch engine on a device."""
+    if attention in ("auto", "native"):
+        return "triton" if device.startswith("cuda") else "sdpa"
+    return attention
+
+
+def attention_problem(
+    card: ModelCard, layout: KVLayout, device: str, attention: AttentionName, precision: Precision
+) -> str:
+    """Return why no engine can compute as configured, with what to change. Empty: one can.
+
+    precision: of a worker. Compiles nothing.
+    """
+    if card.format == "hash" or layout.ranks > 1:  # `rank_problems` checks workers of several ranks
+        return ""
+    other, refusal = torch_backend("auto", device), ""
+    if attention in ("auto", "native"):
+        refusal = native_problem(card, layout, device) or build_problem()
+        if not refusal:
+            return ""
+        if attention == "native":
+            return f"--attention-backend native cannot be used: {refusal}; use --attention-backend {other}"
+    if precision.weights != "dense":
+        why = refusal or f"attention is {attention}"
+        return f"weights = {precision.weights!r} needs the native engine: {why}; use weights = 'dense'"
+    if layout.dtype in SCALED:
+        why = f" ({refusal})" if refusal else f", and --attention-backend {attention} is of the torch engine"
+        return f"KV in {layout.dtype} needs the native engine{why}; use --kv-dtype bfloat16"
+    backend = torch_backend(attention, device)
+    if backend == "triton":
+        return triton_problem(device)
+    return flex_problem(layout, device, precision.dtype) if backend == "flex" else ""
+
+
+def triton_problem(device: str) -> str:
+    """Return why Triton's kernels cannot be used on a device. Empty: they can."""
+    if not device.startswith("cuda"):
+        return "--attention-backend triton needs a GPU; use --attention-backend sdpa"
+    if importlib.util.find_spec("triton") is None:
+        return "decoding on CUDA needs triton, which CUDA builds of PyTorch bring along; install it: pip install triton"
+    return ""
+
+
+def flex_problem(layout: KVLayout, device: str, dtype: Dtype) -> str:
+    """Return why flex attention cannot compute in `dtype` over an arena on a device. Empty: it can."""
+    other, on_gpu = f"use --attention-backend {torch_backend('auto', device)}", device.startswith("cuda")
+    if layout.dtype != dtype:
+        return (
+            f"flex attention reads KV in the type of the computation, and KV is {layout.dtype} and the computation "
+            f"{dtype}; set --kv-dtype to the value of --dtype, or {other}"
+        )
+    if on_gpu and (layout.head_dim > FLEX_HEAD_DIM_MAX or layout.block_tokens < FLEX_BLOCK_TOKENS_MIN):
+        return (
+            f"flex attention on a GPU takes heads of up to {FLEX_HEAD_DIM_MAX} values and blocks of at least "
+            f"{FLEX_BLOCK_TOKENS_MIN} tokens, and not {layout.head_dim} and {layout.block_tokens}; {other}"
+        )
+    return ""
