@@ -91,6 +91,24 @@ def of_file(file: str, half: Half, requests_max: int, seed: int) -> Trace:
     return part(file, 1.0, 3.0 if file == MOON_FILE else 0.0, (start + seed % 3 / 6, end), requests_max)
 
 
+def of_sessions(file: str, half: Half, requests_max: int, seed: int) -> Trace:
+    """Return requests of half of a file's sessions, in the order of their first requests.
+
+    Few sessions last long, so that hardly any request is in the second half of the time.
+    """
+    requests = read_once(file).requests
+    sessions = list(dict.fromkeys(request.session for request in requests))
+    middle = len(sessions) // 2
+    chosen = set(sessions[:middle] if half == "tuned" else sessions[middle:])
+    kept = [request for request in requests if request.session in chosen]
+    kept = kept[seed * requests_max % len(kept) :][:requests_max]
+    start_s = kept[0].at_s
+    return Trace(
+        format="made", timing="absolute",
+        requests=tuple(replace(request, at_s=request.at_s - start_s) for request in kept),
+    )  # fmt: skip
+
+
 def timeless(file: str, half: Half, requests_max: int, seed: int) -> Trace:
     """Return requests of a file that has no times, at Poisson times."""
     requests = read_once(file).requests
@@ -124,7 +142,7 @@ def _poisson(lengths: list[tuple[int, int]], seed: int) -> Trace:
 
 CONV, CODE, MOON, TOOL = (partial(of_file, file) for file in (CONV_FILE, CODE_FILE, MOON_FILE, TOOL_FILE))
 RTP, ARENA = partial(of_file, "rtpllm/online_pd.first80.jsonl.gz"), partial(of_file, "vtc_arena/arena27.first80.csv.gz")
-AGENTS = partial(of_file, "agentic_coding/sessions.first150.jsonl.gz")
+AGENTS = partial(of_sessions, "agentic_coding/sessions.first150.jsonl.gz")
 ARTICLES = partial(timeless, "lengths/arxiv_summarization.first80.csv.gz")
 
 OWN = "one-gpu-host.toml"
@@ -172,17 +190,17 @@ HALVES: dict[Half, tuple[Row, ...]] = {
         row("70b-2p1d made", example("dynamo-llama70b-8xh100-disagg.yaml"), partial(made, 3000, 150, 0.6), (3.0, 0.03),
             10.2),
         row("8b-4p4d-h800 conv, tight TTFT", example("arrow-llama8b-8xh800.yaml"), CONV, (0.3, 0.03), 144),
-        row("8b-4p4d-h800 rtp-llm", example("arrow-llama8b-8xh800.yaml"), RTP, (5.0, 0.05), 12, 800),
+        row("8b-4p4d-h800 rtp-llm", example("arrow-llama8b-8xh800.yaml"), RTP, (5.0, 0.03), 18, 400),
         row("34b-1-mixed conv", example("sarathi-yi34b-2xa100.yaml"), CONV, (3.0, 0.1), 2.9),
         row("opt13b-2p1d conv", example("distserve-13b-2p1d.yaml"), CONV, (0.8, 0.08), 8),
         row("8b-2p2d-l40s arena", planned({"prefill": 2, "decode": 2}, L40S, requests_max=64), ARENA, (0.5, 0.04), 335),
         row("8b-4-mixed-h100 code", planned({"mixed": 4}, H100, requests_max=256), CODE, (1.0, 0.02), 21.1),
         row("8b-4-mixed-h100 conv, tight TPOT", planned({"mixed": 4}, H100, requests_max=256), CONV, (2.0, 0.012),
             26.4),
-        row("8b-8p8d-a100 reasoning", planned({"prefill": 8, "decode": 8}, A100), reasoning, (2.0, 0.04), 20, 800),
+        row("8b-2p2d-a100 reasoning", planned({"prefill": 2, "decode": 2}, A100), reasoning, (2.0, 0.04), 17, 400),
         row("v3-3p1d-h200 synthetic", planned({"prefill": 3, "decode": 1}, V3, step_tokens_max=8192), TOOL, (4.0, 0.06),
             6.25, 100),
         row("70b-1p3d-h200 agents", planned({"prefill": 1, "decode": 3}, H200_70B, step_tokens_max=8192), AGENTS,
-            (4.0, 0.05), 0.3, 400),
+            (10.0, 0.05), 0.291, 100),
     ),
 }  # fmt: skip

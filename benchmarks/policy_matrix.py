@@ -102,9 +102,9 @@ def summary(half: Half, rows: Sequence[Ratios], policy: str) -> str:
     alone, name = max((fmean(ratio for found in rows for ratio in found[each]), each) for each in shared(rows))
     near, behind = (sum(gap >= -ratio for gap in over) for ratio in (NEAR_RATIO, BEHIND_RATIO))
     return (
-        f"{half}, {policy}: mean {mean:.4f}, best single published policy {alone:.4f} ({name}); against the best of "
-        f"all in each cell {fmean(over):+.4f}, worst {min(over):+.4f}; of {len(over)} cells {near} are within "
-        f"{NEAR_RATIO:g} of it or ahead, and {len(over) - behind} more than {BEHIND_RATIO:g} behind"
+        f"{half}, {policy}: mean {mean:.4f}, best published {alone:.4f} ({name}); against the best in each cell "
+        f"{fmean(over):+.4f}, worst {min(over):+.4f}; {near} of {len(over)} within {NEAR_RATIO:g} or ahead, "
+        f"{len(over) - behind} over {BEHIND_RATIO:g} behind"
     )
 
 

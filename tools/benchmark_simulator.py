@@ -30,13 +30,15 @@ def speed() -> list[str]:
 
 def validation() -> list[str]:
     result, rows = load("validation"), []
+    has_draws = all("drawn" in run for each in ("pd", "mixed") for run in result[each]["runs"].values())
     for topology in ("pd", "mixed"):
         for case, figures in result[topology]["runs"].items():
             found = figures[SPEED]
             cells = [signed(found[f"{key} {q}"]["error"]) for key in ("ttft_s", "tpot_s") for q in ("mean", "p99")]
             plain = [signed(figures["calibrated"][f"{key} mean"]["error"]) for key in ("ttft_s", "tpot_s")]
             name = case.removesuffix(" of capacity").replace(" prefixes", "")
-            rows.append([f"{topology}, {name}", *plain, *cells])
+            drawn = _drawn_cells(figures["drawn"]) if has_draws else []
+            rows.append([f"{topology}, {name}", *plain, *cells, *drawn])
     heads = [
         "Topology, prefixes, load of capacity",
         "Calibrated: TTFT",
@@ -45,12 +47,25 @@ def validation() -> list[str]:
         "p99",
         "TPOT",
         "p99",
+        *(["Drawn: TTFT p50/p90/p99", "TPOT", "in range"] if has_draws else []),
     ]
     note = (
         "Error of the simulated mean (and p99). *Calibrated*: with prices fitted before the run. *At the run's speed*: "
         "also told how fast the machine was in every second."
     )
+    if has_draws:
+        note += " *Drawn*: median of 15 runs with noise, and the figures within their range."
     return section("Against `baton serve`", "validation", heads, rows, note)
+
+
+def _drawn_cells(drawn: dict[str, Any]) -> list[str]:
+    """Return the errors of the simulations with noise, and how many live figures are within their range."""
+    errors = [
+        "/".join(signed(drawn[f"{key} {quantile}"]["error"]) for quantile in ("p50", "p90", "p99"))
+        for key in ("ttft_s", "tpot_s")
+    ]
+    judged = [row["covers"] for name, row in drawn.items() if name.startswith(("ttft_s", "tpot_s"))]
+    return [*errors, f"{sum(judged)} of {len(judged)}"]
 
 
 def validation_vllm() -> list[str]:
@@ -103,10 +118,15 @@ def policy_matrix() -> list[str]:
     policies = ", ".join(found["published"])
     note = (
         f"SLO attainment at 0.6, 0.9 and 1.2 of the capacity, seeds: {found['seeds']}, at most {requests} requests. "
-        f"`baton` against the best of {policies} in each cell. {_sentences(found)} Rows are defined in "
-        "`benchmarks/_policy_cells.py`, some not played yet."
+        f"Published: {policies}. {_sentences(found)}"
     )
     return section("Policies over fleets and loads", "policy-matrix", found["head"], found["lines"], note)
+
+
+def policy_found() -> list[str]:
+    found = load("policy-found")["report"]
+    note = "SLO attainment where `baton` had lost."
+    return section("Cells once lost", "policy-found", found["head"], found["lines"], note)
 
 
 def predictions() -> list[str]:

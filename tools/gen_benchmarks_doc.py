@@ -74,6 +74,7 @@ SECTIONS: dict[str, list[Table]] = {
         ("validation-vllm", sim.validation_vllm),
         ("sim-speed", sim.speed),
         ("policy-matrix", sim.policy_matrix),
+        ("policy-found", sim.policy_found),
         ("predictions", sim.predictions),
         ("roles-second", sim.roles),
         ("tiers-conversation", sim.tiers),
