@@ -7,7 +7,7 @@ them. The slots belong to that request alone, and are free after it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import Protocol
 
 from msgspec import Struct
@@ -76,8 +76,7 @@ class SpillSpace:
         """Maximum number of arena blocks of one request."""
         self.ahead_blocks = max(1, self.hot_blocks // 2)
         """Arena blocks beyond the computed ones that a request with more than `hot_blocks` may hold."""
-        self._free = list(range(rules.blocks))
-        heapify(self._free)
+        self._free = list(range(rules.blocks))  # a heap: low slots first, so that a context is few runs
 
     @property
     def free(self) -> int:
