@@ -34,7 +34,14 @@ struct Engine {
 };
 
 #if defined(__x86_64__)
-const Kernels* const ALL_KERNELS[] = {&AMX, &AVX512BF16, &AVX512, &AVX2, &PLAIN};  // the best first
+const Kernels* const ALL_KERNELS[] = {&AMX, &AVX512BF16, &AVX512, &AVXVNNI, &AVX2, &PLAIN};  // the best first
+
+// Processors without AVX-512 may have its dot instructions for shorter vectors.
+bool has_avx_vnni() {
+    constexpr unsigned AVX_VNNI = 1u << 4;
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & AVX_VNNI);
+}
 
 // Linux enables the large AMX state only for processes that request it. Source: Documentation/arch/x86/xstate.rst.
 bool amx_granted() {
@@ -58,6 +65,7 @@ bool usable(const Kernels& kernels) {
     if (&kernels == &AMX) return avx512_bf16 && amx_granted();
     if (&kernels == &AVX512BF16) return avx512_bf16;
     if (&kernels == &AVX512) return avx512;
+    if (&kernels == &AVXVNNI) return avx2 && has_avx_vnni();
     return &kernels == &AVX2 ? avx2 : true;
 }
 #else

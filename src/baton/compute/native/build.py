@@ -21,6 +21,7 @@ _UNITS = (
 _INSTRUCTION_SETS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {
         "isa_avx2": _AVX2,
+        "isa_avxvnni": (*_AVX2, "-mavxvnni"),
         "isa_avx512": _AVX512,
         "isa_avx512bf16": (*_AVX512, "-mavx512bf16", "-mavx512vnni"),
         "isa_amx": (*_AVX512, "-mavx512bf16", "-mavx512vnni", "-mamx-tile", "-mamx-bf16"),

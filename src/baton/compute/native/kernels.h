@@ -32,6 +32,6 @@ struct Kernels {
     void (*merge_partials)(const Attention& call, const AttentionItem& item, float* memory);
 };
 
-extern const Kernels PLAIN, AVX2, AVX512, AVX512BF16, AMX, NEON, NEON_DOT;  // those of this kind of machine
+extern const Kernels PLAIN, AVX2, AVXVNNI, AVX512, AVX512BF16, AMX, NEON, NEON_DOT;  // those of this kind of machine
 
 }  // namespace baton

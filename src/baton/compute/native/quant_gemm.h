@@ -8,7 +8,7 @@ namespace {
 
 // ---- integers: as many lanes of int32 as Vec has floats ----------------------------------------------------------
 
-#if defined(__AVX512VNNI__) || !defined(__AVX2__)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || !defined(__AVX2__)
 constexpr bool SUMS_OF_16_BITS = false;
 #else
 constexpr bool SUMS_OF_16_BITS = true;  // for 4-bit weights: add_pairs() is faster than dot()
@@ -58,10 +58,14 @@ inline Ints high_halves(Ints x) { return _mm256_and_si256(_mm256_srli_epi16(x, 4
 inline Vec to_floats(Ints x) { return _mm256_cvtepi32_ps(x); }
 inline Vec load_f16(const uint8_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 inline Ints dot(Ints sum, Ints codes, Ints numbers) {
+#if defined(__AVXVNNI__)
+    return _mm256_dpbusd_avx_epi32(sum, codes, numbers);
+#else
     const Ints even = _mm256_madd_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(255)),
                                         _mm256_srai_epi16(_mm256_slli_epi16(numbers, 8), 8));
     const Ints odd = _mm256_madd_epi16(_mm256_srli_epi16(codes, 8), _mm256_srai_epi16(numbers, 8));
     return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
+#endif
 }
 inline Ints add_pairs(Ints sums, Ints codes, Ints numbers) {
     return _mm256_add_epi16(sums, _mm256_maddubs_epi16(codes, numbers));

@@ -1,0 +1,2 @@
+#define TABLE AVXVNNI
+#include "table.h"
