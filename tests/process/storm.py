@@ -29,7 +29,7 @@ default_class = "copied"
 name = "copied"
 copy_tokens = 32
 [survival]
-silent_s = 1.0
+silent_s = {silent_s}
 attempts_max = 100
 restarts_max = 1000
 [hosts]
@@ -61,13 +61,15 @@ class Stage:
 
 
 @contextmanager
-def staged(model: str, folder: Path, *arguments: str) -> Iterator[Stage]:
+def staged(model: str, folder: Path, *arguments: str, silent_s: float = 1.0) -> Iterator[Stage]:
     """Run a server with a mixed worker, and a host with a file tier that reaches the server through a lossy wire.
 
-    `arguments`: of the workers of both.
+    `arguments`: of the workers of both. `silent_s`: when a worker counts as hung.
     """
     config, port, preloaded = folder / "baton.toml", free_port(), PreloadedFaults(folder)
-    config.write_text(CONFIG.format(tier=f"file://{folder / 'own'}?bytes=64e6&io=buffered", hosts_port=port))
+    config.write_text(
+        CONFIG.format(tier=f"file://{folder / 'own'}?bytes=64e6&io=buffered", hosts_port=port, silent_s=silent_s)
+    )
     server_arguments = ("--mixed", "1", "--hosts", "1", "--config", str(config), "--allowed-host", ADDRESS)
     tier = ("--tier", f"file://{folder / 'a'}?bytes=64e6&io=buffered")
     host: dict[str, Sequence[str]] = {"a": ("--prefill", "1", "--decode", "1", *tier, *BLOCKS, *arguments)}

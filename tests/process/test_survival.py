@@ -10,13 +10,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from threading import Barrier
 
 import httpx
 import pytest
 
+from baton.move.clock import now_s
 from tests.serving import NO_TLS, RunningServer, alive, all_workers_ready, nothing_used, serving
 
+STREAMS = 16
 LONG = {"prompt": "a request that runs for a while", "max_tokens": 1500, "ignore_eos": True, "temperature": 0}
 
 
@@ -46,6 +51,54 @@ def test_a_request_outlives_the_death_of_its_worker_with_the_same_text(victim: s
             assert server.metric("baton_failovers_total") == 1
         server.wait_until(all_workers_ready, reason="the worker is back")
         server.wait_until(nothing_used, reason="no block is used")
+
+
+def test_sixteen_streams_outlive_the_death_of_their_decode_worker(request: pytest.FixtureRequest) -> None:
+    """INV-8: no token is lost or doubled. The longest gap of a stream is recorded, since it depends on the machine."""
+    bodies = [{**LONG, "prompt": f"stream {number}", "max_tokens": 1500} for number in range(STREAMS)]
+    calm, killed = Barrier(STREAMS), Barrier(STREAMS + 1)
+    with serving("hash", "--prefill", "1", "--decode", "1") as server:
+        with ThreadPoolExecutor(STREAMS) as threads:
+            before = list(threads.map(lambda body: _watched(server, body, calm), bodies))
+            running = [threads.submit(_watched, server, body, killed) for body in bodies]
+            killed.wait(60)
+            (pid,) = [each["pid"] for each in server.cluster()["workers"] if each["role"] == "decode"]
+            os.kill(pid, signal.SIGKILL)
+            after = [stream.result() for stream in running]
+        assert [stream.text for stream in after] == [stream.text for stream in before]
+        assert {stream.attempts for stream in before} == {1}
+        assert {stream.attempts for stream in after} <= {1, 2}
+        moved = sum(stream.attempts == 2 for stream in after)
+        assert moved >= STREAMS // 2, "most of them still ran"
+        assert server.metric("baton_failovers_total") == moved
+        assert server.metric("baton_requests_total", 'outcome="finished"') == 2 * STREAMS
+        server.wait_until(all_workers_ready, reason="the worker is back")
+        server.wait_until(nothing_used, reason="no block is used")
+    for name, streams in (("longest_gap_calm_s", before), ("longest_gap_s", after)):
+        request.node.user_properties.append((name, round(max(stream.gap_s_max for stream in streams), 3)))
+
+
+@dataclass(slots=True)
+class Watched:
+    """A stream that was read to its end."""
+
+    text: str = ""
+    attempts: int = 0
+    gap_s_max: float = 0.0
+
+
+def _watched(server: RunningServer, body: dict, barrier: Barrier) -> Watched:
+    """Read a stream. After the first text, wait for all other streams."""
+    found, last_s = Watched(), 0.0
+    with server.client() as client:
+        for chunk in _stream(client, body):
+            found.gap_s_max, last_s = max(found.gap_s_max, now_s() - (last_s or now_s())), now_s()
+            if not found.text:
+                barrier.wait(60)
+                last_s = now_s()
+            found.text += "".join(choice["text"] for choice in chunk["choices"])
+            found.attempts = chunk.get("timings", {}).get("attempts", found.attempts)
+    return found
 
 
 @pytest.mark.deep
