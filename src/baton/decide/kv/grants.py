@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from baton.core.messages import PoolCommand, PreemptRequest, ToWorker
@@ -46,21 +46,41 @@ class Grants:
         self.quotas.refresh()
         commands: list[PoolCommand] = []
         wanting = [held for key in self._wanting if (held := self.holdings.get(key))]
-        waiting = [held for held in wanting if self._goal(held) > len(held.table)]
+        waiting = [held for held in wanting if self._missing(held) > 0]
         waiting.sort(key=lambda held: held.age)
-        for holding in waiting:
-            may_grow = holding.table and not (holding.preempting or holding.reading)
-            if may_grow and not (self._grow(holding, commands) or self._is_over(holding)):
-                break
-        else:
-            for is_landing in (True, False):
-                for holding in waiting:
-                    may_open = not holding.table and holding.landing == is_landing
-                    if may_open and not (self._open(holding, commands) or self._is_over(holding)):
-                        break
+        if self._serve_growing(waiting, commands):
+            self._serve_new([held for held in waiting if held.landing], commands)
+            self._serve_new([held for held in waiting if not held.landing], commands)
         unmet = [held.request.id for held in wanting if held.wanted > len(held.table)]
         self._wanting = {request_id: None for request_id in unmet if request_id in self.holdings}
         return commands
+
+    def _serve_growing(self, waiting: Sequence[Holding], commands: list[PoolCommand]) -> bool:
+        """Grant further blocks to running requests. Return False if one of a tenant within its quota has to wait."""
+        for is_last in (False, True):
+            for holding in waiting:
+                may_grow = holding.table and not (holding.preempting or holding.reading)
+                if not may_grow or self._has_to_wait(holding) != is_last or not self._missing(holding):
+                    continue
+                if not (self._grow(holding, commands) or self._is_over(holding)):
+                    return False
+        return True
+
+    def _serve_new(self, waiting: Sequence[Holding], commands: list[PoolCommand]) -> None:
+        """Grant first blocks, until a request of a tenant within its quota has to wait."""
+        for is_last in (False, True):
+            for holding in waiting:
+                if holding.table or self._has_to_wait(holding) != is_last:
+                    continue
+                if not (self._open(holding, commands) or self._is_over(holding)):
+                    return
+
+    def _has_to_wait(self, holding: Holding) -> bool:
+        """Return whether requests of tenants within their quotas come first.
+
+        Otherwise, blocks that a request gives back for them would go to the next request of the same tenant.
+        """
+        return self._is_over(holding) and not self.quotas.is_oldest(holding)
 
     def grantable_hit(self, holding: Holding, first: int) -> Hit | None:
         """Return the prefix hit of a request that can be granted at once. None: the request has to wait.
@@ -99,10 +119,13 @@ class Grants:
 
     def _is_over(self, holding: Holding) -> bool:
         """Return whether a request would exceed its tenant's quota. Then requests behind it do not wait for it."""
-        return self.quotas.is_over(holding, self._goal(holding) - len(holding.table))
+        return self.quotas.is_over(holding, self._missing(holding))
+
+    def _missing(self, holding: Holding) -> int:
+        return self._goal(holding) - len(holding.table)
 
     def _grow(self, holding: Holding, commands: list[PoolCommand]) -> bool:
-        missing = self._goal(holding) - len(holding.table)
+        missing = self._missing(holding)
         if self.arena.spill is not None:
             excess = holding.blocks + missing - self.arena.spill.hot_blocks
             if excess > 0:

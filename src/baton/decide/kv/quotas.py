@@ -70,6 +70,10 @@ class Quotas:
         """Return whether the tenant of a request would exceed its quota with `more_blocks`."""
         return bool(self.orders) and holding.request.tenant in self._over(holding, more_blocks)
 
+    def is_oldest(self, holding: Holding) -> bool:
+        """Return whether no older request of the same tenant has blocks."""
+        return self._oldest.get(holding.request.tenant, holding).age >= holding.age
+
     def available(self, holding: Holding, more_blocks: int, blocks: Blocks) -> int:
         """Return the number of blocks that a request for `more_blocks` may take."""
         if not self.orders:
@@ -77,8 +81,7 @@ class Quotas:
         used = self._with(holding, more_blocks)
         for order in self.orders:
             order.note_used(used)
-        oldest = self._oldest.get(holding.request.tenant, holding)
-        if oldest.age >= holding.age or not self.is_over(holding, more_blocks):
+        if self.is_oldest(holding) or not self.is_over(holding, more_blocks):
             return blocks.available
         return blocks.free + sum(order.spare_blocks for order in self.orders)
 
