@@ -1,13 +1,13 @@
-"""Hosts are drained and started again one after the other, under load: every request has its text."""
+"""`baton restart --hosts` under load: each agent starts its program again, and every request has its text."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from baton.cli.main import main
 from tests.hosting import MendableCluster
 from tests.serving import listening
 
@@ -15,10 +15,10 @@ CLIENTS, PROMPTS = 4, 4
 HOST = ("--mixed", "1", "--kv-blocks", "512")
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[MendableCluster]:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MendableCluster]:
     """A server without workers and two hosts. A request whose worker is lost fails."""
-    config = tmp_path / "baton.toml"
+    config = tmp_path_factory.mktemp("rolling") / "baton.toml"
     config.write_text("tick_s = 0.05\n[survival]\nattempts_max = 1\nretries_per_minute = 0\nretry_ratio = 0\n")
     with listening("hash", "--hosts", "2", "--config", str(config)) as server:
         made = MendableCluster(server, {"a": HOST, "b": HOST}, {})
@@ -38,10 +38,13 @@ def is_serving(state: dict) -> bool:
     return any(worker["running"] for worker in state["workers"])
 
 
-def test_every_host_restarts_and_no_request_fails(cluster: MendableCluster) -> None:
+def test_every_host_and_worker_restarts_and_no_request_fails(
+    cluster: MendableCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     server, answers, is_over = cluster.server, list[tuple[int, str, str]](), threading.Event()
     with server.client() as client:
         texts = [client.post("/v1/completions", json=body(n)).json()["choices"][0]["text"] for n in range(PROMPTS)]
+    agents, workers = {name: host.process.pid for name, host in cluster.hosts.items()}, server.worker_pids()
 
     def ask(number: int) -> None:
         with server.client() as client:
@@ -54,21 +57,28 @@ def test_every_host_restarts_and_no_request_fails(cluster: MendableCluster) -> N
     for thread in clients:
         thread.start()
     try:
-        for name in ("a", "b"):
-            server.wait_until(is_serving, reason="requests run")
-            old = cluster.hosts[name].process
-            with server.client() as client:
-                client.post(f"/cluster/hosts/{name}/drain", json={}).raise_for_status()
-            assert old.wait(60) == 0
-            cluster.mend_hosts()
-            server.wait_until(
-                lambda state: {host["id"] for host in state["hosts"] if host["state"] == "ready"} == {"a", "b"},
-                reason="both hosts are ready",
-            )
+        server.wait_until(is_serving, reason="requests run")
+        assert main(["restart", "--hosts", "--url", server.url]) == 0
     finally:
         is_over.set()
         for thread in clients:
             thread.join()
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == "every worker is back"
+    assert {"restarting host a", "restarting host b"} <= set(said)
+    assert {name: host.process.pid for name, host in cluster.hosts.items()} == agents, (
+        "the same process, as systemd sees"
+    )
+    assert all(host.process.poll() is None for host in cluster.hosts.values())
+    assert not set(workers) & set(server.worker_pids())
     assert answers
     assert [answer for answer in answers if answer[0] != 200 or answer[1] != answer[2]] == []
+    cluster.mend()
+
+
+def test_a_drained_host_ends(cluster: MendableCluster) -> None:
+    agent = cluster.hosts["a"].process
+    with cluster.server.client() as client:
+        client.post("/cluster/hosts/a/drain", json={}).raise_for_status()
+    assert agent.wait(60) == 0
     cluster.mend()

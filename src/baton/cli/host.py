@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import socket
+import sys
 from typing import get_args
 
 from baton.cli.key_flags import API_KEY, JOIN_KEY, add_client_key, client_key
@@ -80,7 +82,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Join the server and run the host until a signal arrives. Return the exit code."""
+    """Join the server and run the host until a signal arrives. Return the exit code.
+
+    If an operator of the server restarts the host, this process starts its program again, as it is installed by then.
+    """
+    environment = dict(os.environ)
     counts = (args.prefill, args.decode, args.mixed)
     if any(count is not None and count < 0 for count in counts):
         raise ConfigError("--prefill, --decode and --mixed must be 0 or more")
@@ -122,7 +128,12 @@ def run(args: argparse.Namespace) -> int:
     )
     check_address(args.listen)
     raise_files_max()
-    return event_loop()(_run(options))
+    agent = Agent(options, tell=tell)
+    code: int = event_loop()(agent.run())
+    if agent.restarts and not code:
+        tell("starting again")
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+    return code
 
 
 def check_address(listen: str) -> None:
@@ -138,7 +149,3 @@ def check_address(listen: str) -> None:
         raise ConfigError(
             f"cannot listen on {listen}: {error}; give --listen an address of this machine, or leave it out"
         ) from error
-
-
-async def _run(options: HostOptions) -> int:
-    return await Agent(options, tell=tell).run()

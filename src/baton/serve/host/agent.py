@@ -73,6 +73,11 @@ class Agent:
         self._kept: KeptArena | None = None
         """The arena of the last membership, if the next server will know its KV."""
 
+    @property
+    def restarts(self) -> bool:
+        """Whether an operator wants this process to start its program again."""
+        return self._membership is not None and self._membership.restarts and not self._stopped.is_set()
+
     async def run(self) -> int:
         """Run until the host ends. Return the exit code.
 

@@ -129,6 +129,8 @@ class Membership:
         self._keep_arena = False
         self.is_leaving = False
         """This host was told to leave: by a signal, or by an operator of the server."""
+        self.restarts = False
+        """An operator wants the agent to start its program again."""
         self.failure = ""
         """Reason why no worker of this host can be kept alive. Empty: workers run or are restarting."""
 
@@ -302,8 +304,9 @@ class Membership:
             case Dismissed(reason=reason, keep_arena=keep_arena):
                 self._keep_arena = keep_arena
                 self._end(reason)
-            case LeaveCluster(reason=reason):
+            case LeaveCluster(reason=reason, restarts=restarts):
                 if not self.is_leaving:  # a second call of `leave` would not wait
+                    self.restarts = restarts
                     self._tell(f"leaving the cluster: {reason}")
                     self.leave(reason)
 

@@ -90,9 +90,10 @@ class Operations:
 
     async def _drain(self, request: Request) -> Response:
         """Ask a joined host to leave. Its agent ends once its requests and prefixes are on other hosts."""
-        convert(await read_object(request), DrainRequest)
-        host = request.path_params["host"]
-        _joined_host(asked_model(self._services, request), HostId(host)).ask_to_leave("an operator drains it")
+        body, host = convert(await read_object(request), DrainRequest), request.path_params["host"]
+        why = "an operator restarts it" if body.restart else "an operator drains it"
+        joined = _joined_host(asked_model(self._services, request), HostId(host))
+        joined.ask_to_leave(why, restarts=body.restart)
         return json_response(DrainResponse(host))
 
     async def _explain(self, request: Request) -> Response:

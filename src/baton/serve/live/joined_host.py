@@ -132,9 +132,9 @@ class JoinedHost:
             self.asked.add(command.worker)
         self.stream.put(Resize(command))
 
-    def ask_to_leave(self, reason: str) -> None:
-        """Ask the agent to leave the cluster in order, and to end."""
-        self.stream.put(LeaveCluster(reason))
+    def ask_to_leave(self, reason: str, *, restarts: bool = False) -> None:
+        """Ask the agent to leave the cluster in order, and to end or to start again."""
+        self.stream.put(LeaveCluster(reason, restarts))
 
     def dismiss(self, reason: str, *, keep_arena: bool = False) -> None:
         """Close the connection. The agent may ask to join again, with its KV if `keep_arena`."""

@@ -153,9 +153,11 @@ class Dismissed(Struct, frozen=True, tag=True):
 
 
 class LeaveCluster(Struct, frozen=True, tag=True):
-    """An operator wants the host to leave in order. Its agent ends then, and does not ask to join again."""
+    """An operator wants the host to leave in order. Then its agent ends."""
 
     reason: str
+    restarts: bool = False
+    """The agent's process starts its program again, as it is installed then, and asks to join again."""
 
 
 FromAgentMessage = (

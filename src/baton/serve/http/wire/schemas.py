@@ -312,7 +312,8 @@ class CancelRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class DrainRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Has no field."""
+    restart: bool = False
+    """The host's agent starts its program again and joins again, instead of ending."""
 
 
 class RoleRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
