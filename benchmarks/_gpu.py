@@ -12,7 +12,8 @@ from pathlib import Path
 
 import record
 import torch
-from torch import Tensor
+
+from baton.compute.torch.kernels.paged_kv import PagedKV
 
 SECONDS = 120.0
 CALLS_MAX = 50
@@ -134,7 +135,12 @@ def described(device: torch.device, found: Ceilings) -> dict[str, object]:
     }
 
 
-def random_kv(data: Tensor) -> None:
-    """Fill KV with random numbers, a part at a time: random bytes would be NaN."""
-    for part in data:
-        part.normal_()
+def random_kv(kv: PagedKV) -> None:
+    """Fill KV with random numbers, a part at a time. Random bytes could be NaN, in the scales of fp8 as well."""
+    for part in kv.data:
+        if kv.layout.dtype == "fp8":
+            part.random_(0, 256)
+        else:
+            part.normal_()
+    if kv.layout.dtype == "fp8":
+        kv.scales[..., -1] = 1.0 / 256.0

@@ -1,4 +1,4 @@
-"""Measure paged decode attention on a GPU: Baton's Triton kernels beside torch's attention and FlashInfer's.
+"""Measure paged decode attention on a GPU: both forms of Baton's Triton kernels, torch's attention and FlashInfer's.
 
 python benchmarks/gpu_decode.py [--seconds 120] [--rehearse]      (by `make gpu`)
 
@@ -22,7 +22,7 @@ from baton.compute.torch.kernels.attention_backend import AttentionBackend
 from baton.compute.torch.kernels.paged_decode import decode_tables
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
-from baton.decide.kv.layout import KVLayout
+from baton.decide.kv.layout import KVDtype, KVLayout
 
 BLOCK_TOKENS = 16
 SETS = 4
@@ -35,34 +35,42 @@ REHEARSED = {"b1_40": [40], "ragged": [5, 33, 17]}
 
 
 def measure(
-    sizes: Sizes, lengths: Sequence[int], limits: Ceilings, device: torch.device
+    sizes: Sizes, lengths: Sequence[int], stored: KVDtype, limits: Ceilings, device: torch.device
 ) -> dict[str, dict[str, float]]:
-    """Time one layer of one batch. Return median seconds, GB/s and the share of the floor of each backend."""
+    """Time one layer of one batch. Return median seconds, GB/s and the share of the floor of each backend.
+
+    stored: bfloat16, or fp8. The interpreter of a rehearsal stores float32 instead of bfloat16.
+    """
     try:
         from baton.compute.triton.launch import TritonBackend, TritonDecodeKernel
+        from baton.compute.triton.persistent import PersistentDecodeKernel, resident_programs
     except ImportError as error:
         raise SystemExit("the kernels need triton, which PyTorch's CUDA builds bring: pip install triton") from error
     number = torch.float32 if device.type == "cpu" else torch.bfloat16  # the interpreter multiplies in float32 only
     planes: Literal[1, 2] = 1 if sizes["rope_dim"] else 2
     layout = KVLayout(
         layers=SETS, kv_heads=sizes["kv_heads"], head_dim=sizes["head_dim"], block_tokens=BLOCK_TOKENS,
-        dtype="float32" if number == torch.float32 else "bfloat16", planes=planes,
+        dtype="float32" if number == torch.float32 and stored == "bfloat16" else stored, planes=planes,
     )  # fmt: skip
     counts = [-(-length // BLOCK_TOKENS) for length in lengths]
     kv = PagedKV(torch.zeros(layout.block_bytes * sum(counts), dtype=torch.uint8, device=device), layout)
-    random_kv(kv.data)
+    random_kv(kv)
     tables = torch.randperm(sum(counts)).split(counts)
     rows = [
         Row(index, 1, length - 1, blocks) for index, (length, blocks) in enumerate(zip(lengths, tables, strict=True))
     ]
     queries = torch.randn(len(rows), sizes["heads"], sizes["head_dim"], device=device, dtype=number)
-    kernel = TritonDecodeKernel(products=number, rope_dim=sizes["rope_dim"])
-    backends: dict[str, AttentionBackend] = {"triton": TritonBackend(kernel), "sdpa": SdpaBackend()}
+    rope_dim = sizes["rope_dim"]
+    backends: dict[str, AttentionBackend] = {
+        "triton": TritonBackend(TritonDecodeKernel(number, rope_dim)),
+        "persistent": TritonBackend(PersistentDecodeKernel(number, rope_dim, resident_programs())),
+        "sdpa": SdpaBackend(),
+    }
     runs = {
         name: [_layer(backend.plan(rows, kv).run, layer, queries) for layer in range(SETS)]
         for name, backend in backends.items()
     }
-    if device.type == "cuda" and planes == 2 and importlib.util.find_spec("flashinfer"):
+    if device.type == "cuda" and planes == 2 and stored == "bfloat16" and importlib.util.find_spec("flashinfer"):
         runs["flashinfer"] = _flashinfer(rows, kv, queries)
     read_bytes = sum(lengths) * layout.token_bytes // layout.layers
     flop = 4 * sum(lengths) * sizes["heads"] * sizes["head_dim"]
@@ -103,17 +111,21 @@ def main() -> int:
         print(f"gpu_decode: not run: {lacks}")
         return 0
     device, budget = torch.device("cpu" if args.rehearse else "cuda"), Budget(args.seconds)
-    kinds = {"grouped": GROUPED, "latent": LATENT, "latent_128_heads": LATENT_WIDE}
+    kinds: dict[str, tuple[Sizes, KVDtype]] = {
+        "grouped": (GROUPED, "bfloat16"), "latent": (LATENT, "bfloat16"), "latent_128_heads": (LATENT_WIDE, "bfloat16"),
+        "grouped_fp8": (GROUPED, "fp8"), "latent_fp8": (LATENT, "fp8"),
+    }  # fmt: skip
     if args.rehearse:
-        kinds = {"grouped": {"heads": 4, "kv_heads": 2, "head_dim": 16, "rope_dim": 0}}
+        small = {"heads": 4, "kv_heads": 2, "head_dim": 16, "rope_dim": 0}
+        kinds = {"grouped": (small, "bfloat16"), "grouped_fp8": (small, "fp8")}
     with torch.inference_mode():
         limits = ceilings(device, rehearse=args.rehearse)
         results = described(device, limits)
         for name, lengths in (REHEARSED if args.rehearse else BATCHES).items():
-            for kind, sizes in kinds.items():
+            for kind, (sizes, stored) in kinds.items():
                 if not budget.allows(f"{kind} {name}"):
                     continue
-                results[f"{kind}_{name}"] = found = measure(sizes, lengths, limits, device)
+                results[f"{kind}_{name}"] = found = measure(sizes, lengths, stored, limits, device)
                 words = ", ".join(
                     f"{backend} {one['median_s'] * 1e6:.1f} us, {one['floor_ratio']:.0%} of the floor"
                     for backend, one in found.items()

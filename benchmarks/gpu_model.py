@@ -93,7 +93,7 @@ def engines(folder: Path, blocks: int, device: torch.device) -> tuple[Work, dict
     number = torch.float32 if device.type == "cpu" else torch.bfloat16  # the interpreter multiplies in float32 only
     layout = card.layout(block_tokens=BLOCK_TOKENS, dtype="float32" if number == torch.float32 else "bfloat16")
     kv = PagedKV(torch.zeros(layout.block_bytes * blocks, dtype=torch.uint8, device=device), layout)
-    random_kv(kv.data)
+    random_kv(kv)
     config, weights = open_model(card)
     kernels = triton_kernels(config, number)
     model = Decoder(config, TensorLoader(weights, number, device, kernels.row_product, kernels.ops))

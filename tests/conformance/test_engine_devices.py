@@ -58,6 +58,7 @@ def test_each_attention_backend_gives_the_text_of_the_default(card: ModelCard, a
     ("attention", "device", "words"),
     [
         ("triton", "cpu", "triton needs a GPU; use --attention-backend sdpa"),
+        ("persistent", "cpu", "persistent needs a GPU; use --attention-backend sdpa"),
         ("native", "cuda:0", "native cannot be used: .* the device is cuda:0; use --attention-backend triton"),
     ],
 )

@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
 from baton.compute.load_engine import EngineChoice, load_engine
@@ -18,14 +21,16 @@ from baton.compute.native.build import library_path
 from baton.compute.native.engine import NativeEngine
 from baton.compute.native.library import NativeLibrary
 from baton.compute.native.load_native import Computation, load_native_engine
+from baton.compute.torch.kernels import e4m3
 from baton.compute.torch.kernels.paged_kv import TORCH_DTYPES
 from baton.core.errors import ModelError
 from baton.core.types import BlockId
 from baton.decide.kv.conversion import Conversion
 from baton.decide.kv.layout import KVDtype
-from baton.move.number_formats import decode
+from baton.move.number_formats import decode, encode
 from baton.move.transport.convert import convert
 from tests.unit.compute.models import TINY, part_of, tiny_model
+from tests.unit.compute.steps import all_logprobs
 
 KERNELS = NativeLibrary(library_path()).usable_kernels()
 BLOCK_TOKENS = 4
@@ -74,7 +79,7 @@ def first_layer(engine: NativeEngine, arena: bytearray) -> Tensor:
     layout = engine.layout
     raw = torch.frombuffer(arena, dtype=torch.uint8)[: 2 * layout.block_bytes]
     heads = raw.view(2, layout.layers, 2, BLOCK_TOKENS, layout.kv_heads, layout.head_bytes)[:, 0]
-    if layout.dtype in TORCH_DTYPES:
+    if layout.dtype in TORCH_DTYPES and layout.dtype != "fp8":
         return heads.contiguous().view(TORCH_DTYPES[layout.dtype]).float()
     if layout.dtype in ("fp4", "mxfp4"):
         read = np.empty((*heads.shape[:-1], layout.head_dim), np.float32)
@@ -166,6 +171,41 @@ def test_a_block_has_the_size_of_its_numbers_and_scales(folder: str) -> None:
 
 def test_the_torch_engine_names_kv_types_that_it_cannot_store(folder: str) -> None:
     card = resolve_model(folder)
-    layout = card.layout(block_tokens=4, dtype="fp8")
-    with pytest.raises(ModelError, match="no KV cache in fp8"):
+    layout = card.layout(block_tokens=4, dtype="int8")
+    with pytest.raises(ModelError, match="no KV cache in int8"):
         load_engine(card, layout, memoryview(bytearray(layout.block_bytes)), choice=EngineChoice(kind="torch"))
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "jagged", "reference"])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_the_torch_engine_computes_over_fp8_as_the_native_one(folder: str, attention: str) -> None:
+    """The same log probabilities, and cells that either engine can read."""
+    native, arena = engine_with(folder, "fp8")
+    theirs = bytearray(len(arena))
+    layout = resolve_model(folder).layout(block_tokens=BLOCK_TOKENS, dtype="fp8")
+    choice = EngineChoice(kind="torch", attention=attention)
+    engine = load_engine(resolve_model(folder), layout, memoryview(theirs), choice=choice)
+    table = range(BLOCKS // 2)
+    mine, other = (all_logprobs(each, TOKENS, table, TINY["vocab_size"]) for each in (engine, native))
+    assert np.abs(mine - other).max() < 2e-2
+    differing = sum(a != b for a, b in zip(arena, theirs, strict=True))
+    assert sum(map(bool, arena)) > 0
+    assert differing < len(arena) // 50
+
+
+@given(arrays(np.float32, (3, 20), elements=st.floats(-(2.0**127), 2.0**127, width=32) | st.just(float("nan"))))
+def test_torch_rounds_to_fp8_as_the_wire_does(numbers: np.ndarray) -> None:
+    """The same bits, and an error of at most 1/16 of a number, or 1/458752 of the largest of its head."""
+    expected, decoded = np.zeros((3, 24), np.uint8), np.zeros((3, 20), np.float32)
+    encode(numbers.copy(), "fp8", expected)
+    cells = e4m3.encode(torch.from_numpy(numbers))
+    assert cells.numpy().tobytes() == expected.tobytes()
+    decode(expected, "fp8", decoded)
+    found = e4m3.decode(cells, torch.float32).numpy()
+    assert found.tobytes() == decoded.tobytes()
+    largest = np.nan_to_num(np.abs(numbers)).max(-1, keepdims=True)
+    fits = np.nan_to_num(np.abs(numbers), nan=0.0)
+    bound = np.maximum(fits / 16, largest / 458752) * 1.001
+    exact = np.nan_to_num(numbers)
+    usual = ((largest < 1e38) & (largest > 1e-35))[:, 0]
+    assert (np.abs(found - exact)[usual] <= bound[usual]).all()

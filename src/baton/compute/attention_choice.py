@@ -11,6 +11,8 @@ from baton.compute.native.load_native import native_problem
 from baton.core.config import AttentionName
 from baton.decide.kv.layout import SCALED, KVLayout
 
+TRITON_FORMS = ("triton", "persistent")
+"""Names of attention by Triton: decode in two launches per layer, or in one."""
 FLEX_HEAD_DIM_MAX, FLEX_BLOCK_TOKENS_MIN = 256, 16
 """Limits of torch's compiled flex kernels for GPUs. Untested: no GPU has run them yet."""
 
@@ -41,19 +43,19 @@ def attention_problem(
     if precision.weights != "dense":
         why = refusal or f"attention is {attention}"
         return f"weights = {precision.weights!r} needs the native engine: {why}; use weights = 'dense'"
-    if layout.dtype in SCALED:
+    if layout.dtype in SCALED and layout.dtype != "fp8":
         why = f" ({refusal})" if refusal else f", and --attention-backend {attention} is of the torch engine"
-        return f"KV in {layout.dtype} needs the native engine{why}; use --kv-dtype bfloat16"
+        return f"KV in {layout.dtype} needs the native engine{why}; use --kv-dtype fp8"
     backend = torch_backend(attention, device)
-    if backend == "triton":
-        return triton_problem(device)
+    if backend in TRITON_FORMS:
+        return triton_problem(backend, device)
     return flex_problem(layout, device, precision.dtype) if backend == "flex" else ""
 
 
-def triton_problem(device: str) -> str:
-    """Return why Triton's kernels cannot be used on a device. Empty: they can."""
+def triton_problem(backend: str, device: str) -> str:
+    """Return why Triton's kernels cannot be used on a device. Empty: they can. backend: one of TRITON_FORMS."""
     if not device.startswith("cuda"):
-        return "--attention-backend triton needs a GPU; use --attention-backend sdpa"
+        return f"--attention-backend {backend} needs a GPU; use --attention-backend sdpa"
     if importlib.util.find_spec("triton") is None:
         return "decoding on CUDA needs triton, which CUDA builds of PyTorch bring along; install it: pip install triton"
     return ""

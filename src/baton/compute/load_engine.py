@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
-from baton.compute.attention_choice import torch_backend, triton_problem
+from baton.compute.attention_choice import TRITON_FORMS, torch_backend, triton_problem
 from baton.compute.constrained import ConstrainedEngine
 from baton.compute.hash_engine import HashEngine
 from baton.compute.models.card import ModelCard
@@ -90,7 +90,7 @@ def choose_engine(
     if weights != "dense":
         raise ModelError(f"weights = {weights!r} needs the native engine: {problem}; use weights = 'dense'")
     reason = problem if attention == "auto" else ""
-    if attention == "triton" and (refusal := triton_problem(device)):
+    if attention in TRITON_FORMS and (refusal := triton_problem(attention, device)):
         raise ModelError(refusal)
     return EngineChoice(kind="torch", reason=reason, device=device, attention=torch_backend(attention, device))
 

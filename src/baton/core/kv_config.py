@@ -48,7 +48,7 @@ class KVConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     spill: SpillConfig = SpillConfig()
     dtype: KVDtypeChoice = "auto"
     """Precision of KV. `auto`: that in which decode workers compute. `int8` and `fp8` (e4m3) store one scale per token
-    and head, `fp4` (e2m1) one per 16 numbers, `mxfp4` one per 32. All four need the native engine."""
+    and head, `fp4` (e2m1) one per 16 numbers, `mxfp4` one per 32. All need the native engine, except `fp8`."""
 
 
 class TierConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -29,7 +29,9 @@ class TorchDecodePlan:
 
     def run(self, layer: int, queries: Tensor, window: int | None) -> Tensor:
         layout, lengths = self.kv.layout, self.tables.lengths[:, None]
-        planes = self.kv.data[self.tables.blocks.long(), layer]  # [tokens, blocks, planes, block_tokens, kv_heads, dim]
+        planes = self.kv.numbers(
+            self.kv.data[self.tables.blocks.long(), layer], torch.float32
+        )  # [tokens, blocks, planes, block_tokens, kv_heads, dim]
         stored = planes.transpose(1, 2).flatten(2, 3)  # [tokens, planes, keys, kv_heads, head_dim]
         position = torch.arange(stored.shape[2], device=stored.device)
         seen = position < lengths  # [tokens, keys]
@@ -74,10 +76,10 @@ class _PaddedKV:
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         for plane, rows in enumerate((keys, values)):
-            self._write(self._kv.first_row(layer, plane), slots, rows.flatten(1))
+            self._write(self._kv.first_row(layer, plane), slots, self._kv.cells(rows).flatten(1))
 
     def write_latents(self, layer: int, slots: Tensor, latents: Tensor) -> None:
-        self._write(self._kv.first_row(layer), slots, latents)
+        self._write(self._kv.first_row(layer), slots, self._kv.cells(latents))
 
     def _write(self, first_row: int, slots: Tensor, rows: Tensor) -> None:
         """Padding repeats the write of the first real token. Without one, it writes what is already there."""
@@ -85,7 +87,7 @@ class _PaddedKV:
         source = torch.where(real, torch.arange(len(slots)), real.int().argmax())
         places = slots[source].clamp(min=0) + first_row
         stored = self._kv.token_rows[places]
-        self._kv.token_rows.index_copy_(0, places, torch.where(real.any(), rows[source].to(stored.dtype), stored))
+        self._kv.token_rows.index_copy_(0, places, torch.where(real.any(), rows[source], stored))
 
 
 class TorchRowProduct:

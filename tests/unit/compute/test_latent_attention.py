@@ -61,7 +61,7 @@ def _formula(rows: list[Row], kv: PagedKV, layer: int, nope: Tensor, rope: Tenso
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("form", ["absorbed", "absorbed_reference", "expanded", "chosen"])
+@pytest.mark.parametrize("form", ["absorbed", "absorbed_reference", "expanded", "expanded_reference", "chosen"])
 def test_every_form_equals_the_formula(case: str, form: str) -> None:
     torch.manual_seed(5)
     rows, kv = _batch(CASES[case])
@@ -76,7 +76,6 @@ def test_every_form_equals_the_formula(case: str, form: str) -> None:
 
 def test_tiles_and_few_heads_at_a_time_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small limits, so that a short test reaches them."""
-    monkeypatch.setattr(latent_kernel, "TILE_QUERIES", 4)
     monkeypatch.setattr(latent_kernel, "EXPANDED_BYTES", 1)
     test_every_form_equals_the_formula("mixed", "expanded")
 
@@ -97,7 +96,9 @@ def _plan(form: str, rows: list[Row], kv: PagedKV) -> LatentPlan:
             return LatentPlan(LATENT, kv, SdpaBackend().plan(rows, kv), everything, ())
         case "absorbed_reference":
             return LatentPlan(LATENT, kv, ReferenceBackend().plan(rows, kv), everything, ())
+        case "expanded_reference":
+            return LatentPlan(LATENT, kv, None, everything, rows, ReferenceBackend())
         case "expanded":
-            return LatentPlan(LATENT, kv, None, everything, rows)
+            return LatentPlan(LATENT, kv, None, everything, rows, SdpaBackend())
         case _:
             return plan_latent(rows, kv, SdpaBackend(), LATENT)

@@ -31,6 +31,8 @@ def _lines(tmp_path: Path, module: str, *arguments: str, **environment: str) -> 
     """Run a module of cases in a separate process, which selects the interpreter before it imports triton."""
     command = [sys.executable, "-m", f"tests.unit.compute.{module}", *arguments]
     settings = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1", **environment}
+    # With AVX2, OpenBLAS rounds the last rows of a product in another way, and the interpreter multiplies by it.
+    settings["OPENBLAS_CORETYPE"] = "Sandybridge"
     done = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return dict(line.rsplit(": ", 1) for line in done.stdout.splitlines())
@@ -40,6 +42,8 @@ def _lines(tmp_path: Path, module: str, *arguments: str, **environment: str) -> 
 def test_the_kernels_equal_the_formula_in_the_interpreter(tmp_path: Path, seeds: Seeds) -> None:
     """Ragged requests, groups, windows, stored types, latents, a mixed step; the same bits alone and in a batch.
 
+    Decode in one launch and in two gives the same bits.
+
     Then random batches: heads of 64 to 256 and latents of 512 + 64, blocks of 8 to 128 tokens, windows, empty
     requests, far offsets.
     """
@@ -47,9 +51,9 @@ def test_the_kernels_equal_the_formula_in_the_interpreter(tmp_path: Path, seeds:
     lines = _lines(tmp_path, "triton_cases", str(examples), TRITON_INTERPRET="1")
     assert int(lines.pop("equal")) > examples // 2
     found = {name: float(worst) for name, worst in lines.items()}
-    assert len(found) == 31
+    assert len(found) == 55
     same = [found.pop(name) for name in list(found) if name.startswith("same bits")]
-    assert same == [0, 0, 0]
+    assert same == [0, 0, 0, 0, 0]
     assert {name: worst for name, worst in found.items() if not worst < TOLERANCE} == {}
 
 
@@ -57,7 +61,7 @@ def test_the_kernels_equal_the_formula_in_the_interpreter(tmp_path: Path, seeds:
 @pytest.mark.parametrize(
     ("numbers", "shapes", "capabilities", "binaries"),
     [
-        ("bf16", "group3_dim64", ["90"], 7),
+        ("bf16", "group3_dim64", ["90"], 13),
         pytest.param("bf16,fp32", "all", ["80", "90", "100"], 120, marks=pytest.mark.deep),
     ],
     ids=["h200", "all"],

@@ -16,13 +16,15 @@ from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.compute.torch.kernels.reference import ReferenceBackend
 from baton.compute.triton.launch import TritonBackend, TritonDecodeKernel, TritonRowProduct
 from baton.compute.triton.layer_ops import TritonOps
-from baton.decide.kv.layout import KVLayout
+from baton.compute.triton.persistent import PersistentDecodeKernel
+from baton.decide.kv.layout import KVDtype, KVLayout
 from tests.unit.compute import triton_properties
 from tests.unit.compute.reference_kernels import PaddedOps, TorchDecodeKernel, TorchRowProduct
 
 LENGTHS = {"short": [1, 15, 16, 17], "ragged": [1, 40, 513], "one_long": [1030]}
 HEADS = {"no_group": (2, 2, 8), "group_of_3": (6, 2, 8), "wide_group": (40, 1, 24), "odd_width": (4, 2, 20)}
 LAYERS, BLOCK_TOKENS = 2, 16
+FORMS = {"split": TritonDecodeKernel, "persistent": PersistentDecodeKernel}
 
 
 def batch(lengths: list[int], layout: KVLayout) -> tuple[list[Row], PagedKV]:
@@ -44,7 +46,7 @@ def batch(lengths: list[int], layout: KVLayout) -> tuple[list[Row], PagedKV]:
     return rows, kv
 
 
-def case(name: str, lengths: list[int], heads: tuple[int, int, int], *, rope_dim: int = 0, dtype: str = "float32",
+def case(name: str, lengths: list[int], heads: tuple[int, int, int], *, rope_dim: int = 0, dtype: KVDtype = "float32",
          window: int | None = None) -> None:  # fmt: skip
     torch.manual_seed(4)
     count, kv_heads, head_dim = heads
@@ -54,13 +56,37 @@ def case(name: str, lengths: list[int], heads: tuple[int, int, int], *, rope_dim
     )
     rows, kv = batch(lengths, layout)
     queries = torch.randn(len(rows), count, head_dim)
-    kernel = TritonDecodeKernel(products=torch.float32, rope_dim=rope_dim)
-    mine = TritonBackend(kernel).plan(rows, kv).run(1, queries, window).view(queries.shape)
     shown = slice(0, head_dim - rope_dim)
     oracle = ReferenceBackend().plan(rows, kv).run(1, queries, window).view(queries.shape)
     second = TorchDecodeKernel().plan(decode_tables(rows, queries.device), kv).run(1, queries, window)
-    worst = max(float((other[..., shown] - mine[..., shown]).abs().max()) for other in (oracle, second.view_as(mine)))
-    print(f"{name}: {worst:.3e}")
+    for form, kernel in FORMS.items():
+        mine = TritonBackend(kernel(torch.float32, rope_dim)).plan(rows, kv).run(1, queries, window).view_as(oracle)
+        others = (oracle, second.view_as(mine))
+        print(f"{form}, {name}: {max(float((other - mine)[..., shown].abs().max()) for other in others):.3e}")
+
+
+def same_bits_in_any_order() -> None:
+    """One launch gives the bits of two, if its work is taken in another order and by other numbers of programs.
+
+    The kernel is used again without clearing its counters.
+    """
+    torch.manual_seed(4)
+    differing = 0
+    for rope_dim, (count, kv_heads, head_dim) in ((0, (6, 2, 16)), (8, (40, 1, 32))):
+        planes = 1 if rope_dim else 2
+        layout = KVLayout(
+            layers=LAYERS, kv_heads=kv_heads, head_dim=head_dim, block_tokens=16, dtype="float32", planes=planes
+        )
+        rows, kv = batch([514, 3], layout)
+        queries, tables = torch.randn(2, count, head_dim), decode_tables(rows, torch.device("cpu"))
+        expected = TritonDecodeKernel(torch.float32, rope_dim).plan(tables, kv).run(1, queries, None)
+        plan = PersistentDecodeKernel(torch.float32, rope_dim, programs=5).plan(tables, kv)
+        for _ in range(2):
+            differing += int((plan.run(1, queries, None) != expected).sum())
+            for queue in plan.queues.values():
+                total = int(queue.counts[0])
+                queue.items[:total] = queue.items[torch.randperm(total)]
+    print(f"same bits in one launch: {differing:.3e}")
 
 
 def expert_rows() -> None:
@@ -102,10 +128,9 @@ def mixed_step() -> None:
 
 def chunks() -> None:
     """Chunks from a request's start, and behind cached blocks, in pieces of any size. Unwritten slots are NaN."""
-    for heads, kv_heads, head_dim in ((4, 2, 16), (3, 1, 80)):
-        layout = KVLayout(
-            layers=LAYERS, kv_heads=kv_heads, head_dim=head_dim, block_tokens=BLOCK_TOKENS, dtype="float32"
-        )
+    sizes: list[tuple[int, int, int, KVDtype]] = [(4, 2, 16, "float32"), (3, 1, 80, "float32"), (4, 2, 24, "fp8")]
+    for heads, kv_heads, head_dim, dtype in sizes:
+        layout = KVLayout(layers=LAYERS, kv_heads=kv_heads, head_dim=head_dim, block_tokens=BLOCK_TOKENS, dtype=dtype)
         rows, kv = batch([50, 33, 30, 133, 2], layout)
         counts = (50, 9, 1, 33, 2)  # new tokens: one request decodes
         firsts = [sum(counts[:index]) for index in range(len(counts))]
@@ -155,22 +180,27 @@ def layer_ops() -> None:
     cos, sin = torch.randn(2, 4, 1, 20)
     slots = torch.tensor([17, 3, -1, 40])
     norms = HeadNorms(torch.randn(20), torch.randn(20), 1e-6)
-    for name, each in (("rotation", None), ("rotation after norms", norms)):
-        layout = KVLayout(layers=LAYERS, kv_heads=2, head_dim=20, block_tokens=BLOCK_TOKENS, dtype="float32")
+    writes: list[tuple[str, HeadNorms | None, KVDtype]] = [
+        ("rotation", None, "float32"), ("rotation after norms", norms, "float32"), ("rotation to fp8", None, "fp8"),
+    ]  # fmt: skip
+    for name, each, dtype in writes:
+        layout = KVLayout(layers=LAYERS, kv_heads=2, head_dim=20, block_tokens=BLOCK_TOKENS, dtype=dtype)
         qkv, arenas, found = torch.randn(4, 6 + 4, 20), [], []
         for ops in (mine, oracle):
             kv = PagedKV(torch.zeros(layout.block_bytes * 3, dtype=torch.uint8), layout)
             found.append(ops.rotate_and_write(qkv, 1, NewTokens(cos, sin, slots, kv), each))
-            arenas.append(kv.data)
+            arenas.append(kv.data.float())
         worst = max(float((found[0] - found[1]).abs().max()), float((arenas[0] - arenas[1]).abs().max()))
         print(f"{name}: {worst:.3e}")
-    layout = KVLayout(layers=LAYERS, kv_heads=1, head_dim=40, block_tokens=BLOCK_TOKENS, dtype="float32", planes=1)
-    latents, arenas = torch.randn(4, 40), []
-    for ops in (mine, oracle):
-        kv = PagedKV(torch.zeros(layout.block_bytes * 3, dtype=torch.uint8), layout)
-        ops.write_latents(latents, 1, NewTokens(cos, sin, slots, kv))
-        arenas.append(kv.data)
-    print(f"latents: {float((arenas[0] - arenas[1]).abs().max()):.3e}")
+    for dtype in ("float32", "fp8"):
+        layout = KVLayout(layers=LAYERS, kv_heads=1, head_dim=40, block_tokens=BLOCK_TOKENS, dtype=dtype, planes=1)
+        latents, arenas = torch.randn(4, 40) * torch.logspace(-6, 2, 40), []
+        latents[1, 3], latents[3] = float("nan"), 0.0
+        for ops in (mine, oracle):
+            kv = PagedKV(torch.zeros(layout.block_bytes * 3, dtype=torch.uint8), layout)
+            ops.write_latents(latents, 1, NewTokens(cos, sin, slots, kv))
+            arenas.append(kv.data.float().nan_to_num(nan=9.0))
+        print(f"latents in {dtype}: {float((arenas[0] - arenas[1]).abs().max()):.3e}")
 
 
 def main() -> None:
@@ -180,9 +210,11 @@ def main() -> None:
         case(f"lengths {lengths}", LENGTHS[lengths], HEADS["group_of_3"])
     for window in (1, 20, 530):
         case(f"window {window}", [1, 40, 560], HEADS["no_group"], window=window)
-    for dtype in ("bfloat16", "float16"):
+    for dtype in ("bfloat16", "float16", "fp8"):
         case(f"stored as {dtype}", [1, 40], HEADS["no_group"], dtype=dtype)
-    case("latent", [40, 514], (5, 1, 24 + 8), rope_dim=8)
+    for dtype in ("float32", "fp8"):
+        case(f"latent in {dtype}", [40, 514], (5, 1, 24 + 8), rope_dim=8, dtype=dtype)
+    same_bits_in_any_order()
     mixed_step()
     chunks()
     latent_chunk()

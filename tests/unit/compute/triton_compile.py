@@ -23,7 +23,8 @@ from baton.compute.torch.kernels.paged_decode import DecodeTables
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.compute.triton.launch import TritonBackend, TritonDecodeKernel, TritonRowProduct
 from baton.compute.triton.layer_ops import TritonOps
-from baton.decide.kv.layout import KVLayout
+from baton.compute.triton.persistent import PersistentDecodeKernel
+from baton.decide.kv.layout import KVDtype, KVLayout
 
 SHARED_BYTES_MAX = {80: 166_912, 90: 232_448, 100: 232_448}
 """The shared memory of one program, by compute capability: A100, H100 and H200, B200."""
@@ -72,26 +73,25 @@ class Device:
         """Nothing was loaded."""
 
 
-def decode(heads: tuple[int, int, int], number: torch.dtype, *, rope_dim: int) -> None:
-    """Launch decode steps with tables of several widths, in two layers."""
+def decode(heads: tuple[int, int, int], number: torch.dtype, stored: KVDtype, *, rope_dim: int) -> None:
+    """Launch decode steps of both forms with tables of several widths, in two layers."""
     count, kv_heads, head_dim = heads
-    stored = "bfloat16" if number == torch.bfloat16 else "float32"
     layout = KVLayout(
         layers=2, kv_heads=kv_heads, head_dim=head_dim, block_tokens=16, dtype=stored, planes=1 if rope_dim else 2
     )
     kv = PagedKV(torch.zeros(layout.block_bytes, dtype=torch.uint8), layout)
     queries = torch.zeros((2, count, head_dim), dtype=number)
-    for blocks, window in ((256, None), (1, None), (48, 1), (512, 16), (37, 30)):  # 8 splits, 1, 2, 16, 2
-        tables = DecodeTables(torch.zeros((2, blocks), dtype=torch.int32), torch.ones(2, dtype=torch.int32))
-        plan = TritonDecodeKernel(products=number, rope_dim=rope_dim).plan(tables, kv)
-        for layer in range(2):
-            plan.run(layer, queries, window)
+    for kernel in (TritonDecodeKernel(number, rope_dim), PersistentDecodeKernel(number, rope_dim)):
+        for blocks, window in ((256, None), (1, None), (48, 1), (512, 16), (37, 30)):  # 8 splits, 1, 2, 16, 2
+            tables = DecodeTables(torch.zeros((2, blocks), dtype=torch.int32), torch.ones(2, dtype=torch.int32))
+            plan = kernel.plan(tables, kv)
+            for layer in range(2):
+                plan.run(layer, queries, window)
 
 
-def chunks(heads: tuple[int, int, int], number: torch.dtype) -> None:
+def chunks(heads: tuple[int, int, int], number: torch.dtype, stored: KVDtype) -> None:
     """Launch chunks with tables of several widths, in two layers, with and without a window."""
     count, kv_heads, head_dim = heads
-    stored = "bfloat16" if number == torch.bfloat16 else "float32"
     layout = KVLayout(layers=2, kv_heads=kv_heads, head_dim=head_dim, block_tokens=16, dtype=stored)
     kv = PagedKV(torch.zeros(layout.block_bytes, dtype=torch.uint8), layout)
     backend = TritonBackend(TritonDecodeKernel(products=number))
@@ -102,11 +102,11 @@ def chunks(heads: tuple[int, int, int], number: torch.dtype) -> None:
             plan.run(layer, torch.zeros(tokens, count, head_dim, dtype=number), window)
 
 
-def layers(heads: tuple[int, int, int], number: torch.dtype) -> None:
+def layers(heads: tuple[int, int, int], number: torch.dtype, stored: KVDtype) -> None:
     """Launch the operations between the products of a layer."""
     count, kv_heads, head_dim = heads
     size, ops = count * head_dim, TritonOps()
-    layout = KVLayout(layers=2, kv_heads=kv_heads, head_dim=head_dim, block_tokens=16, dtype="bfloat16")
+    layout = KVLayout(layers=2, kv_heads=kv_heads, head_dim=head_dim, block_tokens=16, dtype=stored)
     kv = PagedKV(torch.zeros(layout.block_bytes, dtype=torch.uint8), layout)
     hidden, weight = torch.zeros(2, size, dtype=number), torch.zeros(size, dtype=number)
     ops.add_norm(hidden, hidden, weight, 1e-5)
@@ -130,11 +130,13 @@ def main() -> None:
         for shapes, rope_dim in ((GROUPED, 0), (LATENT, 64)):
             for shape, heads in shapes.items():
                 if sys.argv[2] in (shape, "all"):
-                    device.case = f"{shape} {name}"
-                    decode(heads, number, rope_dim=rope_dim)
-                    if not rope_dim:
-                        chunks(heads, number)
-                        layers(heads, number)
+                    plain: KVDtype = "bfloat16" if number == torch.bfloat16 else "float32"
+                    for stored in (plain, "fp8"):
+                        device.case = f"{shape} {name}" + (" of fp8" if stored == "fp8" else "")
+                        decode(heads, number, stored, rope_dim=rope_dim)
+                        if not rope_dim:
+                            chunks(heads, number, stored)
+                            layers(heads, number, stored)
         device.case = f"experts {name}"
         TritonRowProduct()(torch.zeros(2, 2048, dtype=number), torch.zeros(4, 768, 2048, dtype=number),
                            torch.zeros(4, dtype=torch.int64))  # fmt: skip

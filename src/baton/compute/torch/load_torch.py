@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.compute.attention_choice import flex_problem
+from baton.compute.attention_choice import TRITON_FORMS, flex_problem
 from baton.compute.models.card import ModelCard
 from baton.compute.models.dtype import Dtype
 from baton.compute.models.model_config import ModelConfig
 from baton.compute.models.open_model import open_model
 from baton.compute.torch.engine import TorchEngine
+from baton.compute.torch.kernels import e4m3
 from baton.compute.torch.kernels.attention_backend import AttentionBackend
 from baton.compute.torch.kernels.expert_rows import RowProduct
 from baton.compute.torch.kernels.flex import FlexBackend
@@ -63,14 +64,14 @@ def load_torch_engine(
         kv.use_spill(computation.spill)
     number, (config, weights) = TORCH_DTYPES[computation.dtype], open_model(card)
     name = computation.attention or ("triton" if target.type == "cuda" else "sdpa")
-    if name != "triton":
+    if name not in TRITON_FORMS:
         backend = plain_backend(name, layout, computation)
         with torch.inference_mode():
             model = Decoder(config, TensorLoader(weights, number, target))
         is_flex = isinstance(backend, FlexBackend)
         runner = FlexRunner(model, backend, kv, target) if is_flex else EagerRunner(model, backend, target)
         return TorchEngine(model, kv, runner, target)
-    kernels = triton_kernels(config, number)
+    kernels = triton_kernels(config, number, name)
     with torch.inference_mode():
         model = Decoder(config, TensorLoader(weights, number, target, kernels.row_product, kernels.ops))
     eager = EagerRunner(model, kernels.backend, target)
@@ -109,9 +110,14 @@ def plain_backend(name: str, layout: KVLayout, computation: TorchComputation) ->
 
 def check_layout(card: ModelCard, layout: KVLayout) -> None:
     """Raise ModelError if the arena's layout does not fit this model, or has a type that torch cannot write."""
-    if layout.dtype in SCALED:
+    if layout.dtype in SCALED and layout.dtype != "fp8":
         raise ModelError(
-            f"the torch engine has no KV cache in {layout.dtype}, only the native one has; use --kv-dtype bfloat16"
+            f"the torch engine has no KV cache in {layout.dtype}, only the native one has; use --kv-dtype fp8"
+        )
+    if layout.dtype == "fp8" and layout.head_dim % e4m3.SCALE_BYTES:
+        raise ModelError(
+            f"the torch engine reads fp8 scales at multiples of {e4m3.SCALE_BYTES} bytes, and heads have "
+            f"{layout.head_dim} numbers; use --kv-dtype bfloat16"
         )
     wanted = card.layout(
         block_tokens=layout.block_tokens,
@@ -138,15 +144,19 @@ class DeviceKernels:
     ops: LayerOps
 
 
-def triton_kernels(config: ModelConfig, dtype: torch.dtype) -> DeviceKernels:
-    """Return Triton's kernels for a model. Raises ModelError if triton is not installed."""
+def triton_kernels(config: ModelConfig, dtype: torch.dtype, name: str = "triton") -> DeviceKernels:
+    """Return Triton's kernels for a model. name: see TRITON_FORMS. Raises ModelError if triton is not installed."""
     try:
         from baton.compute.triton.launch import TritonBackend, TritonDecodeKernel, TritonRowProduct
         from baton.compute.triton.layer_ops import TritonOps
+        from baton.compute.triton.persistent import PersistentDecodeKernel, resident_programs
     except ImportError as error:
         raise ModelError(
             "decoding on CUDA needs triton, which CUDA builds of PyTorch bring along; install it: pip install triton"
         ) from error
     rope_dim = config.latent.rope_dim if config.latent is not None else 0
-    kernel = TritonDecodeKernel(products=dtype, rope_dim=rope_dim)
+    if name == "persistent":
+        kernel = PersistentDecodeKernel(products=dtype, rope_dim=rope_dim, programs=resident_programs())
+    else:
+        kernel = TritonDecodeKernel(products=dtype, rope_dim=rope_dim)
     return DeviceKernels(TritonBackend(kernel), kernel, TritonRowProduct(), TritonOps())

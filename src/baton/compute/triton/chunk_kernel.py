@@ -7,13 +7,15 @@ Source: FlashAttention-2 (arXiv 2307.08691).
 import triton
 import triton.language as tl
 
+from baton.compute.triton.kernels import load_numbers, load_scale
+
 
 @triton.jit
 def attend_range(
-    q, peak, total, summed, kv, table, query_position, first_key, end_key, first_row, row_stride, head_offset,
+    q, peak, total, summed, kv, scales, table, query_position, first_key, end_key, first_row, head_place,
     scale_log2, window,
-    DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    KEYS: tl.constexpr, DOT: tl.constexpr, MASKED: tl.constexpr,
+    ROW: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    KEYS: tl.constexpr, E4M3: tl.constexpr, DOT: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Attend to keys [first_key, end_key), in steps of KEYS. MASKED: some query does not see some of these keys."""
     dim = tl.arange(0, DIM_PAD)
@@ -25,10 +27,12 @@ def attend_range(
         row = block.to(tl.int64) * BLOCK_ROWS + first_row + position % BLOCK_TOKENS
         # Loaded a pass ahead, so that the compiler can copy the keys of the next pass during this one.
         block = tl.load(table + (position + KEYS) // BLOCK_TOKENS, mask=position + KEYS < end_key, other=0)
-        key = kv + row[:, None] * row_stride + head_offset
+        key = row * ROW + head_place
         stored = seen[:, None] & (dim[None, :] < DIM)
-        k = tl.load(key + dim[None, :], mask=stored, other=0.0).to(DOT)
+        k = load_numbers(kv + key[:, None] + dim[None, :], stored, E4M3, DOT)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+        if E4M3:
+            scores *= load_scale(scales, key + DIM, seen)[None, :]
         if MASKED:
             after = query_position[:, None] - position[None, :]
             scores = tl.where(seen[None, :] & (after >= 0) & (after < window), scores, float("-inf"))
@@ -36,18 +40,22 @@ def attend_range(
         base = tl.where(higher == float("-inf"), 0.0, higher)  # no key seen yet: -inf - -inf would be NaN
         weights = tl.exp2(scores - base[:, None])
         decay = tl.exp2(peak - base)
-        v = tl.load(key + BLOCK_TOKENS * row_stride + dim[None, :], mask=stored, other=0.0).to(DOT)
-        summed = summed * decay[:, None] + tl.dot(weights.to(DOT), v, input_precision="ieee")
         total = total * decay + tl.sum(weights, 1)
+        value = key + BLOCK_TOKENS * ROW
+        v = load_numbers(kv + value[:, None] + dim[None, :], stored, E4M3, DOT)
+        if E4M3:
+            weights *= load_scale(scales, value + DIM, seen)[None, :]
+        summed = summed * decay[:, None] + tl.dot(weights.to(DOT), v, input_precision="ieee")
         peak = higher
     return peak, total, summed
 
 
 @triton.jit(do_not_specialize=["first_row", "window", "table_width"])
 def chunk_kernel(
-    queries, kv, blocks, tiles, out, first_row, scale_log2, window, table_width, row_stride,
+    queries, kv, scales, blocks, tiles, out, first_row, scale_log2, window, table_width,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, DOT: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, CELL: tl.constexpr, E4M3: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    DOT: tl.constexpr,
 ) -> None:  # fmt: skip
     """Attend with one head of one tile of queries, which are successive tokens of a request.
 
@@ -73,18 +81,18 @@ def chunk_kernel(
     peak = tl.full([QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     summed = tl.zeros([QUERIES, DIM_PAD], tl.float32)
-    head_offset = head // GROUP * DIM
+    head_place = head // GROUP * CELL
     peak, total, summed = attend_range(
-        q, peak, total, summed, kv, table, query_position, first_key, middle, first_row, row_stride, head_offset,
-        scale_log2, window, DIM, DIM_PAD, BLOCK_TOKENS, BLOCK_ROWS, KEYS, DOT, True,
+        q, peak, total, summed, kv, scales, table, query_position, first_key, middle, first_row, head_place,
+        scale_log2, window, HEADS // GROUP * CELL, DIM, DIM_PAD, BLOCK_TOKENS, BLOCK_ROWS, KEYS, E4M3, DOT, True,
     )  # fmt: skip
     peak, total, summed = attend_range(
-        q, peak, total, summed, kv, table, query_position, middle, middle_end, first_row, row_stride, head_offset,
-        scale_log2, window, DIM, DIM_PAD, BLOCK_TOKENS, BLOCK_ROWS, KEYS, DOT, False,
+        q, peak, total, summed, kv, scales, table, query_position, middle, middle_end, first_row, head_place,
+        scale_log2, window, HEADS // GROUP * CELL, DIM, DIM_PAD, BLOCK_TOKENS, BLOCK_ROWS, KEYS, E4M3, DOT, False,
     )  # fmt: skip
     peak, total, summed = attend_range(
-        q, peak, total, summed, kv, table, query_position, middle_end, end, first_row, row_stride, head_offset,
-        scale_log2, window, DIM, DIM_PAD, BLOCK_TOKENS, BLOCK_ROWS, KEYS, DOT, True,
+        q, peak, total, summed, kv, scales, table, query_position, middle_end, end, first_row, head_place,
+        scale_log2, window, HEADS // GROUP * CELL, DIM, DIM_PAD, BLOCK_TOKENS, BLOCK_ROWS, KEYS, E4M3, DOT, True,
     )  # fmt: skip
     mean = summed / tl.where(total > 0, total, 1.0)[:, None]  # rows after the tile's last token see no key
     tl.store(out + place, mean.to(out.dtype.element_ty), mask=inside)

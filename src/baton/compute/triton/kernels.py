@@ -7,23 +7,102 @@ Numbers that differ between steps and layers are not specialized, so every step 
 Sources: FlashAttention-2 (arXiv 2307.08691) for the loop, Flash-Decoding (Dao et al., 2023) for the splits.
 """
 
-# ruff: noqa: ANN001, PLR0913, PLR0915 (the arguments of a kernel are many, and have no types)
+# ruff: noqa: ANN001, ANN201, PLR0913 (the arguments of a kernel are many, and have no types)
 import triton
 import triton.language as tl
 
 
+@triton.jit
+def load_numbers(place, mask, E4M3: tl.constexpr, DOT: tl.constexpr):
+    """Load KV in the type of products. E4M3: bytes, of which each becomes 2^-8 of its number (a float16's bits)."""
+    stored = tl.load(place, mask=mask, other=0)
+    if E4M3:
+        code = stored.to(tl.uint16)
+        stored = (((code & 0x7F) << 7) | ((code & 0x80) << 8)).to(tl.float16, bitcast=True)
+    return stored.to(DOT)
+
+
+@triton.jit
+def load_scale(scales, place, mask):
+    """Load the scales behind cells of e4m3 at these bytes, times the 2^8 that `load_numbers` leaves out."""
+    return tl.load(scales + place // 4, mask=mask, other=0.0) * 256.0
+
+
+@triton.jit
+def load_queries(query, real, DIM: tl.constexpr, DIM_PAD: tl.constexpr, FIRST: tl.constexpr, DOT: tl.constexpr):
+    """Load dimensions [FIRST, FIRST + DIM) of the query heads at these places: [HEADS, DIM_PAD]."""
+    dim = tl.arange(0, DIM_PAD)
+    inside = real[:, None] & (dim[None, :] < DIM)
+    return tl.load(query[:, None] + FIRST + dim[None, :], mask=inside, other=0.0).to(DOT)
+
+
+@triton.jit
+def attend_split(
+    q, q_rope, kv, scales, table, start, end, visible, first_row, head_place, scale_log2,
+    KV_HEADS: tl.constexpr, CELL: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, ROPE: tl.constexpr,
+    ROPE_PAD: tl.constexpr, LATENT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    KEYS: tl.constexpr, HEADS: tl.constexpr, E4M3: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Return the normalized sum [HEADS, DIM_PAD] of the values of keys [start, end), and its base-2 log-sum-exp.
+
+    visible: the first key that a window shows. head_place: the first number of the KV head in a token row.
+    """
+    dim, rope, index = tl.arange(0, DIM_PAD), tl.arange(0, ROPE_PAD), tl.arange(0, KEYS)
+    peak = tl.full([HEADS], float("-inf"), tl.float32)
+    total = tl.zeros([HEADS], tl.float32)
+    summed = tl.zeros([HEADS, DIM_PAD], tl.float32)
+    block = tl.load(table + (start + index) // BLOCK_TOKENS, mask=start + index < end, other=0)
+    for first in range(start, end, KEYS):
+        position = first + index
+        seen = (position < end) & (position >= visible)
+        row = block.to(tl.int64) * BLOCK_ROWS + first_row + position % BLOCK_TOKENS
+        # Loaded a pass ahead, so that the compiler can copy the keys of the next pass during this one.
+        block = tl.load(table + (position + KEYS) // BLOCK_TOKENS, mask=position + KEYS < end, other=0)
+        cell = row * (KV_HEADS * CELL) + head_place
+        stored = seen[:, None] & (dim[None, :] < DIM)
+        k = load_numbers(kv + cell[:, None] + dim[None, :], stored, E4M3, DOT)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if ROPE > 0:
+            place = kv + cell[:, None] + DIM + rope[None, :]
+            k_rope = load_numbers(place, seen[:, None] & (rope[None, :] < ROPE), E4M3, DOT)
+            scores += tl.dot(q_rope, tl.trans(k_rope), input_precision="ieee")
+        if E4M3:
+            key_scale = load_scale(scales, cell + DIM + ROPE, seen)
+            scores *= key_scale[None, :]
+        scores = tl.where(seen[None, :], scores * scale_log2, float("-inf"))
+        higher = tl.maximum(peak, tl.max(scores, 1))
+        base = tl.where(higher == float("-inf"), 0.0, higher)  # no key seen yet: -inf - -inf would be NaN
+        weights = tl.exp2(scores - base[:, None])
+        decay = tl.exp2(peak - base)
+        scaled = weights
+        if LATENT:
+            v = k
+            if E4M3:
+                scaled *= key_scale[None, :]
+        else:
+            value = cell + BLOCK_TOKENS * KV_HEADS * CELL
+            v = load_numbers(kv + value[:, None] + dim[None, :], stored, E4M3, DOT)
+            if E4M3:
+                scaled *= load_scale(scales, value + DIM, seen)[None, :]
+        summed = summed * decay[:, None] + tl.dot(scaled.to(DOT), v, input_precision="ieee")
+        total = total * decay + tl.sum(weights, 1)
+        peak = higher
+    return summed / total[:, None], peak + tl.log2(total)
+
+
 @triton.jit(do_not_specialize=["first_row", "window", "table_width", "splits"])
 def split_kernel(
-    queries, kv, blocks, lengths, parts, sums, first_row, scale_log2, window, table_width, splits, row_stride,
+    queries, kv, scales, blocks, lengths, parts, sums, first_row, scale_log2, window, table_width, splits,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, ROPE: tl.constexpr,
     ROPE_PAD: tl.constexpr, LATENT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    SPLIT: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr, DOT: tl.constexpr,
+    CELL: tl.constexpr, SPLIT: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr, E4M3: tl.constexpr,
+    DOT: tl.constexpr,
 ) -> None:  # fmt: skip
     """Attend to one split of one request. Write its normalized sum to parts, its base-2 log-sum-exp to sums.
 
     DIM: the dimensions of a head, or of the latent vector without its ROPE dimensions. BLOCK_ROWS: the token rows of a
-    block over all layers and planes. first_row: the first row of this layer in a block. row_stride: the numbers of one
-    token row.
+    block over all layers and planes. first_row: the first row of this layer in a block. CELL: the numbers of a KV head
+    in a row. With E4M3 they are bytes, scale included, and `scales` is the same memory as float32.
     """
     token = tl.program_id(0).to(tl.int64)
     tiles: tl.constexpr = (GROUP + HEADS - 1) // HEADS
@@ -38,49 +117,20 @@ def split_kernel(
         return
     head = kv_head * GROUP + in_group
     real = in_group < GROUP
-    dim = tl.arange(0, DIM_PAD)
-    width: tl.constexpr = DIM + ROPE
-    query = queries + (token * KV_HEADS * GROUP + head[:, None]) * width
-    q = tl.load(query + dim[None, :], mask=real[:, None] & (dim[None, :] < DIM), other=0.0).to(DOT)
-    rope = tl.arange(0, ROPE_PAD)
+    query = queries + (token * KV_HEADS * GROUP + head) * (DIM + ROPE)
+    q = load_queries(query, real, DIM, DIM_PAD, 0, DOT)
+    q_rope = q
     if ROPE > 0:
-        q_rope = tl.load(query + DIM + rope[None, :], mask=real[:, None] & (rope[None, :] < ROPE), other=0.0).to(DOT)
-    peak = tl.full([HEADS], float("-inf"), tl.float32)
-    total = tl.zeros([HEADS], tl.float32)
-    sums_of_values = tl.zeros([HEADS, DIM_PAD], tl.float32)
-    index = tl.arange(0, KEYS)
-    table = blocks + token * table_width
-    block = tl.load(table + (start + index) // BLOCK_TOKENS, mask=start + index < end, other=0)
-    for first in range(start, end, KEYS):
-        position = first + index
-        seen = (position < end) & (position >= visible)
-        row = block.to(tl.int64) * BLOCK_ROWS + first_row + position % BLOCK_TOKENS
-        # Loaded a pass ahead, so that the compiler can copy the keys of the next pass during this one.
-        block = tl.load(table + (position + KEYS) // BLOCK_TOKENS, mask=position + KEYS < end, other=0)
-        key = kv + row[:, None] * row_stride + kv_head * width
-        stored = seen[:, None] & (dim[None, :] < DIM)
-        k = tl.load(key + dim[None, :], mask=stored, other=0.0).to(DOT)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-        if ROPE > 0:
-            k_rope = tl.load(key + DIM + rope[None, :], mask=seen[:, None] & (rope[None, :] < ROPE), other=0.0).to(DOT)
-            scores += tl.dot(q_rope, tl.trans(k_rope), input_precision="ieee")
-        scores = tl.where(seen[None, :], scores * scale_log2, float("-inf"))
-        higher = tl.maximum(peak, tl.max(scores, 1))
-        base = tl.where(higher == float("-inf"), 0.0, higher)  # no key seen yet: -inf - -inf would be NaN
-        weights = tl.exp2(scores - base[:, None])
-        decay = tl.exp2(peak - base)
-        if LATENT:
-            v = k
-        else:
-            value = key + BLOCK_TOKENS * row_stride
-            v = tl.load(value + dim[None, :], mask=stored, other=0.0).to(DOT)
-        sums_of_values = sums_of_values * decay[:, None] + tl.dot(weights.to(DOT), v, input_precision="ieee")
-        total = total * decay + tl.sum(weights, 1)
-        peak = higher
+        q_rope = load_queries(query, real, ROPE, ROPE_PAD, DIM, DOT)
+    mean, log_sum = attend_split(
+        q, q_rope, kv, scales, blocks + token * table_width, start, end, visible, first_row, kv_head * CELL,
+        scale_log2, KV_HEADS, CELL, DIM, DIM_PAD, ROPE, ROPE_PAD, LATENT, BLOCK_TOKENS, BLOCK_ROWS, KEYS, HEADS, E4M3,
+        DOT,
+    )  # fmt: skip
     place = (token * KV_HEADS * GROUP + head) * splits + split
-    whole = real[:, None] & (dim[None, :] < DIM)
-    tl.store(parts + place[:, None] * DIM + dim[None, :], sums_of_values / total[:, None], mask=whole)
-    tl.store(sums + place, peak + tl.log2(total), mask=real)
+    dim = tl.arange(0, DIM_PAD)
+    tl.store(parts + place[:, None] * DIM + dim[None, :], mean, mask=real[:, None] & (dim[None, :] < DIM))
+    tl.store(sums + place, log_sum, mask=real)
 
 
 @triton.jit(do_not_specialize=["window", "splits"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import triton
@@ -12,11 +13,12 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.compute.decode_sizes import SPLIT_TOKENS, splits_shape
-from baton.compute.torch.kernels.attention_backend import NO_WINDOW
-from baton.compute.torch.kernels.paged_decode import DecodeTables, decode_tables, padded_blocks
+from baton.compute.torch.kernels.attention_backend import NO_WINDOW, AttentionPlan
+from baton.compute.torch.kernels.paged_decode import DecodeKernel, DecodeTables, decode_tables, padded_blocks
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.compute.triton.chunk_kernel import chunk_kernel
 from baton.compute.triton.kernels import expert_rows_kernel, merge_kernel, split_kernel
+from baton.decide.kv.layout import KVDtype
 
 BLOCK_HEADS_MAX = 32
 """Maximum number of query heads that one program computes. They share a KV head."""
@@ -25,14 +27,56 @@ DOT_MIN = 16
 TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
+class TritonKernel(DecodeKernel, Protocol):
+    """Decode attention by Triton."""
+
+    @property
+    def products(self) -> torch.dtype:
+        """The input type of matrix products: the model's type on a GPU, float32 in Triton's interpreter."""
+        ...
+
+    @property
+    def rope_dim(self) -> int:
+        """With latent attention: number of last dimensions of a vector that belong to the key only. Else 0."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeShape:
+    """The sizes of a decode step's attention, and the options of its programs."""
+
+    heads: int
+    dim: int
+    """Dimensions of a value."""
+    head_rows: int
+    """Query heads of a program, padding included."""
+    tiles: int
+    """Head tiles of a request: programs that read different keys, or the same keys for other heads."""
+    warps: int
+    constants: dict[str, object]
+    """The arguments that kernels are compiled for."""
+
+    @classmethod
+    def of(cls, queries: Tensor, kv: PagedKV, kernel: TritonKernel) -> DecodeShape:
+        layout, (_, heads, width) = kv.layout, queries.shape
+        group, dim, rope = heads // layout.kv_heads, width - kernel.rope_dim, kernel.rope_dim
+        head_rows = min(BLOCK_HEADS_MAX, _padded(group))
+        keys, warps = tile_of(head_rows, _padded(dim), kernel.products, layout.dtype)
+        constants = {
+            "GROUP": group, "KV_HEADS": layout.kv_heads, "DIM": dim, "DIM_PAD": _padded(dim), "ROPE": rope,
+            "ROPE_PAD": _padded(rope), "LATENT": layout.planes == 1, "BLOCK_TOKENS": layout.block_tokens,
+            "BLOCK_ROWS": kv.block_rows, "CELL": kv.cell, "SPLIT": SPLIT_TOKENS, "KEYS": keys, "HEADS": head_rows,
+            "E4M3": layout.dtype == "fp8", "DOT": TRITON_DTYPES[kernel.products],
+        }  # fmt: skip
+        return cls(heads, dim, head_rows, layout.kv_heads * -(-group // head_rows), warps, constants)
+
+
 @dataclass(frozen=True, slots=True)
 class TritonDecodeKernel:
-    """Implements `DecodeKernel` with two Triton kernels: one for the splits, one that merges them."""
+    """Implements `TritonKernel` with two launches: one computes the splits, one merges them."""
 
     products: torch.dtype
-    """The input type of matrix products: the model's type on a GPU, float32 in Triton's interpreter."""
     rope_dim: int = 0
-    """With latent attention: number of last dimensions of a vector that belong to the key only. Else 0."""
 
     def plan(self, tables: DecodeTables, kv: PagedKV) -> TritonDecodePlan:
         return TritonDecodePlan(tables, kv, self)
@@ -48,29 +92,23 @@ class TritonDecodePlan:
 
     def run(self, layer: int, queries: Tensor, window: int | None) -> Tensor:
         """Run attention. With latent attention, the last rope_dim values of each head of the result are zero."""
-        layout, queries = self.kv.layout, queries.contiguous()
+        kv, queries = self.kv, queries.contiguous()
         tokens, heads, width = queries.shape
-        group, dim = heads // layout.kv_heads, width - self.kernel.rope_dim
-        shape = splits_shape(tokens, heads, self.tables.blocks.shape[1] * layout.block_tokens)
-        splits = shape[-1]
-        head_rows = min(BLOCK_HEADS_MAX, _padded(group))
-        keys, warps = tile_of(head_rows, _padded(dim), self.kernel.products)
-        parts = queries.new_empty((*shape, dim), dtype=torch.float32)
-        sums = queries.new_empty(shape, dtype=torch.float32)
+        shape = DecodeShape.of(queries, kv, self.kernel)
+        partial = splits_shape(tokens, heads, self.tables.blocks.shape[1] * kv.layout.block_tokens)
+        parts = queries.new_empty((*partial, shape.dim), dtype=torch.float32)
+        sums = queries.new_empty(partial, dtype=torch.float32)
         out = torch.zeros_like(queries) if self.kernel.rope_dim else torch.empty_like(queries)
-        back = NO_WINDOW if window is None else window
-        split_kernel[(tokens, layout.kv_heads * -(-group // head_rows), splits)](
-            queries, self.kv.data, self.tables.blocks, self.tables.lengths, parts, sums,
-            layer * layout.planes * layout.block_tokens, width**-0.5 * math.log2(math.e), back,
-            self.tables.blocks.shape[1], splits, layout.kv_heads * width,
-            GROUP=group, KV_HEADS=layout.kv_heads, DIM=dim, DIM_PAD=_padded(dim), ROPE=self.kernel.rope_dim,
-            ROPE_PAD=_padded(self.kernel.rope_dim), LATENT=layout.planes == 1, BLOCK_TOKENS=layout.block_tokens,
-            BLOCK_ROWS=self.kv.block_rows, SPLIT=SPLIT_TOKENS,
-            KEYS=keys, HEADS=head_rows, DOT=TRITON_DTYPES[self.kernel.products], num_warps=warps,
+        splits, back = partial[-1], NO_WINDOW if window is None else window
+        split_kernel[(tokens, shape.tiles, splits)](
+            queries, kv.data, kv.scales, self.tables.blocks, self.tables.lengths, parts, sums,
+            layer * kv.layout.planes * kv.layout.block_tokens, width**-0.5 * math.log2(math.e), back,
+            self.tables.blocks.shape[1], splits,
+            **shape.constants, num_warps=shape.warps,
         )  # fmt: skip
         merge_kernel[(tokens, heads)](
             parts, sums, self.tables.lengths, out, back, splits,
-            HEADS=heads, DIM=dim, DIM_PAD=_padded(dim), OUT_DIM=width, SPLIT=SPLIT_TOKENS,
+            HEADS=heads, DIM=shape.dim, DIM_PAD=_padded(shape.dim), OUT_DIM=width, SPLIT=SPLIT_TOKENS,
         )  # fmt: skip
         return out.flatten(1)
 
@@ -88,14 +126,15 @@ class TritonChunkPlan:
         """Run attention. Rows of the result that belong to no chunk are not written."""
         layout, queries = self.kv.layout, queries.contiguous()
         _, heads, dim = queries.shape
-        rows, keys, warps = chunk_tile_of(_padded(dim), self.products)
+        rows, keys, warps = chunk_tile_of(_padded(dim), self.products, layout.dtype)
         out = torch.empty_like(queries)
         chunk_kernel[(len(self.tiles), heads)](
-            queries, self.kv.data, self.blocks, self.tiles, out, layer * layout.planes * layout.block_tokens,
+            queries, self.kv.data, self.kv.scales, self.blocks, self.tiles, out,
+            layer * layout.planes * layout.block_tokens,
             dim**-0.5 * math.log2(math.e), NO_WINDOW if window is None else window, self.blocks.shape[1],
-            layout.kv_heads * dim, HEADS=heads, GROUP=heads // layout.kv_heads, DIM=dim, DIM_PAD=_padded(dim),
-            BLOCK_TOKENS=layout.block_tokens, BLOCK_ROWS=self.kv.block_rows,
-            QUERIES=rows, KEYS=keys, DOT=TRITON_DTYPES[self.products], num_warps=warps,
+            HEADS=heads, GROUP=heads // layout.kv_heads, DIM=dim, DIM_PAD=_padded(dim),
+            BLOCK_TOKENS=layout.block_tokens, BLOCK_ROWS=self.kv.block_rows, CELL=self.kv.cell,
+            E4M3=layout.dtype == "fp8", QUERIES=rows, KEYS=keys, DOT=TRITON_DTYPES[self.products], num_warps=warps,
         )  # fmt: skip
         return out.flatten(1)
 
@@ -104,7 +143,7 @@ class TritonChunkPlan:
 class TritonBackend:
     """Implements `AttentionBackend` with Triton kernels: one for chunks, others for decoding requests."""
 
-    kernel: TritonDecodeKernel
+    kernel: TritonKernel
 
     def plan(self, rows: Sequence[Row], kv: PagedKV) -> TritonPlan:
         if kv.layout.planes == 1:  # latents: each token of a small chunk is read like a decoding request
@@ -118,7 +157,7 @@ class TritonBackend:
         )
 
     def _chunks(self, rows: Sequence[Row], kv: PagedKV) -> TritonChunkPlan:
-        size, _, _ = chunk_tile_of(_padded(kv.layout.head_dim), self.kernel.products)
+        size, _, _ = chunk_tile_of(_padded(kv.layout.head_dim), self.kernel.products, kv.layout.dtype)
         tiles = [
             (row.first + offset, row.start + offset, min(size, row.count - offset), index)
             for index, row in enumerate(rows)
@@ -142,7 +181,7 @@ def _single_tokens(row: Row, block_tokens: int) -> list[Row]:
 class TritonPlan:
     """Implements `AttentionPlan` for a step of `TritonBackend`."""
 
-    decodes: TritonDecodePlan | None
+    decodes: AttentionPlan | None
     tokens: Tensor  # [decodes] rows of the step
     chunks: TritonChunkPlan | None
 
@@ -156,20 +195,23 @@ class TritonPlan:
         return out
 
 
-def tile_of(head_rows: int, dim: int, products: torch.dtype) -> tuple[int, int]:
+def tile_of(head_rows: int, dim: int, products: torch.dtype, stored: KVDtype) -> tuple[int, int]:
     """Return (keys per pass of the inner loop, warps per program) that spill no register.
 
-    Products in float32 use no matrix instructions, so each thread holds whole rows of its operands.
+    Products in float32 use no matrix instructions, so each thread holds whole rows of its operands. Codes of fp8 pass
+    through registers before they become operands.
     """
     if products == torch.float32:
         return (16, 16) if dim > 256 else (16, 8)
-    return 32, 8 if head_rows * dim >= 16 * 512 else 4
+    return 32, 8 if head_rows * dim >= 16 * (256 if stored == "fp8" else 512) else 4
 
 
-def chunk_tile_of(dim: int, products: torch.dtype) -> tuple[int, int, int]:
+def chunk_tile_of(dim: int, products: torch.dtype, stored: KVDtype) -> tuple[int, int, int]:
     """Return (queries of a tile, keys per pass of the inner loop, warps per program) that spill no register."""
     if products == torch.float32:
         return 16, 16, 16 if dim > 128 else 8
+    if stored == "fp8":
+        return (64, 16, 8) if dim > 128 else (64, 32, 8 if dim > 64 else 4)
     return (64, 32, 8) if dim > 128 else (64, 64, 4)
 
 

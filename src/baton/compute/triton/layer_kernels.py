@@ -3,7 +3,7 @@
 One program computes one row or one head, so a token's result does not depend on the batch.
 """
 
-# ruff: noqa: ANN001, PLR0913 (the arguments of a kernel are many, and have no types)
+# ruff: noqa: ANN001, ANN201, PLR0913 (the arguments of a kernel are many, and have no types)
 import triton
 import triton.language as tl
 
@@ -28,6 +28,26 @@ def add_norm_kernel(
 
 
 @triton.jit
+def store_cell(kv, scales, place, value, dim, inside, DIM: tl.constexpr, E4M3: tl.constexpr):
+    """Store one head at its place in the cache. E4M3: as codes, then a scale, with the bits of `kernels.e4m3`."""
+    if E4M3:
+        value = tl.where(value == value, value, 0.0)
+        most = tl.max(tl.abs(value), 0)
+        most = tl.where(most < 1e38, most, 0.0)
+        scaled = value * tl.where(most > 0, tl.div_rn(448.0, tl.where(most > 0, most, 1.0)), 0.0)
+        scaled = tl.where(scaled == scaled, tl.minimum(tl.maximum(scaled, -448.0), 448.0), 0.0)
+        size = tl.abs(scaled)
+        bits = size.to(tl.int32, bitcast=True)
+        normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - 960
+        small = ((size * 512.0 + 12582912.0) - 12582912.0).to(tl.int32)  # to nearest, ties to even, below 2^-6
+        code = tl.minimum(tl.where(bits < 0x3C800000, small, normal), 0x7E) | tl.where(scaled < 0, 0x80, 0)
+        tl.store(kv + place + dim, code.to(tl.uint8), mask=inside)
+        tl.store(scales + (place + DIM) // 4, tl.div_rn(most, 448.0))
+    else:
+        tl.store(kv + place + dim, value.to(kv.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def gate_kernel(gate_up, out, size, SIZE_TILE: tl.constexpr) -> None:
     """Write silu(gate) * up. Source: GLU variants (arXiv 2002.05202)."""
     row = tl.program_id(0).to(tl.int64)
@@ -41,12 +61,14 @@ def gate_kernel(gate_up, out, size, SIZE_TILE: tl.constexpr) -> None:
 
 @triton.jit(do_not_specialize=["key_row", "value_row"])
 def rotate_and_write_kernel(
-    qkv, cos, sin, slots, queries, kv, q_norm, k_norm, eps, key_row, value_row,
+    qkv, cos, sin, slots, queries, kv, scales, q_norm, k_norm, eps, key_row, value_row,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, NORMS: tl.constexpr,
+    CELL: tl.constexpr, E4M3: tl.constexpr,
 ) -> None:  # fmt: skip
     """Rotate one head of a token. Write it to queries, or to the cache unless the token is padding.
 
-    key_row, value_row: token rows from the start of a block to this layer's keys and values.
+    key_row, value_row: token rows from the start of a block to this layer's keys and values. CELL: numbers of a head
+    in the cache. With E4M3 they are bytes, scale included, and `scales` is the same memory as float32.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -76,19 +98,19 @@ def rotate_and_write_kernel(
         slot = tl.load(slots + token)
         if slot >= 0:
             row = slot + tl.where(head < HEADS + KV_HEADS, key_row, value_row)
-            place = kv + (row * KV_HEADS + (head - HEADS) % KV_HEADS) * DIM
-            tl.store(place + dim, value.to(kv.dtype.element_ty), mask=inside)
+            place = (row * KV_HEADS + (head - HEADS) % KV_HEADS) * CELL
+            store_cell(kv, scales, place, value, dim, inside, DIM, E4M3)
 
 
 @triton.jit(do_not_specialize=["first_row"])
 def write_rows_kernel(
-    rows, slots, kv, first_row, WIDTH: tl.constexpr, WIDTH_PAD: tl.constexpr
+    rows, slots, kv, scales, first_row,
+    WIDTH: tl.constexpr, WIDTH_PAD: tl.constexpr, CELL: tl.constexpr, E4M3: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Write one token's vector to the cache, unless the token is padding."""
+    """Write one token's vector to the cache, unless the token is padding. CELL, E4M3: see `rotate_and_write_kernel`."""
     token = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, WIDTH_PAD)
     slot = tl.load(slots + token)
     if slot >= 0:
-        value = tl.load(rows + token * WIDTH + place, mask=place < WIDTH, other=0.0)
-        target = kv + (slot + first_row) * WIDTH + place
-        tl.store(target, value.to(kv.dtype.element_ty), mask=place < WIDTH)
+        value = tl.load(rows + token * WIDTH + place, mask=place < WIDTH, other=0.0).to(tl.float32)
+        store_cell(kv, scales, (slot + first_row) * CELL, value, place, place < WIDTH, WIDTH, E4M3)

@@ -38,18 +38,19 @@ class TritonOps:
         queries = qkv.new_empty(tokens, heads, dim)
         q_norm, k_norm, eps = (norms.queries, norms.keys, norms.eps) if norms is not None else (qkv, qkv, 0.0)
         rotate_and_write_kernel[(tokens, vectors)](
-            qkv, new.cos, new.sin, new.slots, queries, kv.token_rows, q_norm, k_norm, eps,
+            qkv, new.cos, new.sin, new.slots, queries, kv.token_rows, kv.token_scales, q_norm, k_norm, eps,
             kv.first_row(layer), kv.first_row(layer, 1),
             HEADS=heads, KV_HEADS=kv.layout.kv_heads, DIM=dim, DIM_PAD=triton.next_power_of_2(dim),
-            NORMS=norms is not None, num_warps=1,
+            NORMS=norms is not None, CELL=kv.cell, E4M3=kv.layout.dtype == "fp8", num_warps=1,
         )  # fmt: skip
         return queries
 
     def write_latents(self, latents: Tensor, layer: int, new: NewTokens) -> None:
-        tokens, width = latents.shape
+        (tokens, width), kv = latents.shape, new.kv
         write_rows_kernel[(tokens,)](
-            latents.contiguous(), new.slots, new.kv.token_rows, new.kv.first_row(layer),
-            WIDTH=width, WIDTH_PAD=triton.next_power_of_2(width), num_warps=4,
+            latents.contiguous(), new.slots, kv.token_rows, kv.token_scales, kv.first_row(layer),
+            WIDTH=width, WIDTH_PAD=triton.next_power_of_2(width), CELL=kv.cell, E4M3=kv.layout.dtype == "fp8",
+            num_warps=4,
         )  # fmt: skip
 
     def gate(self, gate_up: Tensor) -> Tensor:

@@ -96,7 +96,7 @@ class _Keys:
 
     def read(self, layer: int, plane: int, dtype: torch.dtype) -> Tensor:
         """Return the keys or values of all requests, one after the other: [keys, kv_heads, head_dim]."""
-        return self._kv.data[:, layer, plane][self._blocks, self._slots].to(dtype)
+        return self._kv.numbers(self._kv.data[:, layer, plane][self._blocks, self._slots], dtype)
 
     def nested(self, keys: Tensor) -> Tensor:
         """Return the keys of the decoding requests as a nested tensor [batch, kv_heads, (keys), head_dim]."""

@@ -9,18 +9,17 @@ Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1.2 and appendix C.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from baton.compute.models.model_config import Latent
-from baton.compute.torch.kernels.attention_backend import AttentionBackend, AttentionPlan, visible
-from baton.compute.torch.kernels.paged_kv import PagedKV, Row
+from baton.compute.torch.kernels.attention_backend import AttentionBackend, AttentionPlan
+from baton.compute.torch.kernels.paged_kv import TORCH_DTYPES, PagedKV, Row
+from baton.decide.kv.layout import KVLayout
 
-TILE_QUERIES = 512
-"""Queries per mask. Chunks are masked in tiles of this size, so that a mask stays small."""
 EXPANDED_BYTES = 64 << 20
 """The maximum size of the expanded keys and values of the heads that are computed together."""
 
@@ -34,10 +33,12 @@ class UpProjection:
 
 
 def expansion_is_cheaper(row: Row, latent: Latent) -> bool:
-    """Return whether the expanded form takes fewer operations than the absorbed form.
+    """Return whether the expanded form takes fewer operations than the absorbed form. One token is always absorbed.
 
     Expansion saves operations per pair of query and key, and costs a projection per cached key.
     """
+    if row.count == 1:
+        return False
     absorbed_pair = (latent.kv_rank + latent.rope_dim) + latent.kv_rank
     expanded_pair = (latent.nope_dim + latent.rope_dim) + latent.value_dim
     projection = latent.kv_rank * (latent.nope_dim + latent.value_dim)  # per key if expanded, per query if absorbed
@@ -59,6 +60,10 @@ class LatentPlan:
     short_tokens: Tensor  # [tokens of short] rows of the step
     chunks: Sequence[Row]
     """Slices in the expanded form."""
+    backend: AttentionBackend | None = None
+    """Computes the chunks over their expanded keys and values. None: there are no chunks."""
+    _scratch: dict[tuple[int, int], _Expanded] = field(default_factory=dict[tuple[int, int], "_Expanded"])
+    """By the first row of a slice and a number of heads."""
 
     def run(self, layer: int, nope: Tensor, rope: Tensor, up: UpProjection) -> Tensor:
         """Return the attention of queries to a layer's latents: [tokens, heads * value_dim], in the queries' type.
@@ -72,8 +77,8 @@ class LatentPlan:
             out[picked] = self._absorbed(self.short, layer, nope[picked], rope[picked], up)
         for row in self.chunks:
             tokens = slice(row.first, row.first + row.count)
-            queries = torch.cat((nope[tokens], rope[tokens]), -1).transpose(0, 1)  # [heads, count, nope + rope]
-            out[tokens] = self._expanded(row, layer, queries, up).transpose(0, 1)
+            queries = torch.cat((nope[tokens], rope[tokens]), -1)  # [count, heads, nope_dim + rope_dim]
+            out[tokens] = self._expanded(row, layer, queries, up)
         return out.flatten(1)
 
     def _absorbed(self, plan: AttentionPlan, layer: int, nope: Tensor, rope: Tensor, up: UpProjection) -> Tensor:
@@ -85,44 +90,53 @@ class LatentPlan:
         return torch.bmm(read.transpose(0, 1), up.values).transpose(0, 1)
 
     def _expanded(self, row: Row, layer: int, queries: Tensor, up: UpProjection) -> Tensor:
-        """Return [heads, count, value_dim] of one slice. queries: [heads, count, nope_dim + rope_dim]."""
+        """Return [count, heads, value_dim] of one slice. queries: [count, heads, nope_dim + rope_dim]."""
         kv, latent = self.kv, self.latent
-        scratch = kv.data.new_empty(len(row.blocks) * kv.layout.block_tokens * kv.layout.head_dim)
-        cached = kv.gather(kv.planes(row.blocks) + layer, scratch).view(-1, kv.layout.head_dim)[: row.total]
-        compressed, positioned = cached.to(queries.dtype).split((latent.kv_rank, latent.rope_dim), -1)
-        head_bytes = row.total * (2 * latent.nope_dim + 2 * latent.rope_dim) * queries.element_size()
+        nope, width = latent.nope_dim, latent.nope_dim + latent.rope_dim
+        scratch = kv.data.new_empty(len(row.blocks) * kv.layout.block_tokens * kv.cell)
+        cached = kv.gather(kv.planes(row.blocks) + layer, scratch).view(-1, kv.cell)
+        compressed, positioned = kv.numbers(cached, queries.dtype).split((latent.kv_rank, latent.rope_dim), -1)
+        head_dim = max(width, latent.value_dim)
+        # Plans scale scores by head_dim ** -0.5, so the queries are scaled to give `score_scale` in total.
+        padded = functional.pad(queries * (latent.score_scale * head_dim**0.5), (0, head_dim - width))
+        head_bytes = 2 * len(cached) * head_dim * queries.element_size()
         step = max(1, EXPANDED_BYTES // head_bytes)
         parts: list[Tensor] = []
-        for first in range(0, len(queries), step):
+        for first in range(0, queries.shape[1], step):
             heads = slice(first, first + step)
-            keys = torch.matmul(compressed, up.keys[heads].transpose(1, 2))  # [heads, total, nope_dim]
-            keys = torch.cat((keys, positioned.expand(len(keys), -1, -1)), -1)
-            values = torch.matmul(compressed, up.values[heads])  # [heads, total, value_dim]
-            parts.append(self._causal(row, queries[heads], keys, values))
-        return torch.cat(parts)
+            expanded = self._expanded_kv(row, padded[:, heads])
+            keys, values = (expanded.kv.data[:, 0, plane] for plane in (0, 1))  # [blocks, block_tokens, heads, dim]
+            rows = keys.shape[:3]
+            keys[..., :nope] = torch.matmul(compressed, up.keys[heads].transpose(1, 2)).transpose(0, 1).view(*rows, -1)
+            keys[..., nope:width] = positioned.view(*rows[:2], 1, -1)
+            values[..., : latent.value_dim] = torch.matmul(compressed, up.values[heads]).transpose(0, 1).view(*rows, -1)
+            found = expanded.plan.run(0, padded[:, heads], None).view(row.count, rows[2], -1)
+            parts.append(found[..., : latent.value_dim])
+        return torch.cat(parts, 1)
 
-    def _causal(self, row: Row, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Return causal attention in tiles of queries.
+    def _expanded_kv(self, row: Row, queries: Tensor) -> _Expanded:
+        """Return memory for the expanded keys and values of some heads, and its plan. Layers share both."""
+        _, heads, head_dim = queries.shape
+        key = row.first, heads
+        if key not in self._scratch:
+            assert self.backend is not None, "a plan with chunks has their backend"
+            layout = KVLayout(
+                layers=1, kv_heads=heads, head_dim=head_dim, block_tokens=self.kv.layout.block_tokens,
+                dtype=next(name for name, dtype in TORCH_DTYPES.items() if dtype == queries.dtype),
+            )  # fmt: skip
+            memory = torch.zeros(len(row.blocks) * layout.block_bytes, dtype=torch.uint8, device=queries.device)
+            kv = PagedKV(memory, layout)
+            alone = Row(0, row.count, row.start, torch.arange(len(row.blocks)))
+            self._scratch[key] = _Expanded(kv, self.backend.plan([alone], kv))
+        return self._scratch[key]
 
-        The fused kernel needs values as wide as keys, so values are padded, and the result is sliced.
-        """
-        width = max(0, keys.shape[-1] - values.shape[-1])
-        padded = functional.pad(values, (0, width))
-        tiles: list[Tensor] = []
-        for offset in range(0, row.count, TILE_QUERIES):
-            end = min(offset + TILE_QUERIES, row.count)
-            start, total = row.start + offset, row.start + end
-            seen = None if start == 0 else visible(range(start, total), range(total), None, queries.device)
-            tile = functional.scaled_dot_product_attention(
-                queries[None, :, offset:end],
-                keys[None, :, :total],
-                padded[None, :, :total],
-                attn_mask=seen,
-                is_causal=seen is None,
-                scale=self.latent.score_scale,
-            )
-            tiles.append(tile[0, ..., : values.shape[-1]])
-        return torch.cat(tiles, 1)
+
+@dataclass(frozen=True, slots=True)
+class _Expanded:
+    """Keys and values of some heads of one slice, and the plan of its attention."""
+
+    kv: PagedKV
+    plan: AttentionPlan
 
 
 def plan_latent(rows: Sequence[Row], kv: PagedKV, backend: AttentionBackend, latent: Latent) -> LatentPlan:
@@ -141,4 +155,5 @@ def plan_latent(rows: Sequence[Row], kv: PagedKV, backend: AttentionBackend, lat
         short=backend.plan(short, kv) if short else None,
         short_tokens=torch.cat(picked).to(kv.data.device) if picked else torch.empty(0, dtype=torch.int64),
         chunks=[row for row in rows if expansion_is_cheaper(row, latent)],
+        backend=backend,
     )

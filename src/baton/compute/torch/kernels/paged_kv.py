@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from baton.compute.torch.kernels import e4m3
 from baton.core.spill import SPILLED_FROM
 from baton.core.step import Slice
 from baton.core.types import BlockId, RequestId
@@ -18,7 +19,9 @@ TORCH_DTYPES: dict[KVDtype, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "uint8": torch.uint8,
+    "fp8": torch.uint8,
 }
+"""The types of the tensors that hold an arena. fp8 has cells of bytes, with a scale in each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +60,22 @@ class PagedKV:
         blocks = data.numel() // place.block_bytes
         typed = data[: blocks * place.block_bytes].view(TORCH_DTYPES[layout.dtype])
         self.layout = layout
-        width = layout.kv_heads * layout.head_dim
+        self.cell = layout.head_bytes // typed.element_size()
+        """Numbers of one head of a token: its dimensions. With fp8 bytes, and the scale's are among them."""
+        width = layout.kv_heads * self.cell
         plane, plane_bytes = layout.block_tokens * width, layout.block_bytes // (layout.planes * layout.layers)
         self._block_planes, self._first_plane = place.block_bytes // plane_bytes, place.offset_bytes // plane_bytes
         mine = typed.view(blocks, self._block_planes * plane).narrow(
             1, self._first_plane * plane, layout.planes * layout.layers * plane
         )
-        self.data = mine.view(blocks, *layout.shape)  # [blocks, layers, planes, block_tokens, kv_heads, head_dim]
+        self.data = mine.view(blocks, *layout.shape[:-1], self.cell)
+        """[blocks, layers, planes, block_tokens, kv_heads, cell]"""
+        is_scaled = layout.dtype == "fp8"
+        self.scales = self.data.view(torch.float32) if is_scaled else self.data
+        """With fp8: `data` as float32, in which kernels find the scales of cells."""
         self._block_rows = typed.view(-1, plane)  # [blocks * planes of a block, block_tokens * width]
         self.token_rows = typed.view(-1, width)  # [blocks * planes of a block * block_tokens, width]
+        self.token_scales = self.token_rows.view(torch.float32) if is_scaled else self.token_rows
         self.block_rows = self._block_planes * layout.block_tokens
         """Token rows of one block of the arena."""
         self._spill: Tensor | None = None  # [layers, slots, planes, block_tokens * width]
@@ -103,13 +113,20 @@ class PagedKV:
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Write one layer's new keys and values, each [tokens, kv_heads, head_dim], cast to the arena's type."""
-        dtype = self.token_rows.dtype
-        self.token_rows.index_copy_(0, slots + self.first_row(layer), keys.flatten(1).to(dtype))
-        self.token_rows.index_copy_(0, slots + self.first_row(layer, 1), values.flatten(1).to(dtype))
+        self.token_rows.index_copy_(0, slots + self.first_row(layer), self.cells(keys).flatten(1))
+        self.token_rows.index_copy_(0, slots + self.first_row(layer, 1), self.cells(values).flatten(1))
 
     def write_latents(self, layer: int, slots: Tensor, latents: Tensor) -> None:
         """Write one layer's new latent vectors [tokens, head_dim] to a layout with a single plane."""
-        self.token_rows.index_copy_(0, slots + self.first_row(layer), latents.to(self.token_rows.dtype))
+        self.token_rows.index_copy_(0, slots + self.first_row(layer), self.cells(latents))
+
+    def cells(self, numbers: Tensor) -> Tensor:
+        """Return heads [..., head_dim] as they are stored: [..., cell]."""
+        return e4m3.encode(numbers) if self.layout.dtype == "fp8" else numbers.to(self.token_rows.dtype)
+
+    def numbers(self, cells: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return stored heads [..., cell] as numbers: [..., head_dim]."""
+        return e4m3.decode(cells, dtype) if self.layout.dtype == "fp8" else cells.to(dtype)
 
     def planes(self, blocks: Tensor) -> Tensor:
         """Return the row indices of layer 0 of blocks: [planes, ...blocks]. For another layer, add planes * layer."""
@@ -117,14 +134,14 @@ class PagedKV:
         return torch.stack([first + plane for plane in range(self.layout.planes)])
 
     def gather(self, planes: Tensor, out: Tensor) -> Tensor:
-        """Copy rows of blocks [planes, ...] to `out`: [planes, ..., block_tokens, kv_heads, head_dim]."""
+        """Copy rows of blocks [planes, ...] to `out`: [planes, ..., block_tokens, kv_heads, cell]."""
         flat = out[: planes.numel() * self._block_rows.shape[1]].view(-1, self._block_rows.shape[1])
         rows = planes.reshape(-1)
         if self._spill is None:
             torch.index_select(self._block_rows, 0, rows, out=flat)
         else:
             self._gather_with_spilled(self._spill, rows, flat)
-        return flat.view(*planes.shape, *self.layout.shape[2:])
+        return flat.view(*planes.shape, *self.layout.shape[2:-1], self.cell)
 
     def _gather_with_spilled(self, spill: Tensor, rows: Tensor, flat: Tensor) -> None:
         """Copy rows of blocks in the arena and in the spill space: [rows, block_tokens * width]."""

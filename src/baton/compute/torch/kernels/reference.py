@@ -30,12 +30,13 @@ class ReferencePlan:
         out = torch.empty_like(queries)
         group = queries.shape[1] // self.kv.layout.kv_heads
         for row in self.rows:
-            planes = self.kv.data[row.blocks, layer].unbind(1)  # [blocks, block_tokens, kv_heads, head_dim] each
+            numbers = self.kv.numbers(self.kv.data[row.blocks, layer], torch.float32)
+            planes = numbers.unbind(1)  # [blocks, block_tokens, kv_heads, head_dim] each
             keys, values = planes[0], planes[-1]  # the same plane if the cache holds latent vectors
             tokens = slice(row.first, row.first + row.count)
             for head in range(queries.shape[1]):
-                k = keys.flatten(0, 1)[: row.total, head // group].float()  # [total, head_dim]
-                v = values.flatten(0, 1)[: row.total, head // group].float()
+                k = keys.flatten(0, 1)[: row.total, head // group]  # [total, head_dim]
+                v = values.flatten(0, 1)[: row.total, head // group]
                 scores = queries[tokens, head].float() @ k.T / k.shape[1] ** 0.5  # [count, total]
                 hidden = ~visible(range(row.start, row.total), range(row.total), window, scores.device)
                 weights = scores.masked_fill(hidden, float("-inf"))

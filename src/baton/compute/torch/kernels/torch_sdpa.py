@@ -94,7 +94,7 @@ class SdpaPlan:
         chunks = [self._chunk(row, window, dtype) for row in self._chunks]
         largest = max((part.planes.numel() for part in (*batches, *chunks)), default=0)
         layout = self._kv.layout
-        needed = largest * layout.block_tokens * layout.kv_heads * layout.head_dim
+        needed = largest * layout.block_tokens * layout.kv_heads * self._kv.cell
         if needed > self._scratch.numel():
             self._scratch = self._scratch.new_empty(needed)
         return batches, chunks
@@ -161,17 +161,19 @@ class SdpaPlan:
         folded = picked.view(len(picked), layout.kv_heads, -1, layout.head_dim)  # [batch, kv_heads, group, head_dim]
         gathered = self._kv.gather(batch.planes + layout.planes * layer, self._scratch)
         if batch.stale is not None:
-            gathered.view(-1, layout.kv_heads * layout.head_dim).index_fill_(0, batch.stale, 0.0)
+            gathered.view(-1, layout.kv_heads * self._kv.cell).index_fill_(0, batch.stale, 0)
         kv = (
-            gathered.to(queries.dtype).flatten(2, 3)[:, :, : batch.keys].transpose(2, 3)
+            self._kv.numbers(gathered, queries.dtype).flatten(2, 3)[:, :, : batch.keys].transpose(2, 3)
         )  # [planes, batch, kv_heads, keys, head_dim]
         result = functional.scaled_dot_product_attention(folded, kv[0], kv[-1], attn_mask=batch.mask)
         out[batch.tokens] = result.reshape(picked.shape)
 
     def _run_chunk(self, chunk: _Chunk, layer: int, queries: Tensor, out: Tensor) -> None:
         layout = self._kv.layout
-        gathered = self._kv.gather(chunk.planes + layout.planes * layer, self._scratch).to(queries.dtype)
-        kv = gathered.flatten(1, 2).transpose(1, 2)  # [planes, kv_heads, keys, head_dim]
+        gathered = self._kv.gather(chunk.planes + layout.planes * layer, self._scratch)
+        kv = (
+            self._kv.numbers(gathered, queries.dtype).flatten(1, 2).transpose(1, 2)
+        )  # [planes, kv_heads, keys, head_dim]
         for tile in chunk.tiles:
             rows = slice(tile.first, tile.first + tile.count)
             grouped = queries[rows].view(tile.count, layout.kv_heads, -1, layout.head_dim).permute(1, 2, 0, 3)

@@ -1,0 +1,113 @@
+"""Launch decode attention in one kernel, whose programs take work from a queue."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+import triton
+from torch import Tensor
+
+from baton.compute.decode_sizes import SPLIT_TOKENS, splits_shape
+from baton.compute.torch.kernels.attention_backend import NO_WINDOW
+from baton.compute.torch.kernels.paged_decode import DecodeTables
+from baton.compute.torch.kernels.paged_kv import PagedKV
+from baton.compute.triton.launch import DecodeShape
+from baton.compute.triton.persistent_kernel import persistent_kernel, schedule_kernel
+
+WIDE_NUMBERS, WIDE_KEYS = 32 * 512, 16
+"""A program that sums this many numbers, and also merges, spills registers if it reads more keys per pass."""
+ITEMS_PER_PROGRAM = 16
+"""Items of work for each program, where the batch has that many splits. So the last item is at most 6 % of the work."""
+REQUESTS_PAD_MIN = 128
+"""All captured batch sizes schedule by the same binary."""
+
+
+PROGRAMS_PER_PROCESSOR = 2
+PROGRAMS_WITHOUT_DEVICE = 8
+
+
+def resident_programs() -> int:
+    """Return the number of programs that the current GPU runs at a time, about."""
+    if not torch.cuda.is_available():
+        return PROGRAMS_WITHOUT_DEVICE
+    return PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+
+
+@dataclass(frozen=True, slots=True)
+class PersistentDecodeKernel:
+    """Implements `TritonKernel` with one launch per layer, and one more per step that writes the queue."""
+
+    products: torch.dtype
+    rope_dim: int = 0
+    programs: int = PROGRAMS_WITHOUT_DEVICE
+    """Programs of a launch: about as many as the device runs at a time. Any number gives the same bits."""
+    _counters: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+    """Zeros between launches, by size: one entry per power of two. Captured graphs keep using their entry."""
+
+    def plan(self, tables: DecodeTables, kv: PagedKV) -> PersistentDecodePlan:
+        return PersistentDecodePlan(tables, kv, self)
+
+    def counters(self, items: int, device: torch.device) -> Tensor:
+        """Return zeros for two numbers of the queue and this many arrivals. Every launch leaves zeros behind."""
+        size = triton.next_power_of_2(items + 2)
+        if size not in self._counters:
+            self._counters[size] = torch.zeros(size, dtype=torch.int32, device=device)
+        return self._counters[size]
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """The work of a step, in the order in which programs take it."""
+
+    counts: Tensor  # [1 + requests] int32: all items, then those of one head tile of each request
+    items: Tensor  # [items, 4] int32: request, head tile, first split, split after the last
+
+
+@dataclass(frozen=True, slots=True)
+class PersistentDecodePlan:
+    """Implements `AttentionPlan` for a decode step of `PersistentDecodeKernel`."""
+
+    tables: DecodeTables
+    kv: PagedKV
+    kernel: PersistentDecodeKernel
+    queues: dict[int, Queue] = field(default_factory=dict[int, Queue])
+    """By window. The first layer of a window schedules for all: a graph that contains it does so at each replay."""
+
+    def run(self, layer: int, queries: Tensor, window: int | None) -> Tensor:
+        """Run attention. With latent attention, the last rope_dim values of each head of the result are zero."""
+        kv, queries = self.kv, queries.contiguous()
+        tokens, heads, width = queries.shape
+        shape = DecodeShape.of(queries, kv, self.kernel)
+        partial = splits_shape(tokens, heads, self.tables.blocks.shape[1] * kv.layout.block_tokens)
+        back = NO_WINDOW if window is None else window
+        if back not in self.queues:
+            self.queues[back] = schedule(self.tables.lengths, shape.tiles, partial[-1], back, self.kernel.programs)
+        queue = self.queues[back]
+        parts = queries.new_empty((*partial, shape.dim), dtype=torch.float32)
+        sums = queries.new_empty(partial, dtype=torch.float32)
+        out = torch.zeros_like(queries) if self.kernel.rope_dim else torch.empty_like(queries)
+        if shape.head_rows * shape.dim >= WIDE_NUMBERS:
+            shape.constants["KEYS"] = WIDE_KEYS
+        persistent_kernel[(self.kernel.programs,)](
+            queries, kv.data, kv.scales, self.tables.blocks, self.tables.lengths, queue.counts, queue.items,
+            self.kernel.counters(tokens * shape.tiles, queries.device), parts, sums, out,
+            layer * kv.layout.planes * kv.layout.block_tokens, width**-0.5 * math.log2(math.e), back,
+            self.tables.blocks.shape[1], partial[-1],
+            **shape.constants, num_warps=shape.warps,
+        )  # fmt: skip
+        return out.flatten(1)
+
+
+def schedule(lengths: Tensor, tiles: int, splits_max: int, window: int, programs: int) -> Queue:
+    """Return the queue of a decode step. lengths: [requests] int32, on the device. splits_max: of one request."""
+    requests = len(lengths)
+    counts = torch.empty(1 + requests, dtype=torch.int32, device=lengths.device)
+    items = torch.empty(requests * max(1, splits_max) * tiles, 4, dtype=torch.int32, device=lengths.device)
+    schedule_kernel[(requests,)](
+        lengths, counts, items, requests, window, programs * ITEMS_PER_PROGRAM,
+        TILES=tiles, TILES_PAD=triton.next_power_of_2(tiles), SPLIT=SPLIT_TOKENS,
+        REQUESTS_PAD=max(REQUESTS_PAD_MIN, triton.next_power_of_2(requests)),
+    )  # fmt: skip
+    return Queue(counts, items)
