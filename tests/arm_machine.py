@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import site
 import subprocess
 import sys
 import tempfile
@@ -43,11 +42,12 @@ class ArmMachine:
 
     def python(self, *arguments: str, processor: str = "max") -> str:
         """Run Python, and return its output. Fails if its exit code is not 0. processor: a name of qemu's."""
-        packages = [CACHE / "packages", ROOT / "src", ROOT, *map(Path, site.getsitepackages())]
+        packages = [CACHE / "packages", ROOT / "src", ROOT, Path(pytest.__file__).parents[1]]
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(map(str, packages)),
             "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # plug-ins may be compiled for this machine
             "XDG_CACHE_HOME": str(self.home),
             "PATH": f"{self.home}:/usr/bin:/bin",
         }
