@@ -29,9 +29,11 @@ HASHES_MAX = 1 << 16
 """Bound of the hashes in one request."""
 HELLO = struct.Struct("<8s16sQ")
 """MAGIC, digest of the layout's fingerprint, bytes per block."""
-MAGIC = b"BATONP05"
-ANSWER = struct.Struct("<c8s16sQ128s")
-"""WELCOME, OTHER_LAYOUT or PROVE_SECRET, the node's own HELLO, and where it lends its memory: `machine/socket`."""
+MAGIC = b"BATONP06"
+ANSWER = struct.Struct("<c8s16sQ160s")
+"""WELCOME, OTHER_LAYOUT or PROVE_SECRET, the node's own HELLO, and where it lends its memory: `machine/socket`.
+
+The longest place is a boot's id of 36 characters, a slash, and a socket's path, which Linux limits to 107 bytes."""
 PLACE = struct.Struct("<16sQ")
 """Checksum of the block in a slot (undefined for a put) and the offset of the slot in the node's memory."""
 DONE = b"."
