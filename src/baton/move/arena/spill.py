@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from baton.core.errors import ArenaError
+from baton.core.files import make_private_folder
 from baton.core.spill import SPILLED_FROM, spilled_blocks
 from baton.core.step import Step
 from baton.decide.kv.layout import KVLayout
@@ -28,7 +29,7 @@ def create_spill(folder: str, bytes_total: int) -> int:
     """
     try:
         if folder:
-            Path(folder).mkdir(parents=True, exist_ok=True)
+            make_private_folder(Path(folder))
             with tempfile.TemporaryFile(prefix="baton-spill", dir=folder) as file:
                 descriptor = os.dup(file.fileno())
         else:
