@@ -16,6 +16,7 @@ CONVERSATION = "../shared/traces/azure2023/conv.first80.csv.gz"
 SETTINGS = {
     "batching": "--rate 20 --requests 2 --repeats 1",
     "conversion": "--tokens 128 --repeats 2 --only int8",
+    "decode_balance": "",
     "edge_overhead": "--quick",
     "engine_profile": "--rounds 1",
     "engine_steps": "--threads 1 --dtype float32 --repeats 1",

@@ -239,7 +239,7 @@ def test_addresses_of_events_are_checked() -> None:
     other = msgspec.structs.replace(engine_of("llamacpp=http://b:1"), kv_events="tcp://b:2")
     assert EnginesConfig(servers=(server, other)).problems() == [
         "engines.servers: 'http://a:2' is no ZMQ address: write tcp://HOST:PORT or ipc://PATH",
-        "engines.servers has kv_events for a llama.cpp server, which has none: leave them out",
+        "engines.servers has kv_events for a server of llama.cpp, which has none: leave them out",
     ]
 
 
