@@ -2,6 +2,7 @@
 
 python benchmarks/native_grid.py [--weights bfloat16 int8 int4] [--batch 1 2 4 8 16 32 64] [--contexts 64 500 2000]
                                  [--prompts 128 512 2048] [--rounds 5] [--turn-s 0.1] [--against COMMIT] [--record]
+                                 [--name native-grid]
 
 A case is a decode step of BATCHxCONTEXT, or a prompt of so many tokens. A turn repeats a case for --turn-s; a round
 gives every library one turn per case, in random order. The table has the median of the rounds' fastest steps.
@@ -147,7 +148,8 @@ def main() -> None:
     parser.add_argument("--turn-s", type=float, default=0.1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--against", nargs="*", default=[], metavar="COMMIT")
-    parser.add_argument("--record", action="store_true", help="write benchmarks/results/native-grid.json")
+    parser.add_argument("--record", action="store_true", help="write benchmarks/results/NAME.json")
+    parser.add_argument("--name", default="native-grid", help="of the result, such as native-grid-avx2")
     args = parser.parse_args()
     cases = [Case(batch, context) for context in args.contexts for batch in args.batch]
     cases += [Case(args.prompts_at_once, 0, tokens) for tokens in args.prompts]
@@ -168,7 +170,7 @@ def main() -> None:
                 rows.append(row | {"limited_by": limited_by(of, weights, limits), "seconds": seconds})
     if args.record:
         record.write(
-            "native-grid", {"what": "SmolLM2-135M, one step", "threads": args.threads, "limits": limits, "rows": rows}
+            args.name, {"what": "SmolLM2-135M, one step", "threads": args.threads, "limits": limits, "rows": rows}
         )
     print({name: f"{value:.3g}" for name, value in limits.items()})
     print(render(rows))

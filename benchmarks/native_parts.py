@@ -55,6 +55,8 @@ from baton.move.arena.memfd import create_arena
 DTYPE = "bfloat16"
 ROOT = Path(__file__).resolve().parents[1]
 NATIVE = "src/baton/compute/native"
+HEADERS = "src/baton/move"
+"""Has headers that the native engine includes."""
 HALVES = 0x3DCC
 """A bfloat16 number to fill the arena with, because reading memory that was never written takes no time."""
 
@@ -63,9 +65,11 @@ def library_of(commit: str, folder: Path) -> Path:
     """Build the native library of a commit, or of this tree if no commit is given."""
     if not commit:
         return ENGINE.library_path()
-    archive = subprocess.run(["git", "archive", commit, NATIVE], cwd=ROOT, check=True, stdout=subprocess.PIPE)
+    archive = subprocess.run(["git", "archive", commit, NATIVE, HEADERS], cwd=ROOT, check=True, stdout=subprocess.PIPE)
     subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
-    return dataclasses.replace(ENGINE, folder=folder / NATIVE).library_path()
+    units = {unit: flags for unit, flags in ENGINE.units.items() if (folder / NATIVE / f"{unit}.cpp").exists()}
+    headers = tuple(folder / header.relative_to(ROOT) for header in ENGINE.headers)
+    return dataclasses.replace(ENGINE, folder=folder / NATIVE, units=units, headers=headers).library_path()
 
 
 def load(libraries: dict[str, str], threads: int) -> dict[str, StepEngine]:
