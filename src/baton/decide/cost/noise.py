@@ -51,26 +51,26 @@ class TimedStep(Struct, frozen=True, gc=False):
     step_s: float
     predicted_s: float
 
+    @property
+    def ratio_log(self) -> float:
+        """Logarithm of actual / predicted time."""
+        return log(self.step_s / self.predicted_s)
+
 
 def fit_noise(workers: Sequence[Sequence[TimedStep]]) -> StepNoise | None:
     """Fit the scatter of step times. `workers`: the steps of each worker, in order. None for too few steps."""
     timed = [[step for step in steps if step.step_s > 0 and step.predicted_s > 0] for steps in workers]
-    ratios = [log(step.step_s / step.predicted_s) for steps in timed for step in steps]
-    if len(ratios) < STEPS_MIN:
+    every = [step for steps in timed for step in steps]
+    if len(every) < STEPS_MIN:
         return None
-    usual_log = median(ratios)
-    limit = STALL_RATIO * exp(usual_log)
+    usual_ratio = exp(median(step.ratio_log for step in every))
+    limit = STALL_RATIO * usual_ratio
     stalls_s = [
-        step.step_s - exp(usual_log) * step.predicted_s
-        for steps in timed
-        for step in steps
-        if step.step_s > limit * step.predicted_s
+        step.step_s - usual_ratio * step.predicted_s for step in every if step.step_s > limit * step.predicted_s
     ]
     usual = [[step for step in steps if step.step_s <= limit * step.predicted_s] for steps in timed]
-    centre_log = fmean(log(step.step_s / step.predicted_s) for steps in usual for step in steps)
-    series = [
-        [(step.at_s, log(step.step_s / step.predicted_s) - centre_log) for step in steps] for steps in usual if steps
-    ]
+    centre_log = fmean(step.ratio_log for steps in usual for step in steps)
+    series = [[(step.at_s, step.ratio_log - centre_log) for step in steps] for steps in usual if steps]
     variance = fmean(error * error for steps in series for _, error in steps)
     speed_variance, speed_s = _slow_part(series)
     speed_variance = min(variance, speed_variance)
@@ -78,7 +78,7 @@ def fit_noise(workers: Sequence[Sequence[TimedStep]]) -> StepNoise | None:
         step_log=(variance - speed_variance) ** 0.5,
         speed_log=speed_variance**0.5,
         speed_s=speed_s,
-        stalls_per_s=len(stalls_s) / sum(step.predicted_s for steps in timed for step in steps),
+        stalls_per_s=len(stalls_s) / sum(step.predicted_s for step in every),
         stall_s=fmean(stalls_s) if stalls_s else 0.0,
     )
 

@@ -51,7 +51,7 @@ class Recommendation:
     candidates: list[Candidate]
     """Fleets that were compared, the recommended one first."""
     verdict: list[str]
-    """What to buy, its price, its headroom, and why not the next best fleet."""
+    """The purchase, its price and headroom, and the reason against the next best fleet."""
     reasons: list[str]
     not_recommended: list[str]
     out: list[str]
@@ -226,7 +226,7 @@ class PlanReport(Struct, frozen=True, kw_only=True):
     candidates: list[Candidate]
     """Fleets that were compared, the recommended one first."""
     verdict: list[str]
-    """What to buy, its price, its headroom, and why not the next best fleet."""
+    """The purchase, its price and headroom, and the reason against the next best fleet."""
     reasons: list[str]
     not_recommended: list[str]
     out: list[str]
