@@ -67,10 +67,22 @@ class Server:
         self.reports: list[StepReport] = []
         self.is_repeating = False
         """Every message is sent twice."""
+        self.grants_together = 1
+        """So many requests must have asked for blocks before any gets them: their prompts then share one step."""
+        self._grants: list[bytes] = []
 
     def send(self, message: ToWorkerMessage) -> None:
         data = self._writer.frame(msgspec.msgpack.encode(message))
         self._sock.sendall(data * (2 if self.is_repeating else 1))
+
+    def grant(self, wanted: BlocksWanted) -> None:
+        table = tuple(BlockId(next(self._free)) for _ in range(wanted.blocks))
+        granted = BlocksGranted(wanted.request_id, wanted.attempt, table, 0)
+        data = self._writer.frame(msgspec.msgpack.encode(granted))
+        self._grants.append(data * (2 if self.is_repeating else 1))
+        if len(self._grants) >= self.grants_together:
+            self._sock.sendall(b"".join(self._grants))
+            self._grants.clear()
 
     def lose(self, message: ToWorkerMessage) -> None:
         """Number a message like a sent one, and do not send it."""
@@ -95,8 +107,7 @@ class Server:
                 self.reports.append(report)
                 for event in report.events:
                     if isinstance(event, BlocksWanted):
-                        table = tuple(BlockId(next(self._free)) for _ in range(event.blocks))
-                        self.send(BlocksGranted(event.request_id, event.attempt, table, 0))
+                        self.grant(event)
 
     def events(self) -> list[object]:
         return [event for report in self.reports for event in report.events]
@@ -177,9 +188,10 @@ def test_requests_without_memory_fail_and_the_worker_continues() -> None:
 
 @pytest.mark.parametrize("prompts", [[[70, LETHAL]], [[70, 71], [POISON], [LETHAL]]], ids=["alone", "in_a_batch"])
 def test_a_worker_ends_at_the_first_error_of_its_device(prompts: list[list[int]]) -> None:
-    """No request fails: another worker can compute each of them."""
+    """No request of that step fails: another worker can compute each of them."""
     ours, theirs = socket.socketpair()
     server = Server(ours)
+    server.grants_together = len(prompts)
     for index, prompt in enumerate(prompts):
         server.start(f"request-{index}", prompt)
     loop = _loop(theirs)
