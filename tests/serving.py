@@ -69,11 +69,11 @@ class RunningServer:
     def client(self, *, timeout_s: float = 60.0) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=timeout_s, verify=NO_TLS)
 
-    def wait_until(self, condition: Callable[[dict], bool], *, reason: str) -> dict:
+    def wait_until(self, condition: Callable[[dict], bool], *, reason: str, polls_max: int = POLLS_MAX // 3) -> dict:
         """Request /cluster until the condition holds. Return that state."""
         pause = threading.Event()
         with self.client() as client:
-            for number in range(POLLS_MAX // 3):
+            for number in range(polls_max):
                 state = client.get("/cluster").raise_for_status().json()
                 if condition(state):
                     return state

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -13,6 +12,8 @@ import pytest
 
 from baton.move.store.node import StoreNode
 from tests.engines.test_real_vllm import (
+    ANSWER_S,
+    PATIENT,
     PEERS,
     PROMPTS,
     SETTINGS,
@@ -22,10 +23,12 @@ from tests.engines.test_real_vllm import (
     streaming,
     text_through,
 )
-from tests.serving import NO_TLS, RunningServer, listening
+from tests.serving import NO_TLS, POLL_S_MAX, RunningServer, listening
 
-pytestmark = [pytest.mark.deep, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.deep, pytest.mark.timeout(3600)]
 KEY = "k" * 40
+START_POLLS = int(START_S / POLL_S_MAX)
+"""Polls for a server that starts: it may take minutes longer than those that make Baton ready."""
 COMMAND = f"{PEERS}/vllm/bin/python -m vllm.entrypoints.cli.main"
 FLAGS = "--max-model-len 2048 --enforce-eager --served-model-name m"
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -43,7 +46,7 @@ def server(pool: StoreNode, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """One prefill and two decode servers, as one command starts them."""
     folder = tmp_path_factory.mktemp("vllm")
     log, config = folder / "log", folder / "baton.toml"
-    config.write_text(f"[survival]\nstart_s = {START_S}\n")  # three servers start at once, on two cores
+    config.write_text(f"{PATIENT}\n[survival]\nstart_s = {START_S}\n")  # three servers start at once, on two cores
     given = {"engine": "vllm", "engine-command": COMMAND, "engine-flags": FLAGS, "dtype": "float32", "log": str(log)}
     given["config"] = str(config)
     given |= {"engine-store": f"pool://{pool.address}", "prefill": "1", "decode": "2"}
@@ -51,7 +54,7 @@ def server(pool: StoreNode, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     environment = {**SETTINGS, "BATON_ENGINE_KEY": KEY, "PYTHONPATH": f"{SOURCE}:{os.environ.get('PYTHONPATH', '')}"}
     with listening(str(installed_model()), *flags, environment=environment) as running:
         running.wait_ready(START_S)
-        running.wait_until(all_are_ready, reason="all servers have joined")
+        running.wait_until(all_are_ready, reason="all servers have joined", polls_max=START_POLLS)
         yield running
 
 
@@ -64,13 +67,13 @@ def direct(server: RunningServer, worker: int, prompt: str, tokens: int = 24) ->
     """Return the greedy text of one vLLM server, asked as by another client."""
     body = {"model": "m", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
     url, key = host(server.cluster(), worker)["address"], {"authorization": f"Bearer {KEY}"}
-    answer = httpx.post(f"{url}/v1/completions", json=body, headers=key, timeout=300, verify=NO_TLS)
+    answer = httpx.post(f"{url}/v1/completions", json=body, headers=key, timeout=ANSWER_S, verify=NO_TLS)
     return answer.raise_for_status().json()["choices"][0]["text"]
 
 
 def external_hits(server: RunningServer, worker: int) -> float:
     url = host(server.cluster(), worker)["address"]
-    lines = httpx.get(f"{url}/metrics", verify=NO_TLS).text.splitlines()
+    lines = httpx.get(f"{url}/metrics", timeout=ANSWER_S, verify=NO_TLS).text.splitlines()
     return sum(
         float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:external_prefix_cache_hits_total{")
     )
@@ -101,8 +104,7 @@ def test_a_killed_server_loses_no_request_and_is_started_again(server: RunningSe
         kill_server(server, 1)
         assert [text.result() for text in texts] == expected
     assert server.metric("baton_failovers_total") > 0, "the killed server had no request"
-    with ThreadPoolExecutor(1) as threads:
-        threads.submit(server.wait_until, all_are_ready, reason="it is back").result(600)
+    server.wait_until(all_are_ready, reason="it is back", polls_max=START_POLLS)
 
 
 def all_are_ready(state: dict) -> bool:
