@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from baton.cli.key_flags import ENGINE_KEY, key_lines, take_variable
 from baton.cli.listening import add_listening, listening_address, listening_problems, serve_until_signal
-from baton.cli.serve import read_config, tell
+from baton.cli.serve import event_loop, read_config, tell
 from baton.core.config import Config
 from baton.core.engine_config import EngineConfig, engine_of
 from baton.core.errors import ConfigError
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     picker = build_picker(config)
     pool = Pool(source, picker, tell, check_s=config.engines.check_s)
     pool.key, pool.silent_s = config.engines.key, config.engines.silent_s
-    asyncio.run(_serve(Listening(listening_address(args), args.tls_cert, args.tls_key), picker, pool))
+    event_loop()(_serve(Listening(listening_address(args), args.tls_cert, args.tls_key), picker, pool))
     return 0
 
 

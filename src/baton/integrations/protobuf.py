@@ -70,10 +70,16 @@ def nested(path: tuple[int, ...], payload: bytes) -> bytes:
     """Encode bytes, or a message, inside of fields with these numbers (up to 15), the outermost first."""
     head, size = b"", len(payload)
     for number in reversed(path):
-        field, rest = bytearray((number << 3 | 2,)), size
-        while rest > 127:
-            field.append(rest & 127 | 128)
-            rest >>= 7
-        field.append(rest)
-        head, size = bytes(field) + head, size + len(field)
+        field = bytes((number << 3 | 2, size)) if size < 128 else _long(number << 3 | 2, size)
+        head, size = field + head, size + len(field)
     return head + payload
+
+
+def _long(tag: int, size: int) -> bytes:
+    """Return the head of a field of more than 127 bytes."""
+    field = bytearray((tag,))
+    while size > 127:
+        field.append(size & 127 | 128)
+        size >>= 7
+    field.append(size)
+    return bytes(field)

@@ -105,6 +105,9 @@ class Cluster:
             case RequestArrived(request=request):
                 hits = self.transfers.tier_reads.hits(request)
                 self._ask_coordinator(RequestArrived(request, hits) if hits else event, now_s)
+            case EngineCacheChanged(host=host):
+                if host in self.pools:
+                    self._carry_out(self.transfers.tell_pool(host, event), now_s)
             case CopyEnded() | FromTier() | LayersDone() | HostLost():
                 if isinstance(event, HostLost):
                     self._dismissed.discard(event.host)
@@ -135,9 +138,6 @@ class Cluster:
                 if event.kept:
                     hashes = tuple(each.block_hash for each in event.kept)
                     self._carry_out([BlocksStored(host, hashes, self.pools[host].block_runs)], now_s)
-            case EngineCacheChanged(host=host):
-                if host in self.pools:
-                    self._carry_out(self.transfers.tell_pool(host, event), now_s)
             case HostLeaving(host=host):
                 self.transfers.hosts.leaving.add(host)
                 self._carry_out(self.coordinator.leave_host(host), now_s)

@@ -196,7 +196,7 @@ def _cache_run(arena: ArenaBlocks, run: CachedRun) -> list[BlocksRemoved | Block
     """Cache the blocks of a run that are not known, as far as there is room. The known ones count as used now."""
     known = [block for block in map(arena.blocks.find, run.hashes) if block is not None]
     arena.blocks.pin(known)  # pinned blocks are not evicted for the new ones
-    events = _cache_new(arena, run)
+    events = _cache_new(arena, run) if len(known) < len(run.hashes) else []
     arena.blocks.unpin(known)
     return events
 

@@ -10,6 +10,7 @@ from baton.core.types import BlockHash, Request, pack_tokens
 HASH_BYTES = 16
 _TOKEN_BYTES = 4
 """Bytes of one token as written by `pack_tokens`."""
+_BLOCK_HASHER = blake2b(digest_size=HASH_BYTES, person=b"baton-block")
 
 
 def root_hash(cache_salt: str) -> BlockHash:
@@ -27,7 +28,9 @@ def block_hash(parent: BlockHash, tokens: Sequence[int]) -> BlockHash:
 
 
 def _chained(parent: BlockHash, packed: bytes) -> BlockHash:
-    return BlockHash(blake2b(parent + packed, digest_size=HASH_BYTES, person=b"baton-block").digest())
+    hasher = _BLOCK_HASHER.copy()  # takes two thirds of the time of a new one
+    hasher.update(parent + packed)
+    return BlockHash(hasher.digest())
 
 
 def block_hashes(

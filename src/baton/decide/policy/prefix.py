@@ -24,7 +24,10 @@ class Prefix(Struct, frozen=True, gc=False):
 def longest_hit(cluster: ClusterView) -> HostId | None:
     """Return the host with the longest prefix hit; the lowest id on a tie."""
     hits = cluster.prefix_hit_tokens
-    return min(hits, key=lambda host: (-hits[host], host)) if hits else None
+    if not hits:
+        return None
+    most_tokens = max(hits.values())
+    return min([host for host, tokens in hits.items() if tokens == most_tokens])
 
 
 def best_prefix(

@@ -34,6 +34,7 @@ _SLO_HEADERS = {
 """Headers of llm-d, and those of Baton with the same meaning."""
 TOPOLOGY_FIELDS = ("kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room")
 """Fields that steer connections between engines, so that clients must not send them."""
+_TOPOLOGY_BYTES = tuple(map(str.encode, TOPOLOGY_FIELDS))
 
 
 class _Body(Struct):
@@ -106,7 +107,10 @@ def _slo(headers: Mapping[bytes, bytes], body: SloFields | None) -> Slo | None:
 
 def without_topology(body: bytes) -> bytes:
     """Return the body without the fields that would steer connections between engines."""
-    if not any(field.encode() in body for field in TOPOLOGY_FIELDS):
+    for name in _TOPOLOGY_BYTES:
+        if name in body:
+            break
+    else:
         return body
     try:
         fields = msgspec.json.decode(body, type=dict[str, Raw])

@@ -16,6 +16,8 @@ INITIAL_WINDOW = 65_535
 WINDOW_MAX = (1 << 31) - 1
 STREAM_WINDOW = 1 << 20
 """Bytes that a client may send ahead on one stream."""
+PAID_AT_BYTES = STREAM_WINDOW // 2
+"""Received bytes of a stream above which its client is told that it may send as many again."""
 FRAME_BYTES_MAX = 16_384
 HEADER_BYTES_MAX = 65_536
 FRAME: Final = Struct(">LBL")

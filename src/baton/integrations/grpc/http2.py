@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from logging import getLogger
-from typing import Protocol
+from typing import Protocol, cast
 
 from baton.integrations.grpc import frames as h2
 
@@ -100,8 +100,7 @@ class Connection(asyncio.Protocol):
     # ---- asyncio's calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport does not subclass it
         self._open_ones.add(self)
         settings = ((3, self._streams_max), (4, h2.STREAM_WINDOW), (6, h2.HEADER_BYTES_MAX))
         self._write(h2.SETTINGS, 0, 0, b"".join(h2.SETTING.pack(*each) for each in settings))
@@ -236,8 +235,9 @@ class Connection(asyncio.Protocol):
         stream.unpaid_bytes += len(payload)
         if stream.unpaid_bytes > h2.STREAM_WINDOW:
             raise h2.ConnectionFault(h2.FLOW_CONTROL_ERROR)
-        self._messages(stream, h2.unpadded(payload, flags))
-        self._pay(stream)
+        self._messages(stream, h2.unpadded(payload, flags) if flags & h2.PADDED else payload)
+        if stream.unpaid_bytes > h2.PAID_AT_BYTES:
+            self._pay(stream)
         if flags & h2.END_STREAM and not stream.is_ended:
             self._finish(stream)
 
@@ -248,16 +248,17 @@ class Connection(asyncio.Protocol):
             stream.received = bytearray() if payload else stream.received
         while payload and not stream.is_ended:
             size = h2.MESSAGE.unpack_from(payload)[1] if len(payload) >= h2.MESSAGE.size else len(payload)
+            end = h2.MESSAGE.size + size
             if payload[0]:
                 stream.end(UNIMPLEMENTED, "compressed messages are not supported")
             elif size > self._message_bytes_max:
                 stream.end(RESOURCE_EXHAUSTED, f"a message has at most {self._message_bytes_max} bytes")
-            elif len(payload) < h2.MESSAGE.size + size:
+            elif len(payload) < end:
                 stream.received += payload
                 return
             else:
-                _handle(stream, payload[h2.MESSAGE.size : h2.MESSAGE.size + size])
-            payload = payload[h2.MESSAGE.size + size :]
+                _handle(stream, payload[h2.MESSAGE.size : end])
+            payload = payload[end:]
 
     def _has_message(self, received: bytearray) -> bool:
         """Return whether a message is complete, or can be refused."""
@@ -337,7 +338,8 @@ class Connection(asyncio.Protocol):
                 if len(data) > room:
                     unsent.appendleft(data[room:])
                 self._send_data(stream, data[:room])
-            self._pay(stream)
+            if stream.unpaid_bytes > h2.PAID_AT_BYTES:
+                self._pay(stream)
 
     def _send_data(self, stream: Stream, data: bytes) -> None:
         self._window -= len(data)
@@ -346,7 +348,7 @@ class Connection(asyncio.Protocol):
 
     def _pay(self, stream: Stream) -> None:
         """Let the client send more on a stream, unless it does not take the answers to what it has sent."""
-        if stream.unpaid_bytes > h2.STREAM_WINDOW // 2 and not stream.unsent and not stream.is_ended:
+        if stream.unpaid_bytes > h2.PAID_AT_BYTES and not stream.unsent and not stream.is_ended:
             self._write(h2.WINDOW_UPDATE, 0, stream.number, h2.WORD.pack(stream.unpaid_bytes))
             stream.unpaid_bytes = 0
 
