@@ -74,12 +74,16 @@ class Blocks:
     def __init__(self, total: int, eviction: EvictionOrder) -> None:
         self.total = total
         self._eviction = eviction
-        self._free = cast("list[BlockId]", list(range(total - 1, -1, -1)))
-        self._free_index: list[int] = list(range(total - 1, -1, -1))
+        self.unused = total
+        """Number of blocks that were never taken. They have no metadata: a store of unknown size counts as a million
+        blocks, whose metadata would take 90 MB. To remove such blocks for good, reduce it and `total`."""
+        self._free: list[BlockId] = []
+        """Free blocks that were taken before."""
+        self._free_index: list[int] = []
         """Index in `_free` at which each block was last put by `_release`. Detects a double release."""
-        self._pins: list[int] = [1] * total
+        self._pins: list[int] = []
         """Pin counts. A free block has 1, so that `take` and `unpin` need no count for blocks of a single request."""
-        self._facts: list[BlockFacts | None] = [None] * total
+        self._facts: list[BlockFacts | None] = []
         self._by_hash: dict[BlockHash, BlockId] = {}
         self._shared = 0
         """Number of pins beyond the first pin of each block."""
@@ -90,7 +94,7 @@ class Blocks:
 
     @property
     def free(self) -> int:
-        return len(self._free)
+        return len(self._free) + self.unused
 
     @property
     def cached(self) -> int:
@@ -103,7 +107,7 @@ class Blocks:
     @property
     def available(self) -> int:
         """Number of blocks that `take` can return: free blocks and cached blocks."""
-        return len(self._free) + len(self._eviction)
+        return len(self._free) + self.unused + len(self._eviction)
 
     def hit(self, hashes: Sequence[BlockHash], window: Window | None, block_tokens: int, first: int = 0) -> Hit:
         """Return the longest prefix hit, unpinned. Blocks before `first` need not be held; see `longest_hit`."""
@@ -125,6 +129,11 @@ class Blocks:
     def hashes(self) -> KeysView[BlockHash]:
         """Hashes of all sealed blocks."""
         return self._by_hash.keys()
+
+    @property
+    def sealed(self) -> list[tuple[BlockId, BlockFacts]]:
+        """All sealed blocks with their metadata, pinned or not."""
+        return [(BlockId(block), facts) for block, facts in enumerate(self._facts) if facts is not None]
 
     def unpinned(self, blocks: Iterable[BlockId]) -> int:
         """Count the blocks without a pin. Using them as a prefix hit reduces `available` by this number."""
@@ -165,6 +174,8 @@ class Blocks:
         assert count <= self.available, f"asked for {count} blocks of {self.available} available"
         taken = self._free[: -count - 1 : -1]
         del self._free[len(self._free) - len(taken) :]
+        if len(taken) < count and self.unused:
+            taken += self._first_use(count - len(taken))
         evicted: list[BlockHash] = []
         while len(taken) < count:
             evicted.append(self._evict())
@@ -196,6 +207,8 @@ class Blocks:
             self._free.extend(reversed(blocks))  # fast path: no block is sealed or shared
             assert self.available <= self.total, "blocks are unpinned more often than they were pinned"
             return
+        last = max(blocks, default=0)
+        assert last < len(pins), f"block {last} is unpinned more often than it was pinned"
         for block in reversed(blocks):
             left = pins[block] = pins[block] - 1
             if left:
@@ -207,6 +220,15 @@ class Blocks:
                 self._eviction.add(block, known)
                 if self.fresh is not None:
                     self.fresh.append(block)
+
+    def _first_use(self, count: int) -> list[BlockId]:
+        """Return at most `count` blocks that were never taken, and begin their metadata."""
+        first, count = len(self._pins), min(count, self.unused)
+        self.unused -= count
+        self._free_index += [0] * count
+        self._pins += [1] * count
+        self._facts += [None] * count
+        return cast("list[BlockId]", list(range(first, first + count)))
 
     def _evict(self) -> BlockHash:
         block = self._eviction.pop()
@@ -226,12 +248,14 @@ class Blocks:
 
     def check(self, pins_expected: Sequence[int]) -> None:
         """Assert INV-4 and that the pins match those of the requests. For tests, checkers and idle time."""
-        free = set(self._free)
-        for block, (expected, pins) in enumerate(zip(pins_expected, self._pins, strict=True)):
+        free, known = set(self._free), len(self._pins)
+        assert len(pins_expected) == self.total == known + self.unused, "the blocks are not as many as at the start"
+        assert not any(pins_expected[known:]), "a request holds a block that was never taken"
+        for block, (expected, pins) in enumerate(zip(pins_expected[:known], self._pins, strict=True)):
             assert pins == (1 if block in free else expected), f"pins of block {block} are not those of the requests"
         assert self._shared == sum(pins - 1 for pins in self._pins if pins), "the count of shared pins is wrong"
         assert len(free) == len(self._free), "a block is free twice"
-        for block in range(self.total):
+        for block in range(known):
             is_sealed = self._facts[block] is not None
             pinned = pins_expected[block] > 0
             assert (block in free) == (not is_sealed and not pinned), f"block {block} is lost or free while in use"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.core.prefixes import SealedBlock
-from baton.core.types import BlockHash, BlockId
+from baton.core.types import BlockHash
 from baton.decide.kv.blocks import BlockFacts, Blocks
 
 
@@ -27,11 +27,7 @@ class HotPrefixes:
 
     def sealed(self, blocks_max: int) -> list[SealedBlock]:
         """Return at most `blocks_max` sealed blocks, pinned or not. Blocks that more requests used come first."""
-        found = ((BlockId(block), self.blocks.facts(BlockId(block))) for block in range(self.blocks.total))
-        ranked = sorted(
-            ((block, facts) for block, facts in found if facts is not None),
-            key=lambda pair: (-pair[1].uses, pair[1].start_tokens, pair[1].block_hash),
-        )
+        ranked = sorted(self.blocks.sealed, key=lambda pair: (-pair[1].uses, pair[1].start_tokens, pair[1].block_hash))
         return [
             SealedBlock(block, facts.block_hash, facts.parent, facts.start_tokens, facts.tenant)
             for block, facts in ranked[:blocks_max]
@@ -57,8 +53,7 @@ class HotPrefixes:
         A block whose predecessors are not all in the arena is left out: it cannot be used. So is one that fewer than
         `uses_min` requests used.
         """
-        found = (self.blocks.facts(BlockId(block)) for block in range(self.blocks.total))
-        facts = {each.block_hash: each for each in found if each is not None}
+        facts = {each.block_hash: each for _, each in self.blocks.sealed}
         hot = [each for each in facts.values() if each.uses >= uses_min]
         ranked = sorted(hot, key=lambda each: (-each.uses, each.start_tokens, each.block_hash))
         chosen: dict[BlockHash, BlockFacts] = {}

@@ -234,8 +234,11 @@ class Tier:
         count = min(self.blocks_max - max(0, blocks_max), self.slots.available)
         if count <= 0:
             return []
-        _, gone = self.slots.take(count)  # pinned for ever, so that they are not used again
         self.blocks_max -= count
+        unused = min(count, self.slots.unused)
+        self.slots.total -= unused
+        self.slots.unused -= unused
+        _, gone = self.slots.take(count - unused)  # pinned for ever, so that they are not used again
         return gone
 
     def view(self) -> TierView:

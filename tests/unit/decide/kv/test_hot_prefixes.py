@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from baton.core.types import BlockHash, BlockId
+from baton.core.types import BlockHash
 from baton.decide.kv.blocks import BlockFacts, Blocks
 from baton.decide.kv.hot_prefixes import HotPrefixes
 from baton.decide.policy.eviction import LeastRecentlyUsed
@@ -73,7 +73,7 @@ def test_a_chain_without_its_beginning_is_left_out() -> None:
 
 def plainly_chosen(blocks: Blocks, blocks_max: int) -> set[BlockHash]:
     """Choose blocks as `HotPrefixes.chains` does, with a walk to the root for every block."""
-    facts = {each.block_hash: each for block in range(blocks.total) if (each := blocks.facts(BlockId(block)))}
+    facts = {each.block_hash: each for _, each in blocks.sealed}
     chosen = set[BlockHash]()
     for each in sorted(facts.values(), key=lambda each: (-each.uses, each.start_tokens, each.block_hash)):
         missing, parent = list[BlockHash](), each.block_hash

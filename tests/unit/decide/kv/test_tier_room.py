@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from baton.core.tier_messages import BlocksKept, DropBlocks, StoreBlocks, TierOpened, TierShrunk
@@ -73,3 +75,17 @@ def test_a_tier_of_no_known_size_has_nothing_free() -> None:
     tier.fill(NAMES)
     view = tier.view()
     assert view.blocks_total == view.blocks_cached == len(NAMES)
+
+
+def test_a_tier_needs_memory_for_the_blocks_that_it_has_held_only() -> None:
+    """A store that is not open yet counts as a million blocks, and may turn out to have room for few."""
+    tracemalloc.start()
+    tier = Tier(TierRules(name="file", blocks_max=1_000_000), LeastRecentlyUsed)
+    tier.fill(NAMES)
+    assert tier.shrink(4) == NAMES[:2]
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 1_000_000
+    view = tier.view()
+    assert (view.blocks_total, view.blocks_cached) == (4, 4)
+    assert tier.fill(NAMES[:2]) == NAMES[2:4], "there is no place but that of another"
