@@ -169,7 +169,7 @@ async def _lose_host(server: RunningServer, joined: dict[str, RunningHost], numb
         "streams": HOST_STREAMS,
         "moved": worker["running"],
         "same_text": sum(one.text == other.text for one, other in zip(again, lost, strict=True)),
-        "failed": [answer.failure for answer in lost if answer.failure][:3],
+        "failed": [answer.failure for answer in (*lost, *again) if answer.failure][:3],
         "longest_gap_calm_s": round(max(answer.gap_s_max for answer in calm), 3),
         "longest_gap_s": round(max(answer.gap_s_max for answer in lost), 3),
         "step_s": round(percentile([answer.tpot_s for answer in calm], 0.5), 4),
