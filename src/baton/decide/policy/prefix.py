@@ -24,10 +24,7 @@ class Prefix(Struct, frozen=True, gc=False):
 def longest_hit(cluster: ClusterView) -> HostId | None:
     """Return the host with the longest prefix hit; the lowest id on a tie."""
     hits = cluster.prefix_hit_tokens
-    if not hits:
-        return None
-    most_tokens = max(hits.values())
-    return min([host for host, tokens in hits.items() if tokens == most_tokens])
+    return min(hits, key=lambda host: (-hits[host], host)) if hits else None
 
 
 def best_prefix(

@@ -107,10 +107,7 @@ def _slo(headers: Mapping[bytes, bytes], body: SloFields | None) -> Slo | None:
 
 def without_topology(body: bytes) -> bytes:
     """Return the body without the fields that would steer connections between engines."""
-    for name in _TOPOLOGY_BYTES:
-        if name in body:
-            break
-    else:
+    if not any(name in body for name in _TOPOLOGY_BYTES):
         return body
     try:
         fields = msgspec.json.decode(body, type=dict[str, Raw])

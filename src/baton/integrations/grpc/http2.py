@@ -235,7 +235,7 @@ class Connection(asyncio.Protocol):
         stream.unpaid_bytes += len(payload)
         if stream.unpaid_bytes > h2.STREAM_WINDOW:
             raise h2.ConnectionFault(h2.FLOW_CONTROL_ERROR)
-        self._messages(stream, h2.unpadded(payload, flags) if flags & h2.PADDED else payload)
+        self._messages(stream, h2.unpadded(payload, flags))
         if stream.unpaid_bytes > h2.PAID_AT_BYTES:
             self._pay(stream)
         if flags & h2.END_STREAM and not stream.is_ended:
@@ -347,8 +347,11 @@ class Connection(asyncio.Protocol):
         self._write(h2.DATA, 0, stream.number, data)
 
     def _pay(self, stream: Stream) -> None:
-        """Let the client send more on a stream, unless it does not take the answers to what it has sent."""
-        if stream.unpaid_bytes > h2.PAID_AT_BYTES and not stream.unsent and not stream.is_ended:
+        """Let the client send more on a stream, unless it does not take the answers to what it has sent.
+
+        Called for streams with more than `PAID_AT_BYTES` unpaid only.
+        """
+        if not stream.unsent and not stream.is_ended:
             self._write(h2.WINDOW_UPDATE, 0, stream.number, h2.WORD.pack(stream.unpaid_bytes))
             stream.unpaid_bytes = 0
 

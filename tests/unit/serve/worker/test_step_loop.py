@@ -68,18 +68,18 @@ class Server:
         self.is_repeating = False
         """Every message is sent twice."""
         self.grants_together = 1
-        """So many requests must have asked for blocks before any gets them: their prompts then share one step."""
+        """Requests that must have asked for blocks before any of them gets some: their prompts then share a step."""
         self._grants: list[bytes] = []
 
     def send(self, message: ToWorkerMessage) -> None:
-        data = self._writer.frame(msgspec.msgpack.encode(message))
-        self._sock.sendall(data * (2 if self.is_repeating else 1))
+        self._sock.sendall(self._framed(message))
+
+    def _framed(self, message: ToWorkerMessage) -> bytes:
+        return self._writer.frame(msgspec.msgpack.encode(message)) * (2 if self.is_repeating else 1)
 
     def grant(self, wanted: BlocksWanted) -> None:
         table = tuple(BlockId(next(self._free)) for _ in range(wanted.blocks))
-        granted = BlocksGranted(wanted.request_id, wanted.attempt, table, 0)
-        data = self._writer.frame(msgspec.msgpack.encode(granted))
-        self._grants.append(data * (2 if self.is_repeating else 1))
+        self._grants.append(self._framed(BlocksGranted(wanted.request_id, wanted.attempt, table, 0)))
         if len(self._grants) >= self.grants_together:
             self._sock.sendall(b"".join(self._grants))
             self._grants.clear()
