@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -26,9 +28,18 @@ COPY_TOKENS, BLOCK_TOKENS = 64, 16
 
 
 class Cut:
-    """A stream under which its host is killed once so many characters have come."""
+    """A stream under which its host is killed once so many characters have come, and so many tokens are copied.
 
-    def __init__(self, server: RunningServer, hosts: dict[str, RunningHost], body: dict, characters: int) -> None:
+    The worker is stopped until then: on a busy machine the hash engine would be many tokens ahead of the copies.
+    """
+
+    def __init__(
+        self, server: RunningServer, hosts: dict[str, RunningHost], body: dict, *, characters: int, copied_tokens: int
+    ) -> None:
+        def is_copied(state: dict) -> bool:
+            (other,) = [host for host in state["hosts"] if host["id"] != self.killed]
+            return other["kv_blocks_cached"] * BLOCK_TOKENS >= copied_tokens
+
         self.text, self.last, self.killed = "", {}, ""
         headers = {"x-request-id": "asked"}
         with (
@@ -41,7 +52,10 @@ class Cut:
                 self.last = json.loads(line[6:])
                 self.text += "".join(choice["text"] for choice in self.last["choices"])
                 if not self.killed and len(self.text) > characters:
-                    (self.killed,) = {w["id"].partition(".")[0] for w in server.cluster()["workers"] if w["running"]}
+                    (worker,) = [each for each in server.cluster()["workers"] if each["running"]]
+                    self.killed = worker["id"].partition(".")[0]
+                    os.kill(worker["pid"], signal.SIGSTOP)
+                    server.wait_until(is_copied, reason="the tokens are copied")
                     hosts[self.killed].process.kill()
         self.read_tokens, self.recomputed_tokens = [
             server.metric("baton_failover_tokens_total", f'kv="{kind}"') for kind in ("read", "recomputed")
@@ -55,7 +69,7 @@ def test_the_loss_of_a_host_costs_the_tokens_since_the_last_copy(tmp_path: Path,
         expected = client.post("/v1/completions", json=LONG).raise_for_status().json()["choices"][0]["text"]
     arguments = ("--config", str(path), "--log", str(log))
     with cluster("hash", {"a": HOST, "b": HOST}, *arguments) as (server, hosts):
-        cut = Cut(server, hosts, LONG, len(expected) // 3)
+        cut = Cut(server, hosts, LONG, characters=len(expected) // 3, copied_tokens=len(expected) // 3)
         server.stop()
     assert cut.killed
     assert cut.text == expected
@@ -74,7 +88,7 @@ def test_the_real_model_computes_no_prompt_again_that_a_second_copy_holds(tmp_pa
     path, copy_tokens = tmp_path / "baton.toml", BLOCK_TOKENS
     path.write_text(CONFIG.format(copy_tokens=copy_tokens))
     with cluster("smollm2-135m", {"a": REAL_HOST, "b": REAL_HOST}, "--config", str(path)) as (server, hosts):
-        cut = Cut(server, hosts, REAL, 120)
+        cut = Cut(server, hosts, REAL, characters=120, copied_tokens=160)
         with server.client(timeout_s=300) as client:
             again = client.post("/v1/completions", json=REAL).raise_for_status().json()
     assert cut.killed

@@ -17,7 +17,13 @@ from baton.serve.live.assembly import assemble
 
 
 def _children() -> set[str]:
-    return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+    while True:
+        try:
+            return {
+                pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()
+            }
+        except (FileNotFoundError, ProcessLookupError):
+            pass  # a thread has ended meanwhile, and its children belong to another one: read all again
 
 
 def _serve() -> int:
