@@ -13,7 +13,7 @@ from baton.lab.workload.request import Trace, TraceRequest
 
 COST = {"model": "linear", "step_overhead_s": 0.01, "prefill_token_s": 1e-4, "decode_request_s": 1e-3}
 FIT = {"start_s": 0.01, "band_s": [1e-4] * 5, "sequence_s": 0.0, "decode_s": 0.0, "pair_s": 0.0, "context_token_s": 0.0}
-NOISE = StepNoise(step_log=0.1, speed_log=0.3, speed_s=1.0, stalls_per_s=0.2, stall_s=0.3)
+NOISE = StepNoise(step_sigma=0.1, speed_sigma=0.3, speed_s=1.0, stalls_per_s=0.2, stall_s=0.3)
 TRACE = Trace(
     format="made",
     timing="absolute",

@@ -84,7 +84,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Join the server and run the host until a signal arrives. Return the exit code.
 
-    If an operator of the server restarts the host, this process starts its program again, as it is installed by then.
+    If an operator restarts the host (`baton restart --hosts`), this process replaces itself with the program that is
+    installed by then.
     """
     environment = dict(os.environ)
     counts = (args.prefill, args.decode, args.mixed)

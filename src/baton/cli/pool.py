@@ -17,7 +17,7 @@ from baton.move.store.node import StoreNode
 PORT = 8700
 _BYTES_MAX = 1 << 50
 _FOLDER_CHARS_MAX = 60
-"""Paths of sockets may have 107 bytes, and the node's answer has room for 91."""
+"""The path of a Unix socket may have 107 bytes. The socket's name in the folder takes 28 of them."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +53,10 @@ def run(args: argparse.Namespace) -> int:
         )
     folder = args.socket_folder
     if folder is not None and len(str(folder.absolute())) > _FOLDER_CHARS_MAX:
-        raise ConfigError(f"--socket-folder is {folder}; name one of at most {_FOLDER_CHARS_MAX} characters")
+        raise ConfigError(
+            f"--socket-folder {folder.absolute()} has {len(str(folder.absolute()))} characters, but may have "
+            f"{_FOLDER_CHARS_MAX}; name a folder with a shorter path"
+        )
     free_bytes = memory_free_bytes()
     if args.bytes > free_bytes:  # otherwise the system would kill the process when it uses the memory
         raise ConfigError(f"--bytes is {args.bytes:g}, but only {free_bytes:g} bytes of memory are free; give less")

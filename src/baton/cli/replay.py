@@ -170,7 +170,7 @@ class Baseline(Struct, frozen=True, kw_only=True):
     off_ratio: float
     """Relative error of the simulation: 0.25 if the simulated mean is 25 % higher than that of the log."""
     quantiles_off_ratio: dict[str, float]
-    """The same of the median, `p90` and `p99`."""
+    """Relative errors of the quantiles `p50`, `p90` and `p99`, by name."""
 
 
 class Simulated(Struct, frozen=True, kw_only=True):
@@ -263,18 +263,22 @@ def _baseline(log: Outcomes, as_logged: Outcomes) -> dict[str, Baseline]:
     """Return the error of the simulation with the log's own policies, for each latency that was measured in both."""
     latencies = {"ttft": (log.ttft_s, as_logged.ttft_s), "tpot": (log.tpot_s, as_logged.tpot_s)}
     found: dict[str, Baseline] = {}
-    for name, (real, made) in latencies.items():
-        if not real.mean or made.mean is None:
+    for name, (real, simulated) in latencies.items():
+        if not real.mean or simulated.mean is None:
             continue
-        quantiles = {"p50": (real.p50, made.p50), "p90": (real.p90, made.p90), "p99": (real.p99, made.p99)}
+        quantiles = {
+            "p50": (real.p50, simulated.p50),
+            "p90": (real.p90, simulated.p90),
+            "p99": (real.p99, simulated.p99),
+        }
         found[name] = Baseline(
             log_s=real.mean,
-            simulated_s=made.mean,
-            off_ratio=made.mean / real.mean - 1.0,
+            simulated_s=simulated.mean,
+            off_ratio=simulated.mean / real.mean - 1.0,
             quantiles_off_ratio={
-                quantile: made_s / real_s - 1.0
-                for quantile, (real_s, made_s) in quantiles.items()
-                if real_s and made_s is not None
+                quantile: simulated_s / real_s - 1.0
+                for quantile, (real_s, simulated_s) in quantiles.items()
+                if real_s and simulated_s is not None
             },
         )
     return found

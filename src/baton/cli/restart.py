@@ -35,15 +35,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="restart the joined hosts, with the version installed there, then the server's workers",
     )
     add("--url", default=URL, metavar="U", help="the server (default: %(default)s)")
-    add("--wait-s", type=float, default=600.0, metavar="T", help="seconds to wait in all (default 600)")
+    add("--wait-s", type=float, default=600.0, metavar="T", help="seconds to wait in total (default 600)")
     add_client_key(parser)
     add_model(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Restart the workers, and wait until all are ready. Return the exit code: 1 if that fails or takes too long."""
+    """Restart the workers or hosts, and wait until all are ready. Return the exit code: 1 on failure or timeout."""
     check_url(args.url)
-    rolling = _Rolling(args.url, args.model, client_key(args), now_s() + args.wait_s, args.wait_s)
+    rolling = _RollingRestart(args.url, args.model, client_key(args), now_s() + args.wait_s, args.wait_s)
     try:
         workers = tuple(args.worker)
         if args.hosts:
@@ -60,14 +60,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rolling:
-    """Restarts parts of a cluster in turn, each once the one before it serves again."""
+class _RollingRestart:
+    """Restarts workers and hosts one after the other. The next one begins when the previous one serves again."""
 
     url: str
     model: str | None
     key: str | None
-    until_s: float
+    deadline_s: float
     wait_s: float
+    """Time until the deadline, for error messages."""
     _pause: threading.Event = field(default_factory=threading.Event)
 
     def show(self) -> ClusterStatus:
@@ -81,7 +82,7 @@ class _Rolling:
         return hosts
 
     def restart_workers(self, workers: tuple[str, ...]) -> None:
-        """Restart these workers of the server, all if there is none. The server keeps their order."""
+        """Have the server restart these workers, or all if `workers` is empty, and wait for them."""
         wanted = msgspec.json.encode(RestartRequest(workers=workers))
         answer = ask(self.url, of_model("/cluster/restart", self.model), self.key, wanted)
         left, told = msgspec.json.decode(answer, type=RestartResponse).restarting, tuple[str, ...]()
@@ -103,13 +104,13 @@ class _Rolling:
     def _workers_of(self, host: str) -> list[WorkerStatus]:
         return [worker for worker in self.show().workers if worker.host == host]
 
-    def _wait(self, late: str) -> None:
-        """Wait until the next poll. Raises BatonError when the time is over; `late` says what has not happened."""
-        if now_s() > self.until_s:
-            raise BatonError(f"{late} within {self.wait_s:g} s; see its output and that of the server")
+    def _wait(self, problem: str) -> None:
+        """Wait until the next poll. Raises BatonError after the deadline: `problem`, such as "a did not restart"."""
+        if now_s() > self.deadline_s:
+            raise BatonError(f"{problem} within {self.wait_s:g} s; see its output and that of the server")
         self._pause.wait(_POLL_S)
 
 
 def _is_back(worker: WorkerStatus, before: Mapping[str, int]) -> bool:
-    """Return whether a worker is ready in another process. `before`: the processes before the restart."""
+    """Return whether a worker is ready in a new process. `before`: process ids before the restart, by worker."""
     return worker.state == "ready" and worker.pid != before.get(worker.id)

@@ -103,7 +103,7 @@ class EnginesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             engines = " or ".join(sorted(mixed_only))
             found.append(f"engines.servers has kv_events for a server of {engines}, which has none: leave them out")
         if any((server.model or server.kv_tokens) and server.engine != "openai" for server in self.servers):
-            found.append("engines.servers has model or kv_tokens for a server whose engine tells them: leave them out")
+            found.append("engines.servers has model or kv_tokens for a server that reports them itself: leave them out")
         if self.store and "sglang" in (self.start, *(server.engine for server in self.servers)):
             found.append("engines.store is for vLLM servers: leave it out, SGLang servers hand KV off by themselves")
         if self.pods.selector and self.servers:

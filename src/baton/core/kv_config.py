@@ -27,7 +27,7 @@ class SpillConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     bytes_per_s: Annotated[float, Range(least=1e6)] = 1e9
     """Assumed read bandwidth."""
     tokens_per_s_min: Annotated[float, Range(least=0.001)] = 1.0
-    """Slowest decode: it limits the length of requests."""
+    """Minimum decode rate: limits the length of requests."""
 
 
 class KVConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -27,9 +27,9 @@ def with_slots(table: tuple[BlockId, ...], first: int, slots: Sequence[int]) -> 
 
 
 class SpillBlocks(Struct, frozen=True, tag=True, gc=False):
-    """Copy sealed blocks of a running request to slots of the spill space between two steps. BlocksSpilled answers.
+    """Order to copy sealed blocks of a running request to slots of the spill space, between two steps.
 
-    The request's table names the slots from now on.
+    The request's table names the slots from then on. The worker answers with BlocksSpilled.
     """
 
     request_id: RequestId
@@ -47,3 +47,4 @@ class BlocksSpilled(Struct, frozen=True, tag=True, gc=False):
     attempt: int
     worker: WorkerId
     first: int
+    """That of the order."""

@@ -95,7 +95,7 @@ class ServiceClass(Struct, frozen=True, kw_only=True, gc=False):
     step_ratio: float = 1.0
     """Share of a step's tokens that prompts of this class may fill if no prompt of a more urgent class waits."""
     urgent_ttft_s: float | None = None
-    """Shortest TTFT SLO of the more urgent classes, for which prompts of this class keep steps short."""
+    """Shortest TTFT SLO of the more urgent classes, if any: prompts of this class keep steps short for it."""
     decode_ratio: float = 0.0
     """Share of the concurrent requests of decode workers that is reserved."""
     kv_ratio: float = 0.0
@@ -250,7 +250,7 @@ class StepShape(Struct, frozen=True, kw_only=True, gc=False):
     context_tokens: int = 0
     """Tokens whose KV the decodes read, including the new ones."""
     spilled_tokens: int = 0
-    """Tokens whose KV is read from the spill space. Cost models leave them out: see `SpillRules.read_s`."""
+    """Tokens whose KV is read from the spill space. Cost models ignore them; `SpillRules.step_s` adds the time."""
 
 
 def prefill_pairs(new_tokens: int, cached_tokens: int) -> float:

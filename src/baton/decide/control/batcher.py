@@ -72,7 +72,7 @@ class Batcher:
         """Number of planned slices."""
         self._report = ReportBuilder()
         self.spills: list[SpillBlocks] = []
-        """Copies that the owner makes, and removes from this list, before it plans a step."""
+        """Copies that the owner makes, and removes from this list, before it takes the report that confirms them."""
         self._has_classes = False  # whether a request with a service class has come
         self._skips = self._has_skipped = False
         """Whether the planned step, and the last one, leave out decodes for a prompt of a more urgent class."""

@@ -68,6 +68,9 @@ def asks_after(lanes: Sequence[Lane]) -> int:
 
 
 def takes_turns(lanes: Sequence[Lane], limits: BatchLimits, chosen: int) -> bool:
-    """Return whether more lanes decode than a step has places, so that the step after one of `chosen` has others."""
+    """Return whether more lanes decode than a step has places, so that the next step runs other lanes.
+
+    `chosen`: number of lanes in this step.
+    """
     places = min(limits.requests_max, limits.step_tokens_max)
     return chosen >= places and sum(lane.remaining_tokens == 1 for lane in lanes) > places

@@ -20,8 +20,7 @@ class LaneOrder:
     _newest_s: float = -inf
     """Arrival of the newest request so far."""
     _backlog: BacklogOrder | None = field(init=False)
-    """The fairness policy, if new requests may overtake a backlog: checked once, because protocols are slow to check.
-    """
+    """The fairness policy, if it lets new requests overtake a backlog. Kept: `isinstance` of a protocol is slow."""
 
     def __post_init__(self) -> None:
         self._backlog = self.fairness if isinstance(self.fairness, BacklogOrder) else None

@@ -83,7 +83,7 @@ class FittedCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Seconds per token of a handoff between hosts, if known."""
     error: FitError | None = None
     noise: StepNoise | None = None
-    """How steps scatter around these prices, for the simulator. None: the points had no times."""
+    """How step times scatter around these prices, for the simulator. None: not fitted to step logs."""
 
     def prefill_s(self, *, new_tokens: int, cached_tokens: int) -> float:
         if new_tokens == 0:
@@ -259,9 +259,12 @@ def _has_points(text: str) -> bool:
     return isinstance(raw, dict) and "points" in raw
 
 
-def fit_logs(log: StepProfile, workers: Sequence[Sequence[LoggedStep]]) -> FittedCost:
-    """Fit a profile, and its noise from the step logs that the profile's points are from, one for each worker."""
-    cost = fit_cost(log)
+def fit_logs(profile: StepProfile, workers: Sequence[Sequence[LoggedStep]]) -> FittedCost:
+    """Fit prices to a profile of step logs, and the scatter of step times around these prices.
+
+    `workers`: the steps of each worker's log, in order. The points of the profile are all of these steps.
+    """
+    cost = fit_cost(profile)
     timed = [[TimedStep(step.at_s, step.step_s, cost.step_s(step)) for step in steps] for steps in workers]
     return msgspec.structs.replace(cost, noise=fit_noise(timed))
 

@@ -24,7 +24,7 @@ class Kernels(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     compute_ratio: float
     """Share of the peak FLOP/s of large matrix products."""
     fp8_compute_ratio: float
-    """The same in fp8, without the quantization of the inputs."""
+    """Share of the peak fp8 FLOP/s of large matrix products, without the quantization of their inputs."""
     memory_ratio: float
     """Share of the peak memory bandwidth of small matrix products."""
     launch_s: float

@@ -203,7 +203,7 @@ class LayerCost:
 
     @property
     def _input_bytes(self) -> int:
-        """Bytes to move per input value of a product. An fp8 product reads a byte, which a kernel quantizes before."""
+        """Bytes to move per input value of a product. An fp8 product reads 1 byte, after a kernel has quantized it."""
         return 1 + QUANTIZE_BYTES if self.precision.weights == "fp8" else VALUE_BYTES
 
     def _roof_s(self, flops: float, moved_bytes: float) -> float:

@@ -1,7 +1,8 @@
 """How step times scatter around their prediction: fitted from step logs, drawn by the simulator.
 
-A step takes its predicted time, times a speed of the machine that changes slowly, times a scatter of its own; and now
-and then it stalls. The mean is the predicted time, because prices are fitted to mean times.
+A step takes its predicted time, times a slow factor (the machine's speed, which changes slowly and which successive
+steps share), times a factor of its own. Both factors are log-normal. Some steps stall: a stall adds a time. The mean is
+the predicted time, because prices are fitted to mean times.
 """
 
 from __future__ import annotations
@@ -15,24 +16,26 @@ from msgspec import Struct
 from baton.core.validation import Price, Seconds
 
 STALL_RATIO = 2.0
-"""A step that takes this many times its usual ratio of actual to predicted time has stalled."""
+"""A step has stalled if its ratio of actual to predicted time is more than this many times the median ratio."""
 LAGS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Distances, in steps, at which the correlation of the scatter is measured."""
 LAG_RATIO_MIN = 0.1
-"""Lags count while their covariance is at least this share of the shortest one's; further ones are chance."""
+"""The fit uses lags up to the first whose covariance is below this share of the shortest one's. The rest is chance."""
 STEPS_MIN = 2 * LAGS[0] + 1
-MEMORY_S_MIN = 1e-3
+"""Minimum steps of all logs for a fit."""
+SPEED_S_MIN = 1e-3
+"""Minimum of `StepNoise.speed_s`."""
 
 
 class StepNoise(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The distribution of actual / predicted step time, whose mean is 1."""
 
-    step_log: Price = 0.0
-    """Standard deviation of the logarithm, of each step alone."""
-    speed_log: Price = 0.0
-    """Standard deviation of the logarithm of the machine's speed, which the steps of a while have in common."""
+    step_sigma: Price = 0.0
+    """Standard deviation of the logarithm of each step's own factor."""
+    speed_sigma: Price = 0.0
+    """Standard deviation of the logarithm of the slow factor. Steps within about `speed_s` have nearly the same one."""
     speed_s: Seconds = 1.0
-    """Time in which the correlation of the speed falls to 1/e."""
+    """Time in which the correlation of the slow factor falls to 1/e."""
     stalls_per_s: Price = 0.0
     """Stalls per second of predicted step time."""
     stall_s: Seconds = 0.0
@@ -40,7 +43,7 @@ class StepNoise(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def usual_ratio(self) -> float:
-        """Actual / predicted time of a step without a stall, on average."""
+        """Mean of actual / predicted time over steps without a stall."""
         return max(0.0, 1.0 - self.stalls_per_s * self.stall_s)
 
 
@@ -58,7 +61,7 @@ class TimedStep(Struct, frozen=True, gc=False):
 
 
 def fit_noise(workers: Sequence[Sequence[TimedStep]]) -> StepNoise | None:
-    """Fit the scatter of step times. `workers`: the steps of each worker, in order. None for too few steps."""
+    """Fit the scatter of step times. None: there are too few steps. `workers`: each worker's steps, in order."""
     timed = [[step for step in steps if step.step_s > 0 and step.predicted_s > 0] for steps in workers]
     every = [step for steps in timed for step in steps]
     if len(every) < STEPS_MIN:
@@ -75,8 +78,8 @@ def fit_noise(workers: Sequence[Sequence[TimedStep]]) -> StepNoise | None:
     speed_variance, speed_s = _slow_part(series)
     speed_variance = min(variance, speed_variance)
     return StepNoise(
-        step_log=(variance - speed_variance) ** 0.5,
-        speed_log=speed_variance**0.5,
+        step_sigma=(variance - speed_variance) ** 0.5,
+        speed_sigma=speed_variance**0.5,
         speed_s=speed_s,
         stalls_per_s=len(stalls_s) / sum(step.predicted_s for step in every),
         stall_s=fmean(stalls_s) if stalls_s else 0.0,
@@ -84,26 +87,27 @@ def fit_noise(workers: Sequence[Sequence[TimedStep]]) -> StepNoise | None:
 
 
 def _slow_part(series: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, float]:
-    """Return the variance that neighbouring steps have in common, and the time in which it falls to 1/e.
+    """Return the variance that neighbouring steps have in common, and the time in seconds in which it falls to 1/e.
 
-    An exponential through the covariances at growing distances, by least squares of their logarithms.
+    Fits an exponential to the covariances at growing distances, by least squares of their logarithms. `series`: pairs
+    (begin of the step in seconds, logarithm of its factor) of each worker.
     """
     points: list[tuple[float, float]] = []  # (seconds between the steps, logarithm of their covariance)
-    least = 0.0
+    covariance_min = 0.0
     for lag in LAGS:
         pairs = [pair for steps in series for pair in zip(steps, steps[lag:], strict=False)]
         if not pairs:
             break
         covariance = fmean(first * second for (_, first), (_, second) in pairs)
-        if covariance <= least:
+        if covariance <= covariance_min:
             break
-        least = least or LAG_RATIO_MIN * covariance
+        covariance_min = covariance_min or LAG_RATIO_MIN * covariance
         points.append((fmean(late_s - early_s for (early_s, _), (late_s, _) in pairs), log(covariance)))
     if not points:
         return 0.0, 1.0
     mean_s, mean_log = (fmean(point[index] for point in points) for index in (0, 1))
     spread = sum((gap_s - mean_s) ** 2 for gap_s, _ in points)
     slope = sum((gap_s - mean_s) * (value - mean_log) for gap_s, value in points) / spread if spread else 0.0
-    if slope >= 0.0:  # as good as constant over all distances that were seen
-        return exp(mean_log), max(MEMORY_S_MIN, points[-1][0])
-    return exp(mean_log - slope * mean_s), max(MEMORY_S_MIN, -1.0 / slope)
+    if slope >= 0.0:  # no decay over the distances that were seen
+        return exp(mean_log), max(SPEED_S_MIN, points[-1][0])
+    return exp(mean_log - slope * mean_s), max(SPEED_S_MIN, -1.0 / slope)

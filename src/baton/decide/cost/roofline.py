@@ -42,15 +42,15 @@ class _PromptParts(NamedTuple):
     """Parts of the time of a step with prompt tokens that do not depend on the context of its decodes."""
 
     alone_s: float
-    """Step of the prompts without the decodes."""
+    """Time of a step with the prompts and no decodes."""
     factor: float
-    """Factor of the kernels of prompts."""
+    """Factor on the kernel time of prompts."""
     extra_s: float
-    """Part of the decode step that is no kernel."""
+    """Time of the decode step outside of kernels."""
     fixed_s: float
-    """Kernels of the whole step, without the context."""
+    """Kernel time of the whole step, without the reads of context."""
     token_s: float
-    """Kernels per token of context."""
+    """Kernel time per token of context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,9 @@ class RooflineCost:
     _wires: tuple[HandoffLink, HandoffLink] = field(init=False)
     _stages_s: dict[tuple[float, float], float] = field(init=False, default_factory=dict[tuple[float, float], float])
     _decodes_s: dict[int, tuple[float, float]] = field(init=False, default_factory=dict[int, tuple[float, float]])
-    _prompts: dict[_PromptKey, _PromptParts] = field(init=False, default_factory=dict["_PromptKey", "_PromptParts"])
+    _prompt_parts: dict[_PromptKey, _PromptParts] = field(
+        init=False, default_factory=dict["_PromptKey", "_PromptParts"]
+    )
 
     def __post_init__(self) -> None:
         """Create the parts that do not change between steps."""
@@ -99,11 +101,11 @@ class RooflineCost:
         if shape.prefill_tokens == 0:
             return self._decode_s(shape)
         key = (shape.prefill_tokens, shape.prefill_chunks, shape.prefill_pairs, shape.decode_requests)
-        known = self._prompts.get(key)
+        known = self._prompt_parts.get(key)
         if known is None:
-            if len(self._prompts) >= MEMO_MAX:
-                self._prompts.clear()
-            known = self._prompts[key] = self._new_prompts(shape)
+            if len(self._prompt_parts) >= MEMO_MAX:
+                self._prompt_parts.clear()
+            known = self._prompt_parts[key] = self._compute_prompt_parts(shape)
         alone_s, factor, extra_s, fixed_s, token_s = known
         if not shape.decode_requests:
             return alone_s
@@ -111,7 +113,7 @@ class RooflineCost:
         added_s = fixed_s + token_s * shape.context_tokens - (decode_s - extra_s) / self.engine.decode.factor
         return max(alone_s, decode_s + factor * max(0.0, added_s))
 
-    def _new_prompts(self, shape: StepShape) -> _PromptParts:
+    def _compute_prompt_parts(self, shape: StepShape) -> _PromptParts:
         requests, engine = shape.decode_requests, self.engine
         phase = engine.prompt_phase(shape.prefill_tokens)
         launched = shape.prefill_tokens + requests > engine.graph_tokens

@@ -34,6 +34,7 @@ class ArenaBlocks:
     orders: Sequence[EvictionOrder]
     """Eviction orders of its cached blocks."""
     spill: SpillSpace | None = None
+    """None: there is no spill space."""
 
     def hit(self, prefix: Sequence[BlockHash], first: int = 0) -> Hit:
         """Return the longest prefix hit without pinning it. Blocks before `first` need not be held."""

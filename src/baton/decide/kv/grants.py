@@ -57,10 +57,10 @@ class Grants:
 
     def _serve_growing(self, waiting: Sequence[Holding], commands: list[PoolCommand]) -> bool:
         """Grant further blocks to running requests. Return False if one of a tenant within its quota has to wait."""
-        for is_last in (False, True):
+        for comes_last in (False, True):
             for holding in waiting:
                 may_grow = holding.table and not (holding.preempting or holding.reading)
-                if not may_grow or self._has_to_wait(holding) != is_last or not self._missing(holding):
+                if not may_grow or self._comes_last(holding) != comes_last or not self._missing(holding):
                     continue
                 if not (self._grow(holding, commands) or self._is_over(holding)):
                     return False
@@ -68,17 +68,17 @@ class Grants:
 
     def _serve_new(self, waiting: Sequence[Holding], commands: list[PoolCommand]) -> None:
         """Grant first blocks, until a request of a tenant within its quota has to wait."""
-        for is_last in (False, True):
+        for comes_last in (False, True):
             for holding in waiting:
-                if holding.table or self._has_to_wait(holding) != is_last:
+                if holding.table or self._comes_last(holding) != comes_last:
                     continue
                 if not (self._open(holding, commands) or self._is_over(holding)):
                     return
 
-    def _has_to_wait(self, holding: Holding) -> bool:
-        """Return whether requests of tenants within their quotas come first.
+    def _comes_last(self, holding: Holding) -> bool:
+        """Return whether requests of tenants within their quotas are served before this one.
 
-        Otherwise, blocks that a request gives back for them would go to the next request of the same tenant.
+        If this one came first, it could take the blocks that an earlier request of its tenant gives back for them.
         """
         return self._is_over(holding) and not self.quotas.is_oldest(holding)
 
@@ -141,7 +141,7 @@ class Grants:
         return True
 
     def _spill(self, spill: SpillSpace, holding: Holding, count: int, commands: list[PoolCommand]) -> None:
-        """Order the worker to spill blocks. Without a free slot, preempt the youngest request that has some."""
+        """Order the worker to spill blocks. If no slot is free, preempt the youngest request that holds slots."""
         if holding.spilling or holding.user is None:
             return
         order = spill.begin(holding, count)

@@ -32,7 +32,8 @@ class Holding:
     """Leading entries of the table that are not held in the arena. Behind an attention window, their block ids have no
     meaning and are never read. Without a window, they name slots of the spill space."""
     spilling: tuple[BlockId, ...] = ()
-    """Held arena blocks of the last of these entries, until the worker has copied them to the spill space."""
+    """Arena blocks that a worker is to copy to the spill space. Their table entries, the last ones of `behind`, already
+    name the slots."""
     hashes: list[BlockHash] = field(default_factory=_no_hashes)
     """Hashes of the leading sealed blocks."""
     computed_tokens: int = 0

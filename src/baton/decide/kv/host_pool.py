@@ -195,7 +195,7 @@ class HostPool:
             holding = self._holdings[event.request.id] = Holding(event.request, event.attempt, None)
             self._use(holding, event.worker)
             return
-        self._revert_spill(holding)  # the worker before has died, and its loss is reported later
+        self._revert_spill(holding)  # the previous worker has died, and its loss is reported later
         again = isinstance(event, StartPrefill) and event.request.sampling.prompt_logprobs
         if holding.preempting or holding.reading or again:
             # The blocks are useless: a dead worker cannot give them back, an unfinished read may still write into
@@ -247,11 +247,11 @@ class HostPool:
         return holding
 
     def _want(self, event: BlocksWanted | BlocksSpilled) -> None:
-        """Note how many blocks a request wants, or give it back those that the worker has spilled for them."""
+        """Record how many blocks a request wants, or unpin the arena blocks that its worker has spilled."""
         holding = self._current(event)
         if isinstance(event, BlocksSpilled):
-            is_new = holding is not None and event.first == holding.behind - len(holding.spilling)
-            if self.spill is not None and holding is not None and is_new:
+            is_current = holding is not None and event.first == holding.behind - len(holding.spilling)
+            if self.spill is not None and holding is not None and is_current:
                 self.spill.end(holding)
             return
         if holding is None or holding.released:

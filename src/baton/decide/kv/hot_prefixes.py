@@ -57,7 +57,8 @@ class HotPrefixes:
         hot = [each for each in facts.values() if each.uses >= uses_min]
         ranked = sorted(hot, key=lambda each: (-each.uses, each.start_tokens, each.block_hash))
         chosen: dict[BlockHash, BlockFacts] = {}
-        unfit = set[BlockHash]()  # for good: what a later choice takes off its missing blocks, it takes off the rest
+        # Blocks stay unfit: a later choice of some of their missing blocks uses up as many of `blocks_max`.
+        unfit = set[BlockHash]()
         for each in ranked:
             missing = _missing(each, facts, chosen, unfit, blocks_max - len(chosen))
             if missing is None:
@@ -76,9 +77,9 @@ def _missing(
     unfit: set[BlockHash],
     blocks_max: int,
 ) -> list[BlockFacts] | None:
-    """Return this block and its predecessors that are not chosen, at most `blocks_max`.
+    """Return this block and those of its predecessors that are not chosen.
 
-    None: they are more, one of them is unfit, or one is not in the arena.
+    None: they are more than `blocks_max`, one of them is unfit, or one is not in the arena.
     """
     missing: list[BlockFacts] = []
     block: BlockFacts | None = last

@@ -25,17 +25,18 @@ class SpillRules(Struct, frozen=True, kw_only=True):
     """The spill space below the arena of a host."""
 
     blocks: Count
+    """Number of slots."""
     token_read_s: float
     """Seconds to read the KV of one token from the spill space."""
     tokens_max: Count
-    """Maximum tokens of a request: more could not be read at the configured minimum rate."""
+    """Maximum tokens of a request. The KV of a longer one could not be read at the configured minimum decode rate."""
 
-    def read_s(self, shape: StepShape, step_s: float) -> float:
-        """Return the seconds of a step, given its seconds without reads from the spill space.
+    def step_s(self, shape: StepShape, computed_s: float) -> float:
+        """Return the seconds of a step, given the seconds of its computation.
 
         The system reads the layers ahead of the computation, so the slower of the two determines the step.
         """
-        return max(step_s, self.token_read_s * shape.spilled_tokens)
+        return max(computed_s, self.token_read_s * shape.spilled_tokens)
 
 
 def spill_rules(
@@ -92,10 +93,11 @@ class SpillSpace:
         return self.hot_blocks - (self.ahead_blocks if self.is_oversized(holding) else 0)
 
     def begin(self, holding: Holding, missing: int) -> SpillBlocks | None:
-        """Move at least `missing` of the oldest arena blocks of a request, as far as possible. None: no block can move.
+        """Move the oldest arena blocks of a request to slots. Return the order to copy them. None: no block can move.
 
-        The table names the slots at once. The arena blocks stay pinned, as `Holding.spilling`, until the worker has
-        copied them. The newest sealed block stays: after a handoff its last token may be computed again.
+        It moves `missing` blocks, but at least a quarter of `hot_blocks`, and at most its sealed blocks and the free
+        slots. The table names the slots at once. The arena blocks stay pinned, as `Holding.spilling`, until the worker
+        has copied them. The newest sealed block stays: after a handoff its last token may be computed again.
         """
         first, sealed = holding.behind, len(holding.hashes) - 1
         count = min(max(missing, self.hot_blocks // 4), sealed - first, self.free)

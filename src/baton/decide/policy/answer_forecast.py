@@ -137,7 +137,7 @@ class AnswerForecast:
         )  # fmt: skip
 
     def _known_ratio(self, share: PromptShare, memory_s: float) -> float:
-        """Return how much of the decaying sum a constant load would have filled since the first prompt."""
+        """Return the share of its final value that the decaying sum of a constant load has since the first prompt."""
         return 1.0 - exp(-max(KNOWN_RATIO_MIN * memory_s, self.now_s - share.began_s) / memory_s)
 
     def predict(

@@ -82,7 +82,7 @@ SHORT_CHUNK_TOKENS, SHORT_CHUNK_RATIO = 64, 1.4
 FIXED_COSTS_MIN = 8
 """Bounds on the prompts of a step are at least this many times the fixed cost of a step, so that steps waste little."""
 SHARED_RATIO = 0.1
-"""Share of the TTFT SLO that the prompts in a step take, if there are several. Predictions use it, too."""
+"""Maximum share of the TTFT SLO that several prompts in one step take together. Predictions use it, too."""
 BACKLOG_STEPS = 2
 """Waiting prompts that fill this many steps are a backlog: steps are full, for throughput instead of mean TTFT."""
 

@@ -63,7 +63,7 @@ def queued_work(worker: WorkerView, model: CostModel, ttft_s: float | None = Non
     if together < 2:
         return PromptWork(worker.queued_tokens, prompts * prompt_work(tokens, 0, model).alone_s, tokens // 2)
     empty_s, shared_s = model.step_s(_EMPTY), model.step_s(_shared(together, tokens))
-    extra_s = 0.0
+    extra_s = 0.0  # fixed cost of the further steps, unless decodes run them anyway
     if ttft_s is not None:
         bound_s = shared_step_s(ttft_s, model)
         if shared_s > bound_s:
@@ -141,7 +141,7 @@ def compute_s(worker: WorkerView, work: PromptWork, model: CostModel, *, step_s_
 
 @dataclass(frozen=True, slots=True)
 class _ChunkSteps:
-    """Steps of these decodes, with a chunk of a prompt."""
+    """Predicts steps that contain these decodes and a chunk of a prompt."""
 
     decodes: StepShape
     context_tokens: int
@@ -152,7 +152,7 @@ class _ChunkSteps:
         return self.model.step_s(_beside(self.decodes, self._chunk(tokens)))
 
     def _chunk(self, tokens: int) -> StepShape:
-        """Return a chunk with the mean context. A whole prompt has only itself."""
+        """Return a chunk after the mean number of earlier tokens. A whole prompt has only cached tokens before it."""
         return prompt_step(tokens, max(0, self.context_tokens - tokens // 2)) if tokens else _EMPTY
 
     def largest(self, fitting_tokens: int, over_tokens: int, step_s_max: float) -> int:

@@ -121,7 +121,7 @@ def _remark(other: Candidate, search: Search, *, is_cheaper: bool) -> str:
         case "short":
             return "; it carries less than the asked rate"
         case _ if is_cheaper:
-            return f"; more pools count {search.pool_penalty_ratio:.0%} of the price each (--pool-penalty)"
+            return f"; every extra pool counts as {search.pool_penalty_ratio:.0%} of the price (--pool-penalty)"
         case _:
             return ""
 

@@ -105,7 +105,7 @@ def screen(question: PlanInput) -> Screened:
     best = search.fleet(spec.shape)
     if best is not None:
         return Screened(question=question, search=search, best=best, out=out)
-    unspared = replace(search, spare_workers=0, spare_hosts=0, options=without_losses(found), found={})
+    unspared = replace(search, spare_workers=0, spare_hosts=0, options=without_losses(found), known_fleets={})
     if search.has_reserve and unspared.fleet(spec.shape):
         raise ConfigError(
             f"the GPUs suffice for {question.demand.rate_rps:g} req/s, but not after the loss of spare_workers, "

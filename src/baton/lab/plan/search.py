@@ -28,7 +28,7 @@ ROLES_OF: dict[Shape, tuple[Role, ...]] = {
     "mixed": ("mixed",),
 }
 MOST_ROLES = ROLES_OF["disaggregated"]
-"""Roles of the fleet with the most pools that has no extra pool."""
+"""Roles of a disaggregated fleet: one pool for each is the most that a fleet has without extra pools."""
 SIZES_MORE = 2
 """Further numbers of decode workers to try per number of prefill workers: smaller pools carry less per worker."""
 ROUNDS = 2
@@ -42,6 +42,7 @@ Worth = tuple[float, float]
 
 
 FleetKey = tuple[WorkloadDemand, Objective, float, int, tuple[int, int], Shape, tuple[str, ...]]
+"""Demand, objective, derating factor, extra pools, spares, shape and option names: the best fleet depends on these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,17 +61,17 @@ class Search:
     spare_workers: int = 0
     """Workers of each pool that may be lost while the others carry the asked rate (1: N+1)."""
     spare_hosts: int = 0
-    """Hosts that may fail likewise. Each pool is spread evenly over the hosts of its stock."""
+    """Hosts that may fail while the others carry the asked rate. Each pool is spread evenly over its stock's hosts."""
     derate: float = 1.0
     """Factor on the screened capacities. Below 1 after a simulation in which a fleet missed the SLO."""
     known: dict[tuple[WorkloadDemand, Role, str, int], Capacity] = field(
         default_factory=dict[tuple[WorkloadDemand, Role, str, int], Capacity], repr=False
     )
     """Cache of capacities before derating, shared by searches with the same options."""
-    found: dict[FleetKey, PlannedFleet | None] = field(
+    known_fleets: dict[FleetKey, PlannedFleet | None] = field(
         default_factory=dict["FleetKey", "PlannedFleet | None"], repr=False
     )
-    """Cache of best fleets, shared likewise."""
+    """Cache of best fleets, shared by searches with the same options."""
 
     def fleet(self, shape: Shape, *, keep: Callable[[WorkerOption], bool] = lambda option: True) -> PlannedFleet | None:
         """Return the best fleet of a shape from the options that `keep` accepts, or None if none meets the SLO.
@@ -81,11 +82,11 @@ class Search:
         options = [option for option in self.options if keep(option)]
         names = tuple(option.name for option in options)
         key = (self.demand, self.objective, self.derate, self.extra_pools_max, self.spares, shape, names)
-        if key not in self.found:
-            self.found[key] = self._new_fleet(shape, options)
-        return self.found[key]
+        if key not in self.known_fleets:
+            self.known_fleets[key] = self._find_fleet(shape, options)
+        return self.known_fleets[key]
 
-    def _new_fleet(self, shape: Shape, options: Sequence[WorkerOption]) -> PlannedFleet | None:
+    def _find_fleet(self, shape: Shape, options: Sequence[WorkerOption]) -> PlannedFleet | None:
         best = self._few_pools(shape, options) if self.demand.rate_rps is not None else self._best_ratio(shape, options)
         for extra in range(1, 1 + (0 if self.has_reserve else self.extra_pools_max)):
             if best is not None and self._is_unbeatable(best, shape, options, extra):
@@ -149,16 +150,16 @@ class Search:
     def _sizes(self, roles: Sequence[Role], options: Sequence[WorkerOption]) -> Iterator[list[Sized]]:
         """Yield the fleets with one pool per role that may have the best ratio, and that the stocks allow.
 
-        To each number of prefill workers belong the numbers of decode workers that are about as fast together.
+        For each number of prefill workers, only numbers of decode workers with about the same total rate are tried.
         """
         for option in options if len(roles) == 1 else ():
-            for workers in range(1, self._most(option) + 1):
+            for workers in range(1, self._workers_max(option) + 1):
                 yield [(roles[0], option, workers)]
         for first, second in product(options, options) if len(roles) == 2 else ():
-            second_rps = self._bound_rps("decode", second, self._most(second))
+            second_rps = self._bound_rps("decode", second, self._workers_max(second))
             if first.cost.precision.kv != second.cost.precision.kv or second_rps <= 0:
                 continue
-            for workers in range(1, self._most(first) + 1):
+            for workers in range(1, self._workers_max(first) + 1):
                 needed = math.ceil(workers * self._bound_rps("prefill", first, workers) / second_rps)
                 for beside in range(max(1, needed - 1), needed + SIZES_MORE + 1):
                     sized: list[Sized] = [("prefill", first, workers), ("decode", second, beside)]
@@ -166,7 +167,7 @@ class Search:
                         yield sized
 
     def _ratio(self, sized: Sequence[Sized], each_rps: Callable[[Role, WorkerOption, int], float]) -> float:
-        """Return the rate for the price of a fleet with one pool per role, whose workers have these rates."""
+        """Return rate / price of a fleet with one pool per role. `each_rps`: returns the rate of one of its workers."""
         rate_rps = min(workers * each_rps(role, option, workers) for role, option, workers in sized)
         return rate_rps / sum(workers * option.price(self.objective) for _, option, workers in sized)
 
@@ -174,7 +175,7 @@ class Search:
         """Return an upper bound of the rate of one worker: that in a pool of the next power of two."""
         return self._each_rps(role, option, 1 << (workers - 1).bit_length())
 
-    def _most(self, option: WorkerOption) -> int:
+    def _workers_max(self, option: WorkerOption) -> int:
         """Return the largest number of workers that the stock allows."""
         return option.stock.gpus // option.facts.gpus
 
@@ -197,7 +198,7 @@ class Search:
 
     def _bound_price(self, role: Role, option: WorkerOption) -> float:
         """Return a lower bound of the price of a role's workers for the asked rate. Infinite: too few in stock."""
-        rate_rps, most = self.demand.rate_rps or 0.0, self._most(option)
+        rate_rps, most = self.demand.rate_rps or 0.0, self._workers_max(option)
         each_rps = self._each_rps(role, option, most)  # the largest pool has the shortest queues
         if most * each_rps < rate_rps:
             return math.inf
@@ -205,7 +206,7 @@ class Search:
 
     def _sized(self, role: Role, option: WorkerOption, rate_rps: float) -> WorkerGroup | None:
         """Return the smallest group that carries the rate. None: the stock is too small."""
-        most = self._most(option)
+        most = self._workers_max(option)
         workers = max(1, math.ceil(rate_rps / self._each_rps(role, option, most) - 1e-9))
         while workers <= most and workers * self._each_rps(role, option, workers) < rate_rps:
             workers += 1
@@ -214,7 +215,7 @@ class Search:
 
     @property
     def spares(self) -> tuple[int, int]:
-        """Return the workers and the hosts that may be lost."""
+        """The numbers of workers and of hosts that may be lost."""
         return self.spare_workers, self.spare_hosts
 
     @property
@@ -241,7 +242,7 @@ class Search:
         )  # fmt: skip
 
     def _is_unbeatable(self, best: PlannedFleet, shape: Shape, options: Sequence[WorkerOption], extra: int) -> bool:
-        """Return whether no fleet with `extra` or more extra pools can be worth more, by the price per rate."""
+        """Return whether no fleet with `extra` or more extra pools can be worth more, by a bound of price per rate."""
         if self.demand.rate_rps is not None and best.rate_rps < self.demand.rate_rps * (1 - 1e-6):
             return False
         per_rps = {
@@ -252,7 +253,7 @@ class Search:
         return self.penalized_price(best) <= best.rate_rps * least * (1 + self.pool_penalty_ratio * extra)
 
     def _rps_price(self, role: Role, option: WorkerOption) -> float:
-        each_rps = self._each_rps(role, option, self._most(option))
+        each_rps = self._each_rps(role, option, self._workers_max(option))
         return option.price(self.objective) / each_rps if each_rps > 0 else math.inf
 
     def _many_pools(self, shape: Shape, options: Sequence[WorkerOption], extra: int) -> PlannedFleet | None:

@@ -148,7 +148,7 @@ def _flows(pools: Sequence[Pool]) -> list[tuple[int, int]]:
 def _rows(
     problem: Problem, flows: list[tuple[int, int]], mixed: list[int], width: int
 ) -> tuple[list[list[float]], list[float]]:
-    """Return the rows and limits of the constraints: capacity and network of each pool, GPUs of each stock, pools."""
+    """Return the rows and limits of the constraints: capacity and network of pools, GPUs of stocks, number of pools."""
     pools = problem.pools
     rows = [_carried(index, pool, flows, mixed, width) for index, pool in enumerate(pools)]
     if not problem.same_host and problem.handoff_bytes > 0:

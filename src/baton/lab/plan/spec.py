@@ -99,7 +99,7 @@ class PlanSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     spare_workers: Number = 0
     """Workers of each pool that may be lost while the others carry the asked rate (1: N+1)."""
     spare_hosts: Number = 0
-    """Hosts that may fail likewise, if each pool is spread evenly over the hosts of its stock."""
+    """Hosts that may fail while the others carry the asked rate, if each pool is spread evenly over its hosts."""
     admission: tuple[Admission, ...] = ("slo", "all")
     """Admission modes to compare: `slo` rejects requests that are predicted to miss the SLO. The first one verifies."""
     tiers: tuple[TierSpec, ...] = ()

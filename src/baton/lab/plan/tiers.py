@@ -85,7 +85,7 @@ def _with(search: Search, tier: TierSpec, ratio: float, load_s: float) -> Search
         search,
         demand=replace(search.demand, cached_ratio=ratio, slo=slo),
         options=[replace(option, tier_usd_per_hour=tier.usd_per_hour) for option in search.options],
-        found={},
+        known_fleets={},
     )
 
 

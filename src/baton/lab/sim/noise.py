@@ -11,7 +11,10 @@ from baton.decide.cost.noise import StepNoise
 
 @dataclass(slots=True)
 class HostSpeed:
-    """The speed of a host, which all of its workers share: a logarithm that returns to 0 within `StepNoise.speed_s`."""
+    """The slow factor of a host's step times, which its workers share: an Ornstein-Uhlenbeck process of the logarithm.
+
+    A positive value makes steps longer. The value returns towards 0 within about `StepNoise.speed_s`.
+    """
 
     draw: Random
     _at_s: float = 0.0
@@ -19,7 +22,7 @@ class HostSpeed:
     """In standard deviations. None: not drawn yet."""
 
     def at(self, now_s: float, speed_s: float) -> float:
-        """Return the speed in standard deviations. Times must not decrease."""
+        """Return the logarithm of the slow factor in standard deviations. `now_s` must not decrease between calls."""
         if self._value is None:
             self._value = self.draw.gauss(0.0, 1.0)
         elif now_s > self._at_s:
@@ -38,10 +41,10 @@ class StepDraws:
     draw: Random = field(default_factory=Random)
 
     def taken_s(self, predicted_s: float, now_s: float) -> float:
-        """Return the time of a step that begins now."""
+        """Return the seconds that a step takes if it begins at `now_s`."""
         noise = self.noise
-        drawn_log = noise.speed_log * self.host.at(now_s, noise.speed_s) + self.draw.gauss(0.0, noise.step_log)
-        drawn_log -= (noise.speed_log**2 + noise.step_log**2) / 2  # the mean of the exponential is 1
+        drawn_log = noise.speed_sigma * self.host.at(now_s, noise.speed_s) + self.draw.gauss(0.0, noise.step_sigma)
+        drawn_log -= (noise.speed_sigma**2 + noise.step_sigma**2) / 2  # so that the mean of its exponential is 1
         taken_s = predicted_s * exp(drawn_log) * noise.usual_ratio
         if noise.stalls_per_s and self.draw.random() < noise.stalls_per_s * predicted_s:
             taken_s += self.draw.expovariate(1.0 / noise.stall_s) if noise.stall_s else 0.0

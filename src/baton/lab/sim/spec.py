@@ -146,7 +146,7 @@ class SimKind(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `kv`."""
     batch: BatchLimits | None = None
     noise: StepNoise | None = None
-    """How step times scatter. None: as the cost model was fitted to step logs; without logs, not at all."""
+    """How step times scatter. None: as in the step logs that the cost model was fitted to; not at all without logs."""
 
 
 class SimCost(LinearCost, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,13 +14,16 @@ class SimSpill(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Space for cold KV of running requests, as `kv.spill` of a server's configuration."""
 
     blocks: Count
+    """Number of slots."""
     bytes_per_s: Bandwidth = 1e9
+    """Read bandwidth."""
     tokens_per_s_min: Annotated[float, Range(least=0.001)] = 1.0
+    """Minimum decode rate of a request: it limits the length of requests."""
     token_bytes: Count = 131_072
     """KV of one token. Default: Llama-3.1-8B in bfloat16."""
 
     def rules(self, block_tokens: int) -> SpillRules:
-        """Return the parameters for a host pool."""
+        """Return the rules of the spill space for a host pool."""
         return spill_rules(
             blocks=self.blocks,
             block_tokens=block_tokens,

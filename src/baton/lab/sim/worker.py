@@ -108,7 +108,7 @@ class SimWorker:
     """The process is alive but does nothing. A hung worker does not recover: the server kills it."""
     dead: bool = False
     spill: SpillRules | None = None
-    """Spill space of the host, which slows steps down. None: there is none."""
+    """Spill space of the host: steps wait for their reads from it. None: there is none."""
     is_stepwise: bool = False
     """No step is skipped, because the server reads the tokens of every worker with each event."""
     executing: Step | None = None
@@ -206,7 +206,7 @@ class SimWorker:
             self.steps += 1
             step_s = self.cost.step_s(planned.shape)
             if self.spill is not None:
-                step_s = self.spill.read_s(planned.shape, step_s)
+                step_s = self.spill.step_s(planned.shape, step_s)
             step_s *= self.slowdown
             if self.draws is not None:
                 step_s = self.draws.taken_s(step_s, self.loop.now_s)

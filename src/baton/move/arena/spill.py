@@ -23,7 +23,7 @@ from baton.decide.kv.layout import KVLayout
 
 
 def create_spill(folder: str, bytes_total: int) -> int:
-    """Reserve a spill space and return its descriptor. Raises ArenaError if the host has not enough.
+    """Reserve a spill space and return its descriptor. Raises ArenaError if the folder is unusable, or room is missing.
 
     folder: place of a file without a name, which is gone with the last process that has it open. Empty: memory.
     """
@@ -69,7 +69,7 @@ class SpillMemory:
         self._layers[:, list(slots)] = source[list(blocks)].swapaxes(0, 1)
 
     def read_ahead(self, step: Step) -> None:
-        """Ask the system to read the slots of a step, layer by layer. Does nothing while it reads those of another."""
+        """Ask the system to read the slots of a step, layer by layer. Does nothing while an earlier call still asks."""
         slots = [block - SPILLED_FROM for part in step.slices for block in _spilled(part.block_table)]
         if slots and (self._reading is None or self._reading.done()):
             self._reading = self._reader.submit(self._advise, sorted(set(slots)))

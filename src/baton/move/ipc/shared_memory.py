@@ -24,7 +24,7 @@ def machine_id() -> str:
 
 
 def boot_id() -> str:
-    """Return an id of the running kernel."""
+    """Return an id of the running kernel. It is the same in all namespaces, and changes when the machine boots."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
@@ -38,9 +38,10 @@ def shares_machine(address: str) -> bool:
 
 
 def bind_in_folder(name: str, folder: Path) -> socket.socket:
-    """Return a Unix socket bound to a new file of the folder, after the removal of those without a listener.
+    """Return a Unix socket bound to the new file `name` of the folder.
 
-    Raises OSError if the folder is missing, or the path is too long for a socket.
+    Files of earlier sockets, whose names differ after the last `-`, are removed if nothing listens on them. Raises
+    OSError if the folder is missing, or the path is too long for a socket.
     """
     for old in folder.glob(f"{name.rpartition('-')[0]}-*"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

@@ -58,7 +58,7 @@ class StoreNode:
         """Bind the port, then reserve and fault in the memory, which takes a while.
 
         `secret`: clients must know it, and those of other machines use TLS. Empty: every client may read and write.
-        `socket_folder`: lend the memory to containers of this machine that have this folder. None: to the processes of
+        `socket_folder`: lend the memory to containers of this machine that mount this folder. None: to processes of
         this network namespace. Raises StoreError if the port, the folder or the memory is not available.
         """
         name = f"baton-pool-{secrets.token_hex(8)}"

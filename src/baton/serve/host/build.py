@@ -62,7 +62,7 @@ class Computing:
     """Precision of workers by the role that they start in. Empty: all compute in `dtype`."""
     attention_backend: AttentionName = "auto"
     weights: WeightsChoice = "dense"
-    """Weights of workers without a precision of their own."""
+    """Format of the weights of workers whose role has no precision in `phases`."""
 
     @property
     def precision_key(self) -> str:
@@ -97,7 +97,7 @@ class HostParts:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """The descriptors that every worker gets."""
+        """The descriptors that every worker gets: of the arena, then of the spill space if there is one."""
         return (self.arena.fd,) if self.spill_fd is None else (self.arena.fd, self.spill_fd)
 
 
@@ -225,7 +225,7 @@ def build_host(
 
 
 def _check_engine(config: Config, card: ModelCard, computing: Computing) -> None:
-    """Raise ConfigError if a worker could not load its engine, before any is started."""
+    """Raise ConfigError if a worker could not load its engine. Checked before any worker starts."""
     precisions = list(computing.phases.values()) or [Precision(computing.dtype, config.weights)]
     device, attention = computing.device.name, computing.attention_backend
     problems = [attention_problem(card, computing.layout, device, attention, each) for each in precisions]

@@ -42,23 +42,26 @@ def _conflicts(config: Config, card: ModelCard, computing: Computing) -> list[st
             f"kv.spill needs workers of one process, not {computing.layout.ranks} ranks: leave out --tp and --pp"
         )
     if card.window_tokens is not None:
-        found.append(f"every layer of {card.name} has an attention window: it serves any length without kv.spill")
+        found.append(f"every layer of {card.name} has an attention window, so any length fits: leave out kv.spill")
     if config.hosts.expected:
-        found.append(f"kv.spill serves on the server's own host only, and {config.hosts.expected} hosts are to join")
+        found.append(
+            f"kv.spill works on the server's own host only, and {config.hosts.expected} hosts are to join: leave out "
+            "kv.spill or the hosts"
+        )
     if config.attention_backend not in ("auto", "native", "sdpa"):
         found.append(f"kv.spill needs --attention-backend native or sdpa, not {config.attention_backend}")
     return found
 
 
 def _size_problems(own: HostParts, config: Config, computing: Computing, rules: SpillRules) -> list[str]:
-    """Return why the sizes do not fit together: with the spill space, shorter requests must not be refused."""
+    """Return the conflicts of sizes. A spill space must not lower the longest request that the arena alone holds."""
     spill, layout, arena_blocks = config.kv.spill, computing.layout, own.blocks_total
     arena_tokens, least_blocks = arena_blocks * layout.block_tokens, arena_blocks - hot_blocks(arena_blocks)
     found: list[str] = []
     if rules.blocks < max(1, least_blocks) or spill.bytes < layout.block_bytes:
         found.append(
             f"kv.spill.bytes is {spill.bytes}, but an arena of {arena_blocks} blocks needs at least "
-            f"{max(1, least_blocks) * layout.block_bytes}"
+            f"{max(1, least_blocks) * layout.block_bytes}; raise it, or lower kv.bytes"
         )
     if rules.tokens_max < arena_tokens:
         found.append(

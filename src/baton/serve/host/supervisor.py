@@ -77,7 +77,7 @@ class Supervisor:
         notices: Notices,
         cores: Sequence[int] | None = None,
     ) -> None:
-        """`descriptors`: those that every worker gets. `cores`: those that added workers may be pinned to, or all."""
+        """`descriptors`: those that every worker gets. `cores`: those for added workers. None: all of this process."""
         self._cores = own_cores() if cores is None else cores
         self._listener = listener
         self._slots: dict[WorkerId, _Slot] = {setup.view.id: _Slot(setup) for setup in setups}

@@ -89,7 +89,7 @@ class Operations:
         return json_response(RestartResponse(left))
 
     async def _drain(self, request: Request) -> Response:
-        """Ask a joined host to leave. Its agent ends once its requests and prefixes are on other hosts."""
+        """Ask a joined host to leave. Its agent ends, or starts again, once requests and prefixes are elsewhere."""
         body, host = convert(await read_object(request), DrainRequest), request.path_params["host"]
         why = "an operator restarts it" if body.restart else "an operator drains it"
         joined = _joined_host(asked_model(self._services, request), HostId(host))

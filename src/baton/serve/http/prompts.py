@@ -110,7 +110,7 @@ class PromptLimits:
 def _too_long(size: str, request_tokens_max: int, param: str) -> RequestError:
     return RequestError(
         f"the prompt has {size}, at most {request_tokens_max - 1} tokens fit: prompt and answer together may have "
-        f"{request_tokens_max} (context_tokens, and kv.bytes and kv.spill of the KV cache); shorten the prompt",
+        f"{request_tokens_max} (the least of context_tokens and what kv.bytes and kv.spill hold); shorten the prompt",
         param=param,
         code="context_length_exceeded",
     )

@@ -133,7 +133,7 @@ class JoinedHost:
         self.stream.put(Resize(command))
 
     def ask_to_leave(self, reason: str, *, restarts: bool = False) -> None:
-        """Ask the agent to leave the cluster in order, and to end or to start again."""
+        """Ask the agent to leave the cluster in order, and then to end. `restarts`: to start its program again."""
         self.stream.put(LeaveCluster(reason, restarts))
 
     def dismiss(self, reason: str, *, keep_arena: bool = False) -> None:

@@ -209,7 +209,9 @@ def _failure(command: StoreBlocks | LoadBlocks) -> BlocksKept | LoadEnded:
 
 
 def kv_blocks(pools: Collection[HostPool]) -> list[tuple[str, HostView]]:
-    """Return the block counts of every arena, spill space and tier: pairs of a name (`host` for an arena) and a view.
+    """Return the block counts of every arena, spill space and tier: pairs of a name and a view.
+
+    The name of an arena is `host`, that of a spill space is `spill`.
 
     A tier that several hosts share is listed once, for the first of these hosts.
     """

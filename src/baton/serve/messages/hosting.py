@@ -157,7 +157,7 @@ class LeaveCluster(Struct, frozen=True, tag=True):
 
     reason: str
     restarts: bool = False
-    """The agent's process starts its program again, as it is installed then, and asks to join again."""
+    """The agent's process is replaced by the program that is installed then, which asks to join again."""
 
 
 FromAgentMessage = (

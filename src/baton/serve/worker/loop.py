@@ -28,7 +28,7 @@ class WorkerSpill:
     arena: memoryview
 
     def copy(self, orders: list[SpillBlocks]) -> None:
-        """Copy blocks to the spill space, and remove the orders from the list."""
+        """Copy the blocks of all orders to the spill space, and empty the list."""
         for order in orders:
             self.memory.write(self.arena, order.blocks, order.slots)
         orders.clear()
