@@ -29,7 +29,7 @@ def attention_problem(
 ) -> str:
     """Return why no engine can compute as configured, with what to change. Empty: one can.
 
-    precision: of a worker. Compiles nothing.
+    precision: of a worker. The native engine is not compiled to find out.
     """
     if card.format == "hash" or layout.ranks > 1:  # `rank_problems` checks workers of several ranks
         return ""
@@ -72,6 +72,7 @@ def flex_problem(layout: KVLayout, device: str, dtype: Dtype) -> str:
     if on_gpu and (layout.head_dim > FLEX_HEAD_DIM_MAX or layout.block_tokens < FLEX_BLOCK_TOKENS_MIN):
         return (
             f"flex attention on a GPU takes heads of up to {FLEX_HEAD_DIM_MAX} values and blocks of at least "
-            f"{FLEX_BLOCK_TOKENS_MIN} tokens, and not {layout.head_dim} and {layout.block_tokens}; {other}"
+            f"{FLEX_BLOCK_TOKENS_MIN} tokens; here heads have {layout.head_dim} values and blocks "
+            f"{layout.block_tokens} tokens; {other}"
         )
     return ""

@@ -62,7 +62,7 @@ class OpenAiServer:
         self._takes_ids = False
         self._returns_ids = False
         self._adds_bos = False
-        """The server puts its first token before a prompt in text."""
+        """The server puts a begin-of-sequence token before a prompt in text."""
         self._kv_tokens = 0
         self._has_metrics = False
 
@@ -124,7 +124,7 @@ class OpenAiServer:
         return await self._http.tokenize({**named, "content": text, "add_special": False}) or None
 
     async def stream(self, generation: Generation) -> AsyncGenerator[Choice]:
-        """Send the request, and again with the tokens so far while the answer is shorter than asked.
+        """Send the request. While the answer is shorter than `tokens_max`, send it again with the tokens so far.
 
         A text has fewer tokens here than on the server if the server split it otherwise, and a server without
         `ignore_eos` or `min_tokens` ends at each of its stop tokens.
@@ -164,16 +164,16 @@ class OpenAiServer:
     # ---- what the server takes
 
     async def _text_problem(self) -> str:
-        """Return the reason why the server cannot be a worker. Empty: it can. Notes whether it adds a first token."""
+        """Return the reason why the server cannot be a worker. Empty: it can. Also sets `_adds_bos`."""
         tokens = len(self._tokenizer.encode(PROBE, add_special=False))
         answer = await self._try(PROBE)
         if isinstance(answer, str):
             return f"it does not complete a text: {answer}"
-        asked = None if answer.usage is None else answer.usage.prompt_tokens
-        self._adds_bos = asked == tokens + 1
-        if asked in (None, tokens, tokens + 1):
+        counted = None if answer.usage is None else answer.usage.prompt_tokens
+        self._adds_bos = counted == tokens + 1
+        if counted in (None, tokens, tokens + 1):
             return ""
-        return f"its tokenizer is not the model's: it counts {asked} tokens of a text with {tokens}"
+        return f"its tokenizer is not the model's: it counts {counted} tokens of a text with {tokens}"
 
     async def _find_forms(self) -> None:
         """Find out whether the server takes a prompt of token ids, and returns token ids."""
@@ -182,8 +182,8 @@ class OpenAiServer:
         for extra in ({"return_token_ids": True}, {}):
             answer = await self._try(tokens, extra)
             if not isinstance(answer, str):
-                asked = None if answer.usage is None else answer.usage.prompt_tokens
-                self._takes_ids = asked in (None, len(tokens))
+                counted = None if answer.usage is None else answer.usage.prompt_tokens
+                self._takes_ids = counted in (None, len(tokens))
                 self._returns_ids = self._takes_ids and any(each.token_ids for each in answer.choices)
                 return
 

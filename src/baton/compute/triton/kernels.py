@@ -14,7 +14,7 @@ import triton.language as tl
 
 @triton.jit
 def load_numbers(place, mask, E4M3: tl.constexpr, DOT: tl.constexpr):
-    """Load KV in the type of products. E4M3: bytes, of which each becomes 2^-8 of its number (a float16's bits)."""
+    """Load KV in the type of products. E4M3: each code is shifted into the bits of a float16, 2^-8 times its number."""
     stored = tl.load(place, mask=mask, other=0)
     if E4M3:
         code = stored.to(tl.uint16)
@@ -24,7 +24,7 @@ def load_numbers(place, mask, E4M3: tl.constexpr, DOT: tl.constexpr):
 
 @triton.jit
 def load_scale(scales, place, mask):
-    """Load the scales behind cells of e4m3 at these bytes, times the 2^8 that `load_numbers` leaves out."""
+    """Load scales of e4m3 cells, times the 2^8 that `load_numbers` leaves out. place: byte offsets of the scales."""
     return tl.load(scales + place // 4, mask=mask, other=0.0) * 256.0
 
 
@@ -45,7 +45,7 @@ def attend_split(
 ):  # fmt: skip
     """Return the normalized sum [HEADS, DIM_PAD] of the values of keys [start, end), and its base-2 log-sum-exp.
 
-    visible: the first key that a window shows. head_place: the first number of the KV head in a token row.
+    visible: the first key within the window. head_place: the first number of the KV head in a token row.
     """
     dim, rope, index = tl.arange(0, DIM_PAD), tl.arange(0, ROPE_PAD), tl.arange(0, KEYS)
     peak = tl.full([HEADS], float("-inf"), tl.float32)

@@ -58,6 +58,7 @@ class DecodeShape:
 
     @classmethod
     def of(cls, queries: Tensor, kv: PagedKV, kernel: TritonKernel) -> DecodeShape:
+        """Return the sizes for queries [tokens, heads, width] over an arena."""
         layout, (_, heads, width) = kv.layout, queries.shape
         group, dim, rope = heads // layout.kv_heads, width - kernel.rope_dim, kernel.rope_dim
         head_rows = min(BLOCK_HEADS_MAX, _padded(group))

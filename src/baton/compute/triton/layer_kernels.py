@@ -29,7 +29,7 @@ def add_norm_kernel(
 
 @triton.jit
 def store_cell(kv, scales, place, value, dim, inside, DIM: tl.constexpr, E4M3: tl.constexpr):
-    """Store one head at its place in the cache. E4M3: as codes, then a scale, with the bits of `kernels.e4m3`."""
+    """Store one head at its place in the cache. E4M3: as codes, then a scale, with the same bits as `kernels.e4m3`."""
     if E4M3:
         value = tl.where(value == value, value, 0.0)
         most = tl.max(tl.abs(value), 0)

@@ -19,12 +19,13 @@ from baton.compute.triton.persistent_kernel import persistent_kernel, schedule_k
 WIDE_NUMBERS, WIDE_KEYS = 32 * 512, 16
 """A program that sums this many numbers, and also merges, spills registers if it reads more keys per pass."""
 ITEMS_PER_PROGRAM = 16
-"""Items of work for each program, where the batch has that many splits. So the last item is at most 6 % of the work."""
+"""Items of work for each program, if the batch has enough splits. An item is then 1/16 of a program's work."""
 REQUESTS_PAD_MIN = 128
 """All captured batch sizes schedule by the same binary."""
 
 
 PROGRAMS_PER_PROCESSOR = 2
+"""Programs that one multiprocessor of a GPU runs at a time, about."""
 PROGRAMS_WITHOUT_DEVICE = 8
 
 
@@ -49,9 +50,12 @@ class PersistentDecodeKernel:
     def plan(self, tables: DecodeTables, kv: PagedKV) -> PersistentDecodePlan:
         return PersistentDecodePlan(tables, kv, self)
 
-    def counters(self, items: int, device: torch.device) -> Tensor:
-        """Return zeros for two numbers of the queue and this many arrivals. Every launch leaves zeros behind."""
-        size = triton.next_power_of_2(items + 2)
+    def counters(self, head_tiles: int, device: torch.device) -> Tensor:
+        """Return zeros: two counters of the queue, then one for each head tile of the batch's requests.
+
+        Every launch sets them back to zero.
+        """
+        size = triton.next_power_of_2(head_tiles + 2)
         if size not in self._counters:
             self._counters[size] = torch.zeros(size, dtype=torch.int32, device=device)
         return self._counters[size]
@@ -101,7 +105,10 @@ class PersistentDecodePlan:
 
 
 def schedule(lengths: Tensor, tiles: int, splits_max: int, window: int, programs: int) -> Queue:
-    """Return the queue of a decode step. lengths: [requests] int32, on the device. splits_max: of one request."""
+    """Return the queue of a decode step. lengths: [requests] int32, in tokens, on the device. splits_max: of a request.
+
+    tiles: head tiles of a request. window: in tokens. programs: that take items from the queue.
+    """
     requests = len(lengths)
     counts = torch.empty(1 + requests, dtype=torch.int32, device=lengths.device)
     items = torch.empty(requests * max(1, splits_max) * tiles, 4, dtype=torch.int32, device=lengths.device)

@@ -61,7 +61,10 @@ def merge_tile(
     parts, sums, out, head, real, first, count, splits,
     DIM: tl.constexpr, DIM_PAD: tl.constexpr, OUT_DIM: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Merge the splits [first, count) of some heads, in order. Other programs have written them: not in this L1."""
+    """Merge the splits [first, count) of some heads, in order.
+
+    Other programs have written them, so the loads (.cg) bypass this processor's L1 cache, which may be stale.
+    """
     dim = tl.arange(0, DIM_PAD)
     peak = tl.full([HEADS], float("-inf"), tl.float32)
     for split in range(first, count):

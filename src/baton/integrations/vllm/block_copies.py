@@ -50,7 +50,7 @@ class BlockCopies:
             self._reads[request_id] = self._reader.submit(self._read, reads)
 
     def copy_layer(self, name: str, copies: StepCopies) -> None:
-        """Begin to copy one layer's part of the blocks that a step fills, because vLLM has computed that layer."""
+        """Begin to copy one layer's part of the blocks that a step fills. Call it when vLLM has computed the layer."""
         layer = self._layers.get(name)
         if layer is not None and (copies.awaited or copies.writes):
             self._copied[name] = _LayerParts(layer, copies)
@@ -130,7 +130,7 @@ class _LayerParts:
     """One layer's bytes of the blocks that a step fills, in host memory, [blocks, bytes]."""
 
     def __init__(self, layer: torch.Tensor, copies: StepCopies) -> None:
-        """Copy them. From a GPU, the copy has ended once the current stream has."""
+        """Begin the copies. Copies from a GPU are complete once the current CUDA stream is synchronized."""
         self.awaited = _part(layer, copies.awaited)
         self.writes = _part(layer, copies.writes)
 

@@ -1,4 +1,4 @@
-"""Cells of KV in fp8: the e4m3 codes of a head, then its float32 scale. Bits as of `baton.move.number_formats`."""
+"""Cells of KV in fp8: the e4m3 codes of a head, then its float32 scale. Same bits as `baton.move.number_formats`."""
 
 from __future__ import annotations
 

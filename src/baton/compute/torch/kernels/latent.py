@@ -33,7 +33,7 @@ class UpProjection:
 
 
 def expansion_is_cheaper(row: Row, latent: Latent) -> bool:
-    """Return whether the expanded form takes fewer operations than the absorbed form. One token is always absorbed.
+    """Return whether the expanded form takes fewer operations than the absorbed form. Never for a single token.
 
     Expansion saves operations per pair of query and key, and costs a projection per cached key.
     """
@@ -63,7 +63,7 @@ class LatentPlan:
     backend: AttentionBackend | None = None
     """Computes the chunks over their expanded keys and values. None: there are no chunks."""
     _scratch: dict[tuple[int, int], _Expanded] = field(default_factory=dict[tuple[int, int], "_Expanded"])
-    """By the first row of a slice and a number of heads."""
+    """Memory and plans of expanded slices, by (first row of the slice in the step, number of heads)."""
 
     def run(self, layer: int, nope: Tensor, rope: Tensor, up: UpProjection) -> Tensor:
         """Return the attention of queries to a layer's latents: [tokens, heads * value_dim], in the queries' type.

@@ -61,7 +61,7 @@ class PagedKV:
         typed = data[: blocks * place.block_bytes].view(TORCH_DTYPES[layout.dtype])
         self.layout = layout
         self.cell = layout.head_bytes // typed.element_size()
-        """Numbers of one head of a token: its dimensions. With fp8 bytes, and the scale's are among them."""
+        """Elements of `data` per head of a token: head_dim numbers; with fp8, head_dim codes and 4 bytes of scale."""
         width = layout.kv_heads * self.cell
         plane, plane_bytes = layout.block_tokens * width, layout.block_bytes // (layout.planes * layout.layers)
         self._block_planes, self._first_plane = place.block_bytes // plane_bytes, place.offset_bytes // plane_bytes
@@ -72,7 +72,7 @@ class PagedKV:
         """[blocks, layers, planes, block_tokens, kv_heads, cell]"""
         is_scaled = layout.dtype == "fp8"
         self.scales = self.data.view(torch.float32) if is_scaled else self.data
-        """With fp8: `data` as float32, in which kernels find the scales of cells."""
+        """With fp8, the memory of `data` as float32, from which kernels load scales. Otherwise `data` itself."""
         self._block_rows = typed.view(-1, plane)  # [blocks * planes of a block, block_tokens * width]
         self.token_rows = typed.view(-1, width)  # [blocks * planes of a block * block_tokens, width]
         self.token_scales = self.token_rows.view(torch.float32) if is_scaled else self.token_rows
