@@ -11,10 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import transformers
 
 from baton.compute.models.resolve import resolve_model
+from tests.process.conftest import HEADS
+from tests.process.test_models import save_with_bytes
 from tests.serving import RunningServer, all_workers_ready, nothing_used, serving
-from tests.unit.compute.models import engine_of, generate
+from tests.unit.compute.models import TINY, engine_of, generate
 
 FLOAT32 = ("--dtype", "float32", "--block-tokens", "8")
 OUTPUT_TOKENS, LONG_OUTPUT_TOKENS = 16, 100
@@ -94,6 +97,20 @@ def test_the_text_is_that_of_one_rank(topology: tuple[str, ...], tiny_model: str
     """On four ranks, and handed over from prefill to decode. The next test has two ranks."""
     with serving(tiny_model, *FLOAT32, *topology) as server:
         _check_texts(server, 4 if "--pp" in topology else 2, expected)
+        _check_end(server)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("topology", [("--mixed", "1", "--tp", "4"), ("--tp", "2")], ids=" ".join)
+def test_ranks_with_whole_experts_give_the_text_of_one_rank(topology: tuple[str, ...], tmp_path: Path) -> None:
+    """Four ranks send tokens to their one expert of eight; two ranks sum, and hand over from prefill to decode."""
+    experts = {"num_experts": 8, "num_experts_per_tok": 1, "moe_intermediate_size": 24}
+    config = transformers.Qwen2MoeConfig(**TINY | HEADS, **experts, shared_expert_intermediate_size=40)
+    save_with_bytes(config, tmp_path)
+    engine, _ = engine_of(resolve_model(str(tmp_path)), blocks=50, block_tokens=8, kind="torch")
+    expected = [generate(engine, prompt, range(50), OUTPUT_TOKENS) for prompt in PROMPTS]
+    with serving(str(tmp_path), *FLOAT32, *topology, "--enable-expert-parallel") as server:
+        _check_texts(server, int(topology[-1]), expected)
         _check_end(server)
 
 
@@ -207,9 +224,11 @@ def test_the_hash_engine_plays_all_ranks_in_one_process(hash_server: RunningServ
 
 def test_a_model_that_ranks_cannot_share_is_refused_at_the_start() -> None:
     """Before anything is loaded, with every problem at once."""
-    command = [sys.executable, "-m", "baton.cli.main", "serve", "--tp", "2", "--pp", "31", "--port", "0"]
+    flags = ["--tp", "2", "--pp", "31", "--enable-expert-parallel", "--port", "0"]
+    command = [sys.executable, "-m", "baton.cli.main", "serve", *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "3 KV heads cannot be shared by 2 ranks" in done.stderr
     assert "9 query heads cannot be shared by 2 ranks" in done.stderr
+    assert "has no experts: leave out --enable-expert-parallel" in done.stderr
     assert "30 layers cannot be shared by 31 pipeline stages" in done.stderr

@@ -57,6 +57,7 @@ _NEAREST = {
     "--page-size": "use --block-tokens",
     "--tp-size": "use --tp",
     "--lora-paths": "use --lora-modules NAME=FOLDER",
+    "--ep-size": "use --tp N --enable-expert-parallel",
     "--dp-size": "use --mixed N, or --prefill N --decode N",
     "--pp-size": "use --pp",
     "--disaggregation-mode": "use --prefill N --decode N; further machines join with `baton host --join URL`",

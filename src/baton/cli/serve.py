@@ -124,7 +124,7 @@ def configuration(args: argparse.Namespace) -> Config:
                 "--prefill, --decode and --mixed are all 0: there would be no worker; give at least one, or --hosts"
             )
     launcher = _with(config.launcher, {"use": args.launcher})
-    parallel = _with(config.parallel, {"tensor": args.tp, "pipeline": args.pp})
+    parallel = _with(config.parallel, {"tensor": args.tp, "pipeline": args.pp, "experts": args.enable_expert_parallel})
     if launcher.use == "ray":
         gpus = parallel.tensor * parallel.pipeline if (args.device or config.device).startswith("cuda") else 0
         launcher = launcher.with_groups(topology.counts(), cpus=args.threads or config.threads or 1, gpus=gpus)

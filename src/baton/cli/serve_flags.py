@@ -92,6 +92,7 @@ def add_computing(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--threads", type=int, metavar="N", help="threads of each worker (default: cores / workers)")
     add_parallel(parser)
+    add_experts(parser)
 
 
 def add_sizes(parser: argparse.ArgumentParser) -> None:
@@ -174,4 +175,14 @@ def add_parallel(parser: argparse.ArgumentParser, *, default: str = "1") -> None
         type=int,
         metavar="N",
         help=f"pipeline stages of each worker (default: {default})",
+    )
+
+
+def add_experts(parser: argparse.ArgumentParser) -> None:
+    """Add the flag for expert parallelism, which hosts that join take from the server."""
+    parser.add_argument(
+        "--enable-expert-parallel",
+        action="store_true",
+        default=None,
+        help="tensor-parallel ranks hold whole experts, not a part of each",
     )

@@ -107,18 +107,26 @@ class RankProcesses(RankCommandChannel, Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankComputation:
+    """The computation of the first rank."""
+
+    dtype: Dtype
+    threads: int
+    experts: bool = False
+    """The worker is expert parallel."""
+
+
 def load_parallel_engine(
     card: ModelCard,
     layout: KVLayout,
     memory: memoryview | DeviceArray,
     others: RankProcesses,
-    *,
-    dtype: Dtype,
-    threads: int,
+    computed: RankComputation,
 ) -> StepEngine:
     """Load the first rank's part of a model, and return the engine of all ranks. It does not apply grammars.
 
-    memory: on a CPU the worker's arena, on a GPU this rank's. threads: CPU threads of this rank.
+    memory: on a CPU the worker's arena, on a GPU this rank's.
     Raises ModelError where the ranks cannot compute the model.
     """
     from baton.compute.ranks.load_rank import RankArena, leader_engine, load_rank
@@ -126,8 +134,8 @@ def load_parallel_engine(
 
     rendezvous, arena = host_rendezvous(), RankArena.of(memory, layout, 0)
     others.begin(rendezvous.port)
-    collectives = connect_ranks(rank_place(layout, 0), rendezvous, arena.device)
-    own = load_rank(card, layout, arena, collectives, dtype=dtype, threads=threads)
+    collectives = connect_ranks(rank_place(layout, 0, experts=computed.experts), rendezvous, arena.device)
+    own = load_rank(card, layout, arena, collectives, dtype=computed.dtype, threads=computed.threads)
     others.wait_ready()
     return leader_engine(own, layout, others)
 

@@ -82,6 +82,8 @@ class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Tensor-parallel ranks: they share the heads and the width of every layer."""
     pipeline: Annotated[int, Range(least=1, most=64)] = 1
     """Pipeline stages: they share the layers."""
+    experts: bool = False
+    """Expert parallelism: each tensor rank holds some experts whole, not a part of the width of all."""
 
 
 class Plugin(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -33,23 +33,33 @@ class _Queues:
 
 @contextmanager
 def parallel_engine(
-    card: ModelCard, *, tensor: int = 1, pipeline: int = 1, blocks: int = 64, block_tokens: int = 4
+    card: ModelCard,
+    *,
+    tensor: int = 1,
+    pipeline: int = 1,
+    blocks: int = 64,
+    block_tokens: int = 4,
+    experts: bool = False,
 ) -> Iterator[tuple[StepEngine, bytearray, KVLayout]]:
     """Run a float32 engine over a new arena while a with block runs."""
     layout = card.layout(block_tokens=block_tokens, dtype="float32", tensor_parallel=tensor, pipeline_parallel=pipeline)
     arena = bytearray(layout.block_bytes * blocks)
-    with engine_over(card, layout, lambda rank: RankArena.of(memoryview(arena), layout, rank)) as engine:
+    with engine_over(
+        card, layout, lambda rank: RankArena.of(memoryview(arena), layout, rank), experts=experts
+    ) as engine:
         yield engine, arena, layout
 
 
 @contextmanager
-def engine_over(card: ModelCard, layout: KVLayout, arena_of: Callable[[int], RankArena]) -> Iterator[StepEngine]:
+def engine_over(
+    card: ModelCard, layout: KVLayout, arena_of: Callable[[int], RankArena], *, experts: bool = False
+) -> Iterator[StepEngine]:
     """Run a float32 engine over these arenas while a with block runs."""
     store = HashStore()
     channel = _Queues([queue.SimpleQueue() for _ in range(layout.ranks - 1)])
 
     def follow(rank: int) -> None:
-        ranks = connect_ranks(rank_place(layout, rank), store, CPU)
+        ranks = connect_ranks(rank_place(layout, rank, experts=experts), store, CPU)
         follower = FollowerRank(load_rank(card, layout, arena_of(rank), ranks, dtype="float32", threads=1))
         while (command := channel.all[rank - 1].get()) is not None:
             follower.execute(command)
@@ -58,7 +68,7 @@ def engine_over(card: ModelCard, layout: KVLayout, arena_of: Callable[[int], Ran
     for thread in threads:
         thread.start()
     try:
-        ranks = connect_ranks(rank_place(layout, 0), store, CPU)
+        ranks = connect_ranks(rank_place(layout, 0, experts=experts), store, CPU)
         parts = load_rank(card, layout, arena_of(0), ranks, dtype="float32", threads=1)
         yield leader_engine(parts, layout, channel)
     finally:

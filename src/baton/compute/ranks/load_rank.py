@@ -87,12 +87,22 @@ class RankWeights:
                 return TensorSlice(0, _rows_of(self.shard.heads, config.head_dim))
             case "o_proj":
                 return TensorSlice(1, _rows_of(queries, config.value_dim))
+            case _ if self._is_whole(name):
+                return None
             case _ if module in WIDTHS_OUT:
                 return TensorSlice(0, self.place.part(self._width(name)))
             case _ if module in WIDTHS_IN:
                 return TensorSlice(1, self.place.part(self._width(name)))
             case _:
                 return None
+
+    def _is_whole(self, name: str) -> bool:
+        """Return whether a tensor belongs to an expert that this rank computes without the other ranks."""
+        experts = self.config.experts
+        if experts is None:
+            return False
+        shared = ".shared_expert" in name and self.place.sends_tokens(experts)
+        return shared or (".experts." in name and self.place.experts)
 
     def _width(self, name: str) -> int:
         experts = self.config.experts

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from baton.compute.models.card import ModelCard
-from baton.compute.models.model_config import ModelConfig
+from baton.compute.models.model_config import Experts, ModelConfig
 from baton.compute.models.open_model import read_config
 from baton.decide.kv.layout import SCALED, KVLayout, Shard, share
 
@@ -25,6 +25,8 @@ class RankPlace:
     """The number of ranks in a stage (tensor parallelism)."""
     pipeline: int
     """The number of stages (pipeline parallelism)."""
+    experts: bool = False
+    """Whether the ranks of a stage hold whole experts (expert parallelism)."""
 
     @property
     def stage(self) -> int:
@@ -44,15 +46,32 @@ class RankPlace:
         """Return this rank's part of items that the ranks of a stage share."""
         return share(items, self.tensor, self.column)
 
+    def held_experts(self, experts: Experts) -> range:
+        """Return the routed experts whose weights this rank holds: some of them, or a part of the width of all."""
+        return self.part(experts.count) if self.experts else range(experts.count)
+
+    def sends_tokens(self, experts: Experts) -> bool:
+        """Return whether each rank sends a part of the tokens to their experts, and gets the results back.
+
+        Otherwise every rank computes its experts for all tokens, which it has, and the results are summed. Of n ranks,
+        a sum moves 2 (n - 1) / n rows per token and rank. Sending moves 2 per_token / n of them there and back, and 1
+        to gather the results. Ties prefer the sum, which has fewer messages.
+        """
+        return self.experts and self.tensor > 2 * experts.per_token
+
+    def tokens(self, count: int) -> range:
+        """Return this rank's part of a step's tokens. Every rank has ceil(count / tensor), the last ones fewer."""
+        return self.vocab(count)
+
     def vocab(self, tokens: int) -> range:
         """Return this rank's rows of the vocabulary. Every rank has ceil(tokens / tensor) rows, the last ones fewer."""
         each = -(-tokens // self.tensor)
         return range(min(self.column * each, tokens), min((self.column + 1) * each, tokens))
 
 
-def rank_place(layout: KVLayout, rank: int) -> RankPlace:
-    """Return the position of a rank number."""
-    return RankPlace(rank=rank, tensor=layout.tensor_parallel, pipeline=layout.pipeline_parallel)
+def rank_place(layout: KVLayout, rank: int, *, experts: bool = False) -> RankPlace:
+    """Return the position of a rank number. experts: the worker is expert parallel."""
+    return RankPlace(rank=rank, tensor=layout.tensor_parallel, pipeline=layout.pipeline_parallel, experts=experts)
 
 
 def rank_shard(layout: KVLayout, place: RankPlace) -> Shard:
@@ -76,8 +95,12 @@ def rank_config(config: ModelConfig, layout: KVLayout, place: RankPlace) -> Mode
         experts = msgspec.structs.replace(
             experts,
             layers=tuple(layer - layers.start for layer in experts.layers if layer in layers),
-            intermediate=len(place.part(experts.intermediate)),
-            shared_intermediate=len(place.part(experts.shared_intermediate)),
+            intermediate=experts.intermediate if place.experts else len(place.part(experts.intermediate)),
+            shared_intermediate=(
+                experts.shared_intermediate
+                if place.sends_tokens(experts)
+                else len(place.part(experts.shared_intermediate))
+            ),
         )
     return msgspec.structs.replace(
         config,
@@ -123,3 +146,18 @@ def _width_problems(config: ModelConfig, ranks: int) -> list[str]:
         if width < ranks
     ]
     return found
+
+
+def expert_problems(card: ModelCard, layout: KVLayout) -> list[str]:
+    """Return the reasons why the ranks of a layout cannot hold whole experts of a model. Empty if they can."""
+    ranks, experts = layout.tensor_parallel, None if card.format == "hash" else read_config(card).experts
+    if experts is None:
+        return [f"{card.name} has no experts: leave out --enable-expert-parallel (parallel.experts)"]
+    if ranks == 1:
+        return ["--enable-expert-parallel divides experts among tensor ranks, and there is 1: add --tp N"]
+    if experts.count % ranks:
+        return [
+            f"{experts.count} experts cannot be shared by {ranks} ranks: use --tp with a divisor of {experts.count}, "
+            "or leave out --enable-expert-parallel"
+        ]
+    return []

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.distributed import GatherOptions, PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
+from torch.distributed import AllToAllOptions, GatherOptions, PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
 
 from baton.compute.ranks.place import RankPlace
 from baton.core.errors import ModelError
@@ -31,6 +31,18 @@ class ProcessGroup(Protocol):
 
     def gather(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], options: GatherOptions, /
+    ) -> Work: ...
+
+    def _allgather_base(self, output: Tensor, rows: Tensor, /) -> Work: ...
+
+    def alltoall_base(
+        self,
+        output: Tensor,
+        rows: Tensor,
+        received: Sequence[int],
+        sent: Sequence[int],
+        options: AllToAllOptions,
+        /,
     ) -> Work: ...
 
     def send(self, tensors: Sequence[Tensor], rank: int, tag: int, /) -> Work: ...
@@ -60,6 +72,16 @@ class GroupCollectives:
         parts = [torch.empty_like(columns) for _ in range(self.place.tensor)] if first else []
         self._stage.gather([parts] if first else [], [columns.contiguous()], options).wait()
         return torch.cat(parts, 1) if first else None
+
+    def all_gather(self, rows: Tensor) -> Tensor:
+        output = rows.new_empty(self.place.tensor * len(rows), *rows.shape[1:])
+        self._stage._allgather_base(output, rows.contiguous()).wait()
+        return output
+
+    def exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        output = rows.new_empty(sum(received), *rows.shape[1:])
+        self._stage.alltoall_base(output, rows.contiguous(), received, sent, AllToAllOptions()).wait()
+        return output
 
     def send_to_next(self, hidden: Tensor) -> None:
         """Send hidden states. Returns once they are sent (on a GPU: queued on its stream), not once received."""

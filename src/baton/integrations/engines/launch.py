@@ -138,7 +138,8 @@ def _vllm(config: Config, server: EngineConfig, side_port: int, _settings: Path)
         else None,
     }
     environment = {"VLLM_API_KEY": config.engines.key, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_port)}
-    return ["--enable-scale-out", "--disable-uvicorn-access-log"], flags, environment
+    experts = ["--enable-expert-parallel"] if config.parallel.experts else []
+    return ["--enable-scale-out", "--disable-uvicorn-access-log", *experts], flags, environment
 
 
 def _sglang(config: Config, server: EngineConfig, bootstrap_port: int, settings: Path) -> _Command:
@@ -151,6 +152,7 @@ def _sglang(config: Config, server: EngineConfig, bootstrap_port: int, settings:
         "--page-size": config.kv.block_tokens,
         "--max-running-requests": config.batch.requests_max,
         "--context-length": config.context_tokens or None,
+        "--ep-size": config.parallel.tensor if config.parallel.experts else None,
         "--disaggregation-mode": server.role if is_apart else None,
         "--disaggregation-bootstrap-port": bootstrap_port if is_apart else None,
     }

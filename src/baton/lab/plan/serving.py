@@ -79,10 +79,12 @@ def _without_none(value: object) -> object:
 
 def _with_own(config: Config, group: WorkerGroup) -> Config:
     parallel, blocks = group.option.cost.parallel, kv_blocks(group)
+    experts = group.option.cost.model.experts
+    is_divided = experts is not None and parallel.ep == parallel.tp > 1 and experts.experts % parallel.tp == 0
     return structs.replace(
         config,
         topology=Topology(**{group.role: 1}),
-        parallel=ParallelConfig(tensor=parallel.tp, pipeline=parallel.pp),
+        parallel=ParallelConfig(tensor=parallel.tp, pipeline=parallel.pp, experts=is_divided),
         kv=KVConfig(block_tokens=BLOCK_TOKENS, blocks=blocks),
     )
 

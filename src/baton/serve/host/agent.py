@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 
 from baton.compute.models.resolve import resolve_model
-from baton.core.config import Config, ParallelConfig, Topology
+from baton.core.config import Config, Topology
 from baton.core.errors import ConfigError
 from baton.core.kv_config import KVConfig, KVDtypeChoice, TierConfig
 from baton.core.types import HostId
@@ -172,8 +172,10 @@ def _config(terms: HostTerms, options: HostOptions) -> Config:
         model=options.model or terms.config.model,
         served_name="" if options.model else terms.config.served_name,  # for log lines: clients see the server's name
         topology=options.topology,
-        parallel=ParallelConfig(
+        parallel=msgspec.structs.replace(
+            terms.config.parallel,
             tensor=options.tensor or terms.config.parallel.tensor,
+            experts=terms.config.parallel.experts and options.tensor != 1,
             pipeline=options.pipeline or terms.config.parallel.pipeline,
         ),
         device=options.device,

@@ -17,7 +17,7 @@ from baton.compute.models.card import ModelCard
 from baton.compute.models.dtype import Dtype, Precision, kv_dtype, phase_precisions, resolve_dtype
 from baton.compute.native.build import build_problem
 from baton.compute.native.load_native import native_problem
-from baton.compute.ranks.place import rank_problems
+from baton.compute.ranks.place import expert_problems, rank_problems
 from baton.core.config import DEVICE, AttentionName, BatchLimits, Config, Topology, WeightsChoice
 from baton.core.errors import ConfigError
 from baton.core.types import HostId, WorkerView
@@ -122,6 +122,7 @@ def choose_computing(
     problems = [
         problem for each in sorted(weights) for problem in rank_problems(card, layout, each, config.attention_backend)
     ]
+    problems += expert_problems(card, layout) if parallel.experts else []
     problems = list(dict.fromkeys(problems)) or layout.problems()
     if problems:
         raise ConfigError("\n".join(problems))
@@ -282,6 +283,7 @@ def _setups(
             weights=config.weights,
             phases=dict(computing.phases),
             attention_backend=config.attention_backend,
+            parallel=config.parallel,
             device=computing.device.name,
             threads=threads,
             cores=cores,

@@ -8,7 +8,15 @@ from msgspec import Struct
 
 from baton.compute.models.card import ModelCard
 from baton.compute.models.dtype import Dtype, Precision
-from baton.core.config import AttentionName, BatchLimits, Plugin, SandboxConfig, SpeculationConfig, WeightsChoice
+from baton.core.config import (
+    AttentionName,
+    BatchLimits,
+    ParallelConfig,
+    Plugin,
+    SandboxConfig,
+    SpeculationConfig,
+    WeightsChoice,
+)
 from baton.core.copies import LayersDone
 from baton.core.messages import StepReport, WorkerCommand, WorkerFailed, WorkerProgress, WorkerReady
 from baton.core.types import WorkerId, WorkerView
@@ -31,6 +39,8 @@ class WorkerSetup(Struct, frozen=True, kw_only=True, tag=True):
     phases: dict[str, Precision] = {}
     """Precision by the kind of the worker. Empty: `dtype` and `weights` apply to all."""
     attention_backend: AttentionName = "auto"
+    parallel: ParallelConfig = ParallelConfig()
+    """The ranks of the worker. `layout` has their numbers too."""
     device: str = "cpu"
     """`cpu`, or `cuda:N`: then the attached descriptor holds the arena's CUDA handles."""
     threads: int

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from baton.compute.constrained import ConstrainedEngine
-from baton.compute.load_engine import EngineChoice, choose_engine, load_engine, load_parallel_engine
+from baton.compute.load_engine import EngineChoice, RankComputation, choose_engine, load_engine, load_parallel_engine
 from baton.compute.native.build import has_to_be_built
 from baton.compute.native.load_native import native_problem
 from baton.compute.step_engine import StepEngine
@@ -114,7 +114,8 @@ def _engine(
     if crew is None:
         return load_engine(card, layout, memory, dtype=setup.precision.dtype, threads=setup.threads, choice=choice)
     threads, _ = rank_cores(setup, 0)
-    engine = load_parallel_engine(card, layout, memory, crew, dtype=setup.precision.dtype, threads=threads)
+    computed = RankComputation(dtype=setup.precision.dtype, threads=threads, experts=setup.parallel.experts)
+    engine = load_parallel_engine(card, layout, memory, crew, computed)
     return ConstrainedEngine(engine, card, setup.sandbox)
 
 

@@ -39,7 +39,8 @@ def run_rank(descriptor: int) -> None:
         os.sched_setaffinity(0, cores)
     memory = open_rank_arena(setup, descriptors[0], told.rank).memory
     arena = RankArena.of(memory, setup.layout, told.rank)
-    ranks = connect_ranks(rank_place(setup.layout, told.rank), join_rendezvous(told.port), arena.device)
+    place = rank_place(setup.layout, told.rank, experts=setup.parallel.experts)
+    ranks = connect_ranks(place, join_rendezvous(told.port), arena.device)
     parts = load_rank(setup.card, setup.layout, arena, ranks, dtype=setup.precision.dtype, threads=threads)
     follower, decoder = FollowerRank(parts), msgspec.msgpack.Decoder(RankCommand)
     sock.sendall(frame(msgspec.msgpack.encode(RankReady(told.rank))))

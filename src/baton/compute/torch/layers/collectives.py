@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -28,6 +29,14 @@ class Collectives(Protocol):
         """
         ...
 
+    def all_gather(self, rows: Tensor) -> Tensor:
+        """Return the rows of all ranks of this stage, one rank after the other. All ranks give the same shape."""
+        ...
+
+    def exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """Send `sent[r]` rows to each rank r of this stage, and return the rows it sends: `received[r]` from rank r."""
+        ...
+
     def send_to_next(self, hidden: Tensor) -> None:
         """Send hidden states [tokens, hidden] to the next stage; the last stage sends them to the first."""
         ...
@@ -47,6 +56,12 @@ class SingleRank:
 
     def gather(self, columns: Tensor) -> Tensor:
         return columns
+
+    def all_gather(self, rows: Tensor) -> Tensor:
+        return rows
+
+    def exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        return rows
 
     def send_to_next(self, hidden: Tensor) -> None:
         raise AssertionError("a single rank has no next stage")

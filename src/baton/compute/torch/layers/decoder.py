@@ -31,6 +31,8 @@ class _DecoderLayer:
     input_norm: Tensor  # [hidden]
     mlp_norm: Tensor  # [hidden]
     mlp: Mlp
+    mlp_sums: bool
+    """Whether the ranks' results of `mlp` must be summed."""
 
 
 class Decoder:
@@ -48,7 +50,7 @@ class Decoder:
         first_stage = self._collectives.place.first_stage
         self._vocab = load_vocab_layers(config, loader, self._collectives) if first_stage else None
         self.attention: Attention = _load_attention(config, loader)
-        self._layers = [_load_layer(config, loader, layer) for layer in range(config.layers)]
+        self._layers = [_load_layer(config, loader, self._collectives, layer) for layer in range(config.layers)]
         self._norm = loader.tensor("model.norm.weight")
 
     def forward(self, tokens: Tensor, rows: Sequence[Row], kv: PagedKV, backend: AttentionBackend) -> Tensor:
@@ -73,7 +75,7 @@ class Decoder:
             attended = all_reduce(attention.attend(index, normal))
             self.progress.layers = index + 1
             normal, hidden = ops.add_norm(hidden, attended, layer.mlp_norm, eps)
-            added = all_reduce(layer.mlp(normal))
+            added = all_reduce(layer.mlp(normal)) if layer.mlp_sums else layer.mlp(normal)
         return hidden if added is None else hidden + added
 
     def final(self, hidden: Tensor) -> Tensor:
@@ -92,17 +94,19 @@ def _load_attention(config: ModelConfig, loader: TensorLoader) -> Attention:
     return GroupedAttention(config, loader)
 
 
-def _load_layer(config: ModelConfig, loader: TensorLoader, layer: int) -> _DecoderLayer:
-    prefix = f"model.layers.{layer}."
+def _load_layer(config: ModelConfig, loader: TensorLoader, ranks: Collectives, layer: int) -> _DecoderLayer:
+    prefix, experts = f"model.layers.{layer}.", config.experts
+    is_routed = experts is not None and layer in experts.layers
     return _DecoderLayer(
         input_norm=loader.tensor(f"{prefix}input_layernorm.weight"),
         mlp_norm=loader.tensor(f"{prefix}post_attention_layernorm.weight"),
-        mlp=_load_mlp(config, loader, prefix, layer),
+        mlp=load_experts(config, experts, loader, prefix, ranks)
+        if experts and is_routed
+        else _load_mlp(config, loader, prefix),
+        mlp_sums=not (experts and is_routed and ranks.place.sends_tokens(experts)),
     )
 
 
-def _load_mlp(config: ModelConfig, loader: TensorLoader, prefix: str, layer: int) -> Mlp:
-    if config.experts is not None and layer in config.experts.layers:
-        return load_experts(config, config.experts, loader, prefix)
+def _load_mlp(config: ModelConfig, loader: TensorLoader, prefix: str) -> Mlp:
     names = [f"{prefix}mlp.{part}_proj" for part in ("gate", "up", "down")]
     return load_mlp(loader, *names, biased=config.mlp_bias)

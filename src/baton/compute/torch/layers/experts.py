@@ -19,7 +19,8 @@ from baton.compute.models.tensor_names import expert_names
 from baton.compute.torch.kernels.expert_rows import RowProduct
 from baton.compute.torch.kernels.layer_ops import TORCH_OPS, LayerOps
 from baton.compute.torch.kernels.linear import DenseLinear, Linear
-from baton.compute.torch.layers.mlp import GatedMlp, load_mlp
+from baton.compute.torch.layers.collectives import Collectives
+from baton.compute.torch.layers.mlp import GatedMlp, Mlp, load_mlp
 from baton.compute.torch.layers.tensor_loader import TensorLoader
 
 STACKED_TOKENS_MAX = 128
@@ -54,7 +55,7 @@ class Router:
         """Set the scores [tokens, experts] of experts outside of a token's best groups to -inf."""
         if self.experts.groups == self.experts.groups_used:
             return choice
-        grouped = choice.view(len(choice), self.experts.groups, -1)  # [tokens, groups, experts of a group]
+        grouped = choice.unflatten(1, (self.experts.groups, -1))  # [tokens, groups, experts of a group]
         summed = 1 if self.experts.group_score == "best" else 2
         best = _best(grouped.topk(summed, -1).values.sum(-1), self.experts.groups_used)
         ruled_out = torch.ones(grouped.shape[:2], dtype=torch.bool, device=choice.device).scatter_(1, best, value=False)
@@ -104,7 +105,7 @@ class SeparateExperts:
             if count:
                 computed[order[first : first + count]] = self.experts[expert](gathered[first : first + count])
             first += count
-        return computed.view(*chosen.shape, -1)
+        return computed.view(*chosen.shape, hidden.shape[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,63 @@ class StackedExperts:
             return SeparateExperts(mlps)(hidden, chosen)
         experts = chosen.flatten()
         gated = self.ops.gate(self.product(hidden, self.gate_up, experts))  # [tokens * used, intermediate]
-        return self.product(gated, self.down, experts).view(*chosen.shape, -1)
+        return self.product(gated, self.down, experts).view(*chosen.shape, hidden.shape[1])
+
+
+@dataclass(frozen=True, slots=True)
+class HeldExperts:
+    """Implements `ExpertBank` on a rank that holds some experts: the results of the others are zero."""
+
+    bank: ExpertBank
+    held: range
+
+    def __call__(self, hidden: Tensor, chosen: Tensor) -> Tensor:
+        tokens, places = ((chosen >= self.held.start) & (chosen < self.held.stop)).nonzero(as_tuple=True)
+        computed = hidden.new_zeros(*chosen.shape, hidden.shape[1])
+        local = chosen[tokens, places] - self.held.start
+        computed[tokens, places] = self.bank(hidden[tokens], local[:, None])[:, 0]
+        return computed
+
+
+@dataclass(frozen=True, slots=True)
+class SentExperts:
+    """Implements `ExpertBank` on a rank that holds some experts: sends each token to the ranks of its experts.
+
+    Each rank calls it with tokens of its own. Source: GShard (arXiv 2006.16668), all-to-all dispatch and combine.
+    """
+
+    bank: ExpertBank
+    each: int
+    """Experts per rank."""
+    ranks: Collectives
+
+    def __call__(self, hidden: Tensor, chosen: Tensor) -> Tensor:
+        count = self.ranks.place.tensor
+        order = chosen.flatten().argsort(stable=True)  # by expert, so by the rank that holds it
+        wanted = chosen.flatten().bincount(minlength=count * self.each)
+        asked = self.ranks.exchange(wanted, [self.each] * count, [self.each] * count).view(count, -1)
+        sent, received = wanted.view(count, -1).sum(1).tolist(), asked.sum(1).tolist()
+        arrived = self.ranks.exchange(hidden[order // chosen.shape[1]], sent, received)
+        experts = torch.arange(self.each, device=hidden.device).repeat(count).repeat_interleave(asked.flatten())
+        results = self.ranks.exchange(self.bank(arrived, experts[:, None])[:, 0], received, sent)
+        computed = torch.empty_like(results)
+        computed[order] = results
+        return computed.view(*chosen.shape, hidden.shape[1])
+
+
+@dataclass(frozen=True, slots=True)
+class DividedTokens:
+    """Implements `Mlp`: each rank of a stage computes a part of the tokens, and gathers the results of the others."""
+
+    mlp: Mlp
+    ranks: Collectives
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        place = self.ranks.place
+        mine, each = place.tokens(len(hidden)), -(-len(hidden) // place.tensor)
+        computed = hidden.new_zeros(each, hidden.shape[1])
+        computed[: len(mine)] = self.mlp(hidden[mine.start : mine.stop])
+        return self.ranks.all_gather(computed)[: len(hidden)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,19 +198,25 @@ class ExpertMlp:
         return routed if self.shared is None else routed + self.shared(hidden)
 
 
-def load_experts(config: ModelConfig, experts: Experts, loader: TensorLoader, prefix: str) -> ExpertMlp:
-    """Load the mixture of experts of one layer. prefix: `model.layers.N.`."""
+def load_experts(config: ModelConfig, experts: Experts, loader: TensorLoader, prefix: str, ranks: Collectives) -> Mlp:
+    """Load this rank's part of the mixture of experts of one layer. prefix: `model.layers.N.`."""
     names = expert_names(config.architecture)
     shared = f"{prefix}{names.shared}."
     bias = loader.float32(prefix + names.choice_bias) if experts.biased_choice else None
     router = Router(loader.float32(f"{prefix}{names.router}.weight"), bias, experts)
-    parts = [tuple(prefix + part for part in names.expert(index)) for index in range(experts.count)]
+    held = ranks.place.held_experts(experts)
+    parts = [tuple(prefix + part for part in names.expert(index)) for index in held]
     bank = _load_bank(loader, parts)
-    if not experts.shared_intermediate:
-        return ExpertMlp(router, bank, None)
-    mlp = load_mlp(loader, f"{shared}gate_proj", f"{shared}up_proj", f"{shared}down_proj")
-    gate = loader.linear(prefix + names.shared_gate) if experts.shared_gate else None
-    return ExpertMlp(router, bank, SharedExpert(mlp, gate))
+    sends = ranks.place.sends_tokens(experts)
+    if len(held) < experts.count:
+        bank = SentExperts(bank, len(held), ranks) if sends else HeldExperts(bank, held)
+    always: SharedExpert | None = None
+    if experts.shared_intermediate:
+        mlp = load_mlp(loader, f"{shared}gate_proj", f"{shared}up_proj", f"{shared}down_proj")
+        gate = loader.linear(prefix + names.shared_gate) if experts.shared_gate else None
+        always = SharedExpert(mlp, gate)
+    whole = ExpertMlp(router, bank, always)
+    return DividedTokens(whole, ranks) if sends else whole
 
 
 def _load_bank(loader: TensorLoader, parts: Sequence[tuple[str, str, str]]) -> ExpertBank:
