@@ -124,7 +124,7 @@ def configuration(args: argparse.Namespace) -> Config:
                 "--prefill, --decode and --mixed are all 0: there would be no worker; give at least one, or --hosts"
             )
     launcher = _with(config.launcher, {"use": args.launcher})
-    parallel = _with(config.parallel, {"tensor": args.tp, "pipeline": args.pp, "experts": args.enable_expert_parallel})
+    parallel = _with(config.parallel, _parallel(args))
     if launcher.use == "ray":
         gpus = parallel.tensor * parallel.pipeline if (args.device or config.device).startswith("cuda") else 0
         launcher = launcher.with_groups(topology.counts(), cpus=args.threads or config.threads or 1, gpus=gpus)
@@ -175,6 +175,15 @@ def configuration(args: argparse.Namespace) -> Config:
     if problems:
         raise ConfigError("\n".join(problems))
     return config
+
+
+def _parallel(args: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "tensor": args.tp,
+        "pipeline": args.pp,
+        "experts": args.enable_expert_parallel,
+        "overlap_tokens_min": args.enable_dbo,
+    }
 
 
 def _models(args: argparse.Namespace, config: Config) -> dict[str, Any]:

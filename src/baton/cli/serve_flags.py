@@ -92,7 +92,7 @@ def add_computing(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--threads", type=int, metavar="N", help="threads of each worker (default: cores / workers)")
     add_parallel(parser)
-    add_experts(parser)
+    add_rank_options(parser)
 
 
 def add_sizes(parser: argparse.ArgumentParser) -> None:
@@ -178,11 +178,21 @@ def add_parallel(parser: argparse.ArgumentParser, *, default: str = "1") -> None
     )
 
 
-def add_experts(parser: argparse.ArgumentParser) -> None:
-    """Add the flag for expert parallelism, which hosts that join take from the server."""
+DBO_TOKENS = 512
+"""Tokens of a step from which `--enable-dbo` overlaps, as vLLM's `--dbo-prefill-token-threshold` by default."""
+
+
+def add_rank_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ranks that hosts take from the server they join."""
     parser.add_argument(
         "--enable-expert-parallel",
         action="store_true",
         default=None,
         help="tensor-parallel ranks hold whole experts, not a part of each",
+    )
+    parser.add_argument(
+        "--enable-dbo",
+        action="store_const",
+        const=DBO_TOKENS,
+        help=f"steps of {DBO_TOKENS} tokens and more run as two micro-batches",
     )

@@ -18,7 +18,7 @@ from baton.compute.native.load_native import Computation, load_native_engine, na
 from baton.compute.ranks.commands import RankCommandChannel
 from baton.compute.ranks.place import rank_place
 from baton.compute.step_engine import StepEngine
-from baton.core.config import AttentionName, SandboxConfig, WeightsChoice
+from baton.core.config import AttentionName, ParallelConfig, SandboxConfig, WeightsChoice
 from baton.core.errors import ModelError
 from baton.decide.kv.layout import KVLayout
 from baton.move.arena.cuda import DeviceArray
@@ -113,8 +113,7 @@ class RankComputation:
 
     dtype: Dtype
     threads: int
-    experts: bool = False
-    """The worker is expert parallel."""
+    parallel: ParallelConfig
 
 
 def load_parallel_engine(
@@ -134,10 +133,10 @@ def load_parallel_engine(
 
     rendezvous, arena = host_rendezvous(), RankArena.of(memory, layout, 0)
     others.begin(rendezvous.port)
-    collectives = connect_ranks(rank_place(layout, 0, experts=computed.experts), rendezvous, arena.device)
+    collectives = connect_ranks(rank_place(layout, 0, experts=computed.parallel.experts), rendezvous, arena.device)
     own = load_rank(card, layout, arena, collectives, dtype=computed.dtype, threads=computed.threads)
     others.wait_ready()
-    return leader_engine(own, layout, others)
+    return leader_engine(own, layout, others, computed.parallel.overlap_tokens_min)
 
 
 def load_engine(

@@ -84,6 +84,8 @@ class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Pipeline stages: they share the layers."""
     experts: bool = False
     """Expert parallelism: each tensor rank holds some experts whole, not a part of the width of all."""
+    overlap_tokens_min: Annotated[int, Range(least=0, most=1_000_000)] = 0
+    """Tokens of a step from which it runs as two micro-batches. 0: never."""
 
 
 class Plugin(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -40,19 +40,25 @@ def parallel_engine(
     blocks: int = 64,
     block_tokens: int = 4,
     experts: bool = False,
+    overlap: int = 0,
 ) -> Iterator[tuple[StepEngine, bytearray, KVLayout]]:
     """Run a float32 engine over a new arena while a with block runs."""
     layout = card.layout(block_tokens=block_tokens, dtype="float32", tensor_parallel=tensor, pipeline_parallel=pipeline)
     arena = bytearray(layout.block_bytes * blocks)
     with engine_over(
-        card, layout, lambda rank: RankArena.of(memoryview(arena), layout, rank), experts=experts
+        card, layout, lambda rank: RankArena.of(memoryview(arena), layout, rank), experts=experts, overlap=overlap
     ) as engine:
         yield engine, arena, layout
 
 
 @contextmanager
 def engine_over(
-    card: ModelCard, layout: KVLayout, arena_of: Callable[[int], RankArena], *, experts: bool = False
+    card: ModelCard,
+    layout: KVLayout,
+    arena_of: Callable[[int], RankArena],
+    *,
+    experts: bool = False,
+    overlap: int = 0,
 ) -> Iterator[StepEngine]:
     """Run a float32 engine over these arenas while a with block runs."""
     store = HashStore()
@@ -70,7 +76,7 @@ def engine_over(
     try:
         ranks = connect_ranks(rank_place(layout, 0, experts=experts), store, CPU)
         parts = load_rank(card, layout, arena_of(0), ranks, dtype="float32", threads=1)
-        yield leader_engine(parts, layout, channel)
+        yield leader_engine(parts, layout, channel, overlap)
     finally:
         for each in channel.all:
             each.put(None)

@@ -20,6 +20,8 @@ class Forward(Struct, frozen=True, array_like=True, tag="f"):
 
     tokens: list[int]
     slices: list[ForwardSlice]
+    ahead: int
+    """Tokens of the first of two micro-batches. 0: the step is one batch."""
     scratch: bool
     """Write to the rank's scratch block: the worker warms up and must not touch a block of the arena."""
 

@@ -120,9 +120,15 @@ def _rows_of(heads: range, dim: int) -> range:
 CPU = torch.device("cpu")
 
 
-def leader_engine(own: RankModel, layout: KVLayout, channel: RankCommandChannel) -> TorchEngine:
-    """Return the engine of the whole worker, which runs on its first rank and commands the others."""
-    return TorchEngine(own.model, own.kv, LeaderRunner(own, channel), own.device, layout=layout)
+def leader_engine(
+    own: RankModel, layout: KVLayout, channel: RankCommandChannel, overlap_tokens_min: int = 0
+) -> TorchEngine:
+    """Return the engine of the whole worker, which runs on its first rank and commands the others.
+
+    overlap_tokens_min: see `ParallelConfig`.
+    """
+    runner = LeaderRunner(own, channel, overlap_tokens_min)
+    return TorchEngine(own.model, own.kv, runner, own.device, layout=layout)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple, Protocol
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.distributed import AllToAllOptions, GatherOptions, PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
 
 from baton.compute.ranks.place import RankPlace
+from baton.compute.torch.layers.collectives import PendingSum, Ready
 from baton.core.errors import ModelError
 
 ADDRESS = "127.0.0.1"
@@ -50,6 +52,18 @@ class ProcessGroup(Protocol):
     def recv(self, tensors: Sequence[Tensor], rank: int, tag: int, /) -> Work: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """Implements `PendingSum` with a running all-reduce."""
+
+    total: Tensor
+    work: Work
+
+    def wait(self) -> Tensor:
+        self.work.wait()
+        return self.total
+
+
 class GroupCollectives:
     """Implements `Collectives` over two process groups."""
 
@@ -60,10 +74,13 @@ class GroupCollectives:
         self._column = column
 
     def all_reduce(self, partial: Tensor) -> Tensor:
-        if self.place.tensor > 1:
-            partial = partial.contiguous()
-            self._stage.allreduce(partial).wait()
-        return partial
+        return self.begin_sum(partial).wait()
+
+    def begin_sum(self, partial: Tensor) -> PendingSum:
+        if self.place.tensor == 1:
+            return Ready(partial)
+        partial = partial.contiguous()
+        return _Sum(partial, self._stage.allreduce(partial))
 
     def gather(self, columns: Tensor) -> Tensor | None:
         options = GatherOptions()

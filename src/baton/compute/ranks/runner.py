@@ -1,7 +1,7 @@
 """Run the steps of a parallel worker: the first rank sends commands, all ranks compute their part, the first samples.
 
-Stages do not overlap: a step is one batch, and a stage waits while the others compute. Splitting a batch into
-micro-batches would only help prompts, because the tokens of a decode step depend on the whole step before it.
+Stages do not overlap: a stage waits while the others compute. The ranks of a stage may run a step as two micro-batches,
+and exchange the results of one while they compute the other.
 """
 
 from __future__ import annotations
@@ -31,19 +31,25 @@ class RankModel:
     dtype: torch.dtype
     device: torch.device
 
-    def forward(self, tokens: Sequence[int], rows: Sequence[Row], kv: PagedKV) -> Tensor:
+    def forward(self, tokens: Sequence[int], rows: Sequence[Row], kv: PagedKV, ahead: int = 0) -> Tensor:
         """Compute this rank's part of a step, and return hidden states [tokens, hidden].
 
+        ahead: tokens of the first of two micro-batches. 0: the step is one batch.
         On the first stage they are those after the model's last layer, on other stages after the stage's last layer.
         """
-        place, attention = self.collectives.place, self.model.attention.begin(rows, kv, self.backend)
+        place, begin = self.collectives.place, self.model.attention.begin
         received = torch.empty(len(tokens), self.model.config.hidden, dtype=self.dtype, device=self.device)
         if place.first_stage:
             hidden = self.model.embed(torch.tensor(tokens, device=self.device))
         else:
             self.collectives.receive_from_previous(received)
             hidden = received
-        hidden = self.model.run_layers(hidden, attention)
+        if ahead:
+            first, second = (begin(part, kv, self.backend) for part in divide_rows(rows, ahead, kv.layout.block_tokens))
+            halves = self.model.run_micro_batches([(hidden[:ahead], first), (hidden[ahead:], second)])
+            hidden = torch.cat(halves)
+        else:
+            hidden = self.model.run_layers(hidden, begin(rows, kv, self.backend))
         if place.pipeline == 1:
             return hidden
         self.collectives.send_to_next(hidden)
@@ -63,12 +69,16 @@ class LeaderRunner:
 
     own: RankModel
     channel: RankCommandChannel
+    overlap_tokens_min: int = 0
+    """Tokens of a step from which it runs as two micro-batches. 0: never."""
 
     def hidden(self, tokens: Sequence[int], rows: Sequence[Row], kv: PagedKV) -> Tensor:
         with _exit_on_error():
             slices = [ForwardSlice(row.count, row.start, row.blocks.tolist()) for row in rows]
-            self.channel.send(Forward(list(tokens), slices, kv is not self.own.kv))
-            return self.own.forward(tokens, rows, kv)
+            overlaps = self.overlap_tokens_min and len(tokens) >= max(2, self.overlap_tokens_min)
+            ahead = len(tokens) // 2 if overlaps and self.own.collectives.place.tensor > 1 else 0
+            self.channel.send(Forward(list(tokens), slices, ahead, kv is not self.own.kv))
+            return self.own.forward(tokens, rows, kv, ahead)
 
     def logits(self, hidden: Tensor, picked: Sequence[int]) -> Tensor:
         with _exit_on_error():
@@ -94,10 +104,27 @@ class FollowerRank:
         match command:
             case Forward(tokens=tokens):
                 kv = self._scratch if command.scratch else self._own.kv
-                self._hidden = self._own.forward(tokens, _rows(command.slices), kv)
+                self._hidden = self._own.forward(tokens, _rows(command.slices), kv, command.ahead)
             case Project(picked=picked):
                 if self._own.collectives.place.first_stage:
                     self._own.project(self._hidden, picked)
+
+
+def divide_rows(rows: Sequence[Row], ahead: int, block_tokens: int) -> tuple[list[Row], list[Row]]:
+    """Divide a batch after its first `ahead` tokens, within a slice if necessary.
+
+    The second part of a slice reads the KV of the first, which each layer writes before.
+    """
+    first: list[Row] = []
+    second: list[Row] = []
+    for row in rows:
+        count = min(max(0, ahead - row.first), row.count)
+        if count:
+            blocks = row.blocks[: -(-(row.start + count) // block_tokens)]
+            first.append(Row(row.first, count, row.start, blocks))
+        if count < row.count:
+            second.append(Row(row.first + count - ahead, row.count - count, row.start + count, row.blocks))
+    return first, second
 
 
 def _rows(slices: Sequence[ForwardSlice]) -> list[Row]:

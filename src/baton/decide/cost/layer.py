@@ -152,6 +152,13 @@ class LayerCost:
         whole_s = model.layers * always_s + dense_layers * dense_s + model.expert_layers * expert_s
         return self.stage_ratio * whole_s
 
+    def exchange_s(self, rank_tokens: float) -> float:
+        """Return the part of `stage_s` in which GPUs wait for each other: sums, and the exchange of experts' tokens."""
+        model, sum_s = self.model, self._all_reduce_s(rank_tokens)
+        sums = model.layers + (model.layers - model.expert_layers)
+        experts_s = model.expert_layers * self._exchange_s(rank_tokens) if model.expert_layers else 0.0
+        return self.stage_ratio * (sums * sum_s + experts_s)
+
     def alone_s(self, tokens: float) -> float:
         """Return the seconds of one dense layer's products and elementwise work."""
         products = [*self._attention_products(), *self._mlp_products(self.model.ffn)]

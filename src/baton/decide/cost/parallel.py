@@ -33,6 +33,8 @@ class Parallel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Attention data parallel: each rank serves its own requests; all ranks share the experts."""
     ep: int = 1
     """Expert parallel: GPUs of a stage over which experts are distributed. tp x cp x dp / ep GPUs split each expert."""
+    overlap_tokens_min: int = 0
+    """Tokens of a step from which it runs as two micro-batches, one exchanged while the other is computed. 0: never."""
 
     @property
     def gpus(self) -> int:

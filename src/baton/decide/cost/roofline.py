@@ -194,7 +194,7 @@ class RooflineCost:
         micro = min(pp, requests)
         queries = requests * self.query_tokens / micro
         merged_s = self._attention.decode_start_s + self._attention.merge_s(queries)
-        stage_s = self._stage_s(0, 1, queries) + stage_layers * merged_s
+        stage_s = self._stage_s(0, 1, queries, stage_layers * merged_s)
         kernels_s = pp * stage_s + self._layer.head_s(requests * self.query_tokens / self.parallel.dp)
         return engine.decode.factor * kernels_s + fixed_s, engine.decode.factor * pp * stage_layers * token_s / micro
 
@@ -215,15 +215,32 @@ class RooflineCost:
         if requests:
             attention_s += attention.merge_s(queries / micro) + attention.decode_start_s
         layers = self._layer.stage_ratio * self.model.layers
-        stage_s = self._stage_s(tokens / micro, chunks, queries / micro) + layers * attention_s
+        stage_s = self._stage_s(tokens / micro, chunks, queries / micro, layers * attention_s)
         rounds = micro + parallel.pp - 1
         token_s = attention.context_token_s / micro / min(parallel.dp, max(1, requests))
         return rounds * stage_s + self._layer.head_s((chunks + queries) / parallel.dp), rounds * layers * token_s
 
-    def _stage_s(self, prompt_tokens: float, chunks: int, queries: float) -> float:
-        """Return the seconds of a stage's layers without attention, and of sending. Only cp splits prompts."""
-        parallel = self.parallel
-        ranked = prompt_tokens / parallel.cp / min(parallel.dp, chunks) + queries / min(parallel.dp, max(1.0, queries))
+    def _stage_s(self, prompt_tokens: float, chunks: int, queries: float, attention_s: float) -> float:
+        """Return the seconds of a stage's layers, whose attention takes `attention_s`, and of sending.
+
+        Two micro-batches keep both GPUs and links busy, so the longer of computation and exchange counts. Each reads
+        all weights. Source: DeepSeek-V3 (arXiv 2412.19437), 3.4; exchange at the first and last layer is left out.
+        """
+        least = self.parallel.overlap_tokens_min
+        if not least or prompt_tokens + queries < least:
+            return self._layers_s(prompt_tokens, chunks, queries) + attention_s
+        both_s = 2 * self._layers_s(prompt_tokens / 2, chunks, queries / 2)
+        exchange_s = 2 * self._layer.exchange_s(self._rank_tokens(prompt_tokens / 2, chunks, queries / 2))
+        return max(both_s - exchange_s + attention_s, exchange_s)
+
+    def _rank_tokens(self, prompt_tokens: float, chunks: int, queries: float) -> float:
+        """Return the tokens of one tensor-parallel group. Only cp splits prompts."""
+        cp, dp = self.parallel.cp, self.parallel.dp
+        return prompt_tokens / cp / min(dp, chunks) + queries / min(dp, max(1.0, queries))
+
+    def _layers_s(self, prompt_tokens: float, chunks: int, queries: float) -> float:
+        """Return the seconds of a stage's layers without attention, and of sending."""
+        ranked = self._rank_tokens(prompt_tokens, chunks, queries)
         key = (ranked, prompt_tokens + queries)
         known = self._stages_s.get(key)
         if known is None:

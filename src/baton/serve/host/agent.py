@@ -176,6 +176,7 @@ def _config(terms: HostTerms, options: HostOptions) -> Config:
             terms.config.parallel,
             tensor=options.tensor or terms.config.parallel.tensor,
             experts=terms.config.parallel.experts and options.tensor != 1,
+            overlap_tokens_min=0 if options.tensor == 1 else terms.config.parallel.overlap_tokens_min,
             pipeline=options.pipeline or terms.config.parallel.pipeline,
         ),
         device=options.device,

@@ -123,6 +123,8 @@ def choose_computing(
         problem for each in sorted(weights) for problem in rank_problems(card, layout, each, config.attention_backend)
     ]
     problems += expert_problems(card, layout) if parallel.experts else []
+    if parallel.overlap_tokens_min and parallel.tensor == 1:
+        problems.append("--enable-dbo (parallel.overlap_tokens_min) overlaps tensor ranks, and there is 1: add --tp N")
     problems = list(dict.fromkeys(problems)) or layout.problems()
     if problems:
         raise ConfigError("\n".join(problems))

@@ -114,7 +114,7 @@ def _engine(
     if crew is None:
         return load_engine(card, layout, memory, dtype=setup.precision.dtype, threads=setup.threads, choice=choice)
     threads, _ = rank_cores(setup, 0)
-    computed = RankComputation(dtype=setup.precision.dtype, threads=threads, experts=setup.parallel.experts)
+    computed = RankComputation(dtype=setup.precision.dtype, threads=threads, parallel=setup.parallel)
     engine = load_parallel_engine(card, layout, memory, crew, computed)
     return ConstrainedEngine(engine, card, setup.sandbox)
 

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from baton.compute.ranks.place import RankPlace
+
+
+class PendingSum(Protocol):
+    """A sum over ranks that has begun."""
+
+    def wait(self) -> Tensor:
+        """Wait until the sum is there (on a GPU: until its stream is ordered behind it), and return it."""
+        ...
 
 
 class Collectives(Protocol):
@@ -20,6 +29,10 @@ class Collectives(Protocol):
 
     def all_reduce(self, partial: Tensor) -> Tensor:
         """Return the sum of [rows, hidden] over the ranks of this stage, equal on all. May overwrite `partial`."""
+        ...
+
+    def begin_sum(self, partial: Tensor) -> PendingSum:
+        """Begin `all_reduce`, and return without waiting for the other ranks."""
         ...
 
     def gather(self, columns: Tensor) -> Tensor | None:
@@ -46,6 +59,16 @@ class Collectives(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Implements `PendingSum` with a sum that needs no other rank."""
+
+    total: Tensor
+
+    def wait(self) -> Tensor:
+        return self.total
+
+
 class SingleRank:
     """Implements `Collectives` for a model that one process computes alone."""
 
@@ -53,6 +76,9 @@ class SingleRank:
 
     def all_reduce(self, partial: Tensor) -> Tensor:
         return partial
+
+    def begin_sum(self, partial: Tensor) -> Ready:
+        return Ready(partial)
 
     def gather(self, columns: Tensor) -> Tensor:
         return columns

@@ -6,7 +6,7 @@ blocks, and reads it from there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -17,7 +17,7 @@ from baton.compute.torch.kernels.attention_backend import AttentionBackend
 from baton.compute.torch.kernels.norm import rms_norm
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.compute.torch.layers.attention import Attention, AttentionPass
-from baton.compute.torch.layers.collectives import Collectives, SingleRank
+from baton.compute.torch.layers.collectives import Collectives, Ready, SingleRank
 from baton.compute.torch.layers.experts import load_experts
 from baton.compute.torch.layers.grouped import GroupedAttention
 from baton.compute.torch.layers.latent import LatentAttention
@@ -76,6 +76,36 @@ class Decoder:
             self.progress.layers = index + 1
             normal, hidden = ops.add_norm(hidden, attended, layer.mlp_norm, eps)
             added = all_reduce(layer.mlp(normal)) if layer.mlp_sums else layer.mlp(normal)
+        return hidden if added is None else hidden + added
+
+    def run_micro_batches(self, batches: Sequence[tuple[Tensor, AttentionPass]]) -> list[Tensor]:
+        """Run micro-batches, each as `run_layers`. While the ranks sum results of one, they compute the next.
+
+        The order of sums is the same on every rank: layer by layer, each time one batch after the other.
+        """
+        runs = [self._run(hidden, attention) for hidden, attention in batches]
+        finished: list[Tensor] = []
+        while len(finished) < len(runs):
+            for run in runs:
+                try:
+                    next(run)
+                except StopIteration as end:
+                    finished.append(end.value)
+        return finished
+
+    def _run(self, hidden: Tensor, attention: AttentionPass) -> Generator[None, None, Tensor]:
+        """Run one micro-batch through the layers. Yields where a sum has begun; `run_layers` without that."""
+        ops, eps, begin = self._ops, self.config.rms_eps, self._collectives.begin_sum
+        added: Tensor | None = None
+        for index, layer in enumerate(self._layers):
+            normal, hidden = ops.add_norm(hidden, added, layer.input_norm, eps)
+            attended = begin(attention.attend(index, normal))
+            yield
+            normal, hidden = ops.add_norm(hidden, attended.wait(), layer.mlp_norm, eps)
+            computed = layer.mlp(normal)
+            summed = begin(computed) if layer.mlp_sums else Ready(computed)
+            yield
+            added = summed.wait()
         return hidden if added is None else hidden + added
 
     def final(self, hidden: Tensor) -> Tensor:
