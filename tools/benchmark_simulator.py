@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +11,8 @@ from benchmark_results import load, percent, section, signed, triple
 SPEED = "at the speed of every second"
 FITS = {"fitted to every other request": "alternate", "fitted to first half in time": "first half"}
 """What each fit of the validation against vLLM has seen, in short."""
+_SHORT = re.compile(" (of all|alone)")
+"""Words of tier names that the table leaves out."""
 
 
 def speed() -> list[str]:
@@ -117,7 +120,7 @@ def policy_matrix() -> list[str]:
     found, requests = stored["report"], max(row["requests"] for row in stored["rows"].values())
     policies = ", ".join(found["published"])
     note = (
-        f"SLO attainment at 0.6, 0.9 and 1.2 of the capacity, seeds: {found['seeds']}, at most {requests} requests. "
+        f"SLO attainment at 0.6, 0.9 and 1.2 of the capacity, seeds: {found['seeds']}, requests: {requests}. "
         f"Published: {policies}. {_sentences(found)}"
     )
     return section("Policies over fleets and loads", "policy-matrix", found["head"], found["lines"], note)
@@ -125,15 +128,25 @@ def policy_matrix() -> list[str]:
 
 def policy_found() -> list[str]:
     found = load("policy-found")["report"]
-    note = "SLO attainment where `baton` had lost."
+    note = "SLO attainment."
     return section("Cells once lost", "policy-found", found["head"], found["lines"], note)
+
+
+def pull() -> list[str]:
+    found: dict[str, dict[str, str]] = {}
+    for row in load("pull")["rows"]:
+        cell = "/".join(f"{figures['attainment_ratio']:.2f}" for figures in row["loads"].values())
+        found.setdefault(row["fleet"], {})[f"`{row['routing']}`:{row['way']}"] = cell
+    heads = ["Fleet", *next(iter(found.values()))]
+    note = "SLO attainment as above, routed at arrival (push), or from one queue (pull)."
+    return section("Push and pull", "pull", heads, [[fleet, *cells.values()] for fleet, cells in found.items()], note)
 
 
 def predictions() -> list[str]:
     found = load("predictions")["report"]
     note = (
-        "Predicted against actual latency of each admitted request. Aims: 15 % at p50, 35 % at p90. "
-        f"{_sentences(found)}"
+        "Predicted against actual latency. Aims: 15 % at p50, 35 % at p90. Rows within them: "
+        f"{_sentences(found).replace(' rows within the aims', '')}"
     )
     return section("Predictions of the default policy", "predictions", found["head"], found["lines"], note)
 
@@ -146,12 +159,15 @@ def tiers() -> list[str]:
     names = ("tiers-conversation", "tiers-synthetic")
     pairs = zip(*(load(name)["rows"] for name in names), strict=True)
     rows = [
-        [f"{pair[0]['hosts']}, {pair[0]['tiers']}", *(cell for row in pair for cell in _tier_cells(row))]
+        [
+            f"{pair[0]['hosts']}, {_SHORT.sub('', pair[0]['tiers'])}",
+            *(cell for row in pair for cell in _tier_cells(row)),
+        ]
         for pair in pairs
     ]
     figures = ["hits", "TTFT mean, s", "p90", "p99"]
     heads = ["Hosts, tiers", f"Conversation: {figures[0]}", *figures[1:], f"Synthetic: {figures[0]}", *figures[1:]]
-    note = "Mooncake's conversation and synthetic trace: share of prompt tokens found in the cache, and TTFT."
+    note = "Mooncake's traces: prompt tokens found in the cache, and TTFT."
     lines = section("Tiers", " ".join(names), heads, rows, note)
     by_place: dict[str, dict[str, str]] = {}
     for row in load("preemption")["rows"]:

@@ -247,7 +247,7 @@ def encryption() -> list[str]:
     rows = [
         [case.removesuffix(" tokens"), *(_rate(figures[case]["ways"].get(kind)) for kind in kinds)] for case in figures
     ]
-    note = "Both ends share the cores of one machine, so encryption and decryption take turns."
+    note = "Encryption and decryption take turns on the same cores."
     return section(
         "Encryption", "transfers-tls", ["GB/s by model, tokens", "memcpy", "`tcp`", "`tcp`, encrypted"], rows, note
     )
@@ -275,7 +275,7 @@ def patterns() -> list[str]:
         for row in load("patterns")["troubles"]
     ]
     heads = ["Fault, handoff", "TTFT, s", "E2E, s", "Prompt tokens computed / asked"]
-    note = "Simulated: Llama-3.1-8B, 2 prefill and 2 decode hosts, 7,500 tokens, 8 clients, a pool of 100 Gb/s."
+    note = "Simulated: Llama-3.1-8B, 2P2D, 7,500 tokens, 8 clients, a pool of 100 Gb/s."
     lines = section("Direct handoff and handoff by a pool", "patterns", heads, rows, note)
     rows = [
         [f"{row['prompt_tokens']}, {row['way']}", ms(row["handoff_s"]), f"{row['ttft_s']:.2f}"]

@@ -75,6 +75,7 @@ SECTIONS: dict[str, list[Table]] = {
         ("sim-speed", sim.speed),
         ("policy-matrix", sim.policy_matrix),
         ("policy-found", sim.policy_found),
+        ("pull", sim.pull),
         ("predictions", sim.predictions),
         ("roles-second", sim.roles),
         ("tiers-conversation", sim.tiers),
