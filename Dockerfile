@@ -18,7 +18,7 @@ RUN pip install --no-cache-dir --no-deps --require-hashes --only-binary :all: --
 COPY pyproject.toml README.md LICENSE ./
 COPY src src
 RUN pip install --no-cache-dir --no-deps --no-build-isolation . \
-    && python -m baton.compute.native.build
+    && python -m baton.compute.native.build --all
 
 FROM python:3.13.3-slim-bookworm
 COPY --from=build /opt/baton /opt/baton

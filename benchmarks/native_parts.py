@@ -47,7 +47,7 @@ from native_steps import (
 from baton.compute.load_engine import EngineChoice, load_engine
 from baton.compute.models.open_model import read_config
 from baton.compute.models.resolve import resolve_model
-from baton.compute.native.build import ENGINE
+from baton.compute.native.build import FULL_ENGINE, library_path
 from baton.compute.step_engine import StepEngine
 from baton.core.step import Slice, Step
 from baton.move.arena.memfd import create_arena
@@ -64,12 +64,12 @@ HALVES = 0x3DCC
 def library_of(commit: str, folder: Path) -> Path:
     """Build the native library of a commit, or of this tree if no commit is given."""
     if not commit:
-        return ENGINE.library_path()
+        return library_path()
     archive = subprocess.run(["git", "archive", commit, NATIVE, HEADERS], cwd=ROOT, check=True, stdout=subprocess.PIPE)
     subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
-    units = {unit: flags for unit, flags in ENGINE.units.items() if (folder / NATIVE / f"{unit}.cpp").exists()}
-    headers = tuple(folder / header.relative_to(ROOT) for header in ENGINE.headers)
-    return dataclasses.replace(ENGINE, folder=folder / NATIVE, units=units, headers=headers).library_path()
+    units = {unit: flags for unit, flags in FULL_ENGINE.units.items() if (folder / NATIVE / f"{unit}.cpp").exists()}
+    headers = tuple(folder / header.relative_to(ROOT) for header in FULL_ENGINE.headers)
+    return dataclasses.replace(FULL_ENGINE, folder=folder / NATIVE, units=units, headers=headers).library_path()
 
 
 def load(libraries: dict[str, str], threads: int) -> dict[str, StepEngine]:

@@ -18,11 +18,11 @@ from rich.table import Column, Table
 from baton.cli.output import STANDARD_OUTPUT, write_json
 from baton.cli.tables import wide_console
 from baton.compute.models.resolve import SMOLLM2_MODULE
-from baton.compute.native.build import ENGINE
+from baton.compute.native.build import build_problem, has_to_be_built
 from baton.core.errors import ConfigError
 from baton.move.arena.cuda_driver import CudaDriver, CudaUnavailableError
 from baton.move.compiling import NativeUnavailableError, find_compiler
-from baton.move.cores import cpu_quota, own_cores
+from baton.move.cores import cpu_quota, own_cores, processor_features
 from baton.move.memory_limits import memory_free_bytes, memory_total_bytes
 
 State = Literal["ok", "note", "slow", "missing"]
@@ -31,7 +31,6 @@ FILES_WANTED = 4096
 FREE_BYTES_WANTED = 2 << 30
 _SHMEM_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
-_CPUS = Path("/proc/cpuinfo")
 _EXTRAS = {"statsmodels": "forecast", "huggingface_hub": "hub"}
 """Extras that commands for a first try need, by the module that each installs."""
 
@@ -110,12 +109,12 @@ def read_machine(host: str, port: int) -> Machine:
         compiler = find_compiler()
     except NativeUnavailableError as error:
         engine_problem = str(error)
-    is_built = not ENGINE.build_problem() and not ENGINE.has_to_be_built()
+    is_built = not build_problem() and not has_to_be_built()
     return Machine(
         compiler=compiler,
         engine_problem="" if is_built else engine_problem,
         is_engine_built=is_built,
-        instructions=_instructions(),
+        instructions=processor_features(),
         cores=len(own_cores()),
         quota_cores=cpu_quota(),
         load=os.getloadavg()[0],
@@ -226,11 +225,6 @@ def _device(machine: Machine) -> Finding:
         remedy = "install PyTorch with CUDA in this environment; see pytorch.org/get-started"
         return Finding(subject="GPU", state="slow", found=found, remedy=remedy)
     return Finding(subject="GPU", state="ok", found=f"usable with torch {machine.torch}")
-
-
-def _instructions() -> frozenset[str]:
-    flags = next((line for line in _text(_CPUS).splitlines() if line.startswith(("flags", "Features"))), "")
-    return frozenset(flags.partition(":")[2].split())
 
 
 def _chosen(setting: str) -> str:

@@ -50,7 +50,7 @@ class NativeSources:
 
     def library_path(self) -> Path:
         """Return the path of the compiled library. Compile it if it is not cached. Raises NativeUnavailableError."""
-        if (cached := self._cached()) is not None:
+        if (cached := self.cached()) is not None:
             return cached
         compiler = find_compiler()
         problems: list[str] = []
@@ -66,14 +66,14 @@ class NativeSources:
     def has_to_be_built(self) -> bool:
         """Return whether `library_path` would compile."""
         try:
-            return self._cached() is None and bool(find_compiler())
+            return self.cached() is None and bool(find_compiler())
         except NativeUnavailableError:
             return False
 
     def build_problem(self) -> str:
         """Return why the library is neither cached nor can be compiled. Empty: it is, or it can."""
         try:
-            self._cached() or find_compiler()
+            self.cached() or find_compiler()
         except NativeUnavailableError as error:
             return str(error)
         return ""
@@ -100,7 +100,7 @@ class NativeSources:
             built.chmod(0o600)  # the linker sets the mode by the umask, which may allow more
             built.replace(path)
 
-    def _cached(self) -> Path | None:
+    def cached(self) -> Path | None:
         """Return the path of the library in a folder that no other user can write to, or None."""
         paths = [folder / self._file_name() for folder in _cache_folders() if not _refusal(folder)]
         return next((path for path in paths if path.is_file()), None)

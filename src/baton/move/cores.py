@@ -38,3 +38,13 @@ def _quota(group: ControlGroup) -> float:
         return time_us / period_us if time_us > 0 else math.inf
     except (ValueError, ZeroDivisionError):
         return math.inf
+
+
+def processor_features() -> frozenset[str]:
+    """Return what this processor can do, by the names in /proc/cpuinfo, such as `avx2`. Empty: it does not exist."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    line = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return frozenset(line.partition(":")[2].split())

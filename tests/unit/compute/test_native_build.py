@@ -10,7 +10,7 @@ import pytest
 from baton.compute.load_engine import choose_engine
 from baton.compute.models.card import ModelCard
 from baton.compute.models.resolve import resolve_model
-from baton.compute.native.build import has_to_be_built, library_path
+from baton.compute.native.build import engine_sources, has_to_be_built, library_path
 from baton.move.compiling import find_compiler
 from tests.unit.compute.models import tiny_llama
 
@@ -81,6 +81,19 @@ def test_a_library_that_is_there_is_not_built_again(tmp_path: Path, monkeypatch:
     assert not has_to_be_built()
     _fake_compiler(tmp_path, monkeypatch, "exit 1")
     assert library_path() == first
+
+
+def test_a_library_has_the_kernels_of_the_processor_that_will_load_it() -> None:
+    """Each set takes seconds to compile. A library for every processor, as an image needs it, has them all."""
+
+    def sets(features: str | None) -> set[str]:
+        chosen = None if features is None else frozenset(features.split())
+        return {unit for unit in engine_sources("x86_64", chosen).units if unit.startswith("isa_")}
+
+    assert sets("sse2") == {"isa_plain"}
+    assert sets("sse2 avx2 fma f16c") == {"isa_plain", "isa_avx2"}
+    assert sets("avx2 fma f16c avx512f avx512bw avx512vl avx512dq") == {"isa_plain", "isa_avx2", "isa_avx512"}
+    assert sets(None) > sets("avx2 fma f16c avx_vnni avx512bw avx512vl avx512dq avx512_bf16 avx512_vnni")
 
 
 def test_models_without_native_support_use_torch(card: ModelCard) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.compute.native.build import ENGINE
+from baton.compute.native.build import FULL_ENGINE
 from baton.move.compiling import find_compiler
 from tests.seeds import Seeds
 
@@ -43,8 +43,8 @@ COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 def _sources_digest() -> str:
     """Digest the code of the native engine and its flags. Comments and white space do not count."""
-    digest = hashlib.sha256(repr((ENGINE.flags, dict(ENGINE.units), SANITIZED, SEEDS)).encode())
-    for source in sorted([*ENGINE.folder.glob("*.cpp"), *ENGINE.folder.glob("*.h")]):
+    digest = hashlib.sha256(repr((FULL_ENGINE.flags, dict(FULL_ENGINE.units), SANITIZED, SEEDS)).encode())
+    for source in sorted([*FULL_ENGINE.folder.glob("*.cpp"), *FULL_ENGINE.folder.glob("*.h")]):
         code = " ".join(COMMENTS.sub("", source.read_text()).split())
         digest.update(source.name.encode() + b"\0" + code.encode() + b"\0")
     return digest.hexdigest()
@@ -66,7 +66,7 @@ def library(tmp_path_factory: pytest.TempPathFactory, seeds: Seeds) -> Path:
     if not seeds.deep and _sources_digest() in (_passed().get(_instructions()), _passed().get("avx512")):
         pytest.skip("these native sources have passed the sanitizers: make test-deep plays them again")
     path = tmp_path_factory.mktemp("sanitized") / "native.so"
-    ENGINE.compile(find_compiler(), path, SANITIZED)
+    FULL_ENGINE.compile(find_compiler(), path, SANITIZED)
     return path
 
 
@@ -100,7 +100,7 @@ def test_no_invalid_read_or_write(library: Path, seeds: Seeds) -> None:
 def test_no_data_race(tmp_path: Path) -> None:
     """The same random models on several threads, under the thread sanitizer. It needs fixed addresses."""
     path = tmp_path / "native.so"
-    ENGINE.compile(find_compiler(), path, ("-O1", "-fsanitize=thread"))
+    FULL_ENGINE.compile(find_compiler(), path, ("-O1", "-fsanitize=thread"))
     found = subprocess.run([find_compiler(), "-print-file-name=libtsan.so"], capture_output=True, text=True, check=True)
     environment = {**os.environ, "LD_PRELOAD": found.stdout.strip(), "TSAN_OPTIONS": "exitcode=66 report_bugs=1"}
     command = ["setarch", "--addr-no-randomize", sys.executable, "-m", "tests.unit.compute.native_fuzz"]

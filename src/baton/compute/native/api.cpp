@@ -79,7 +79,7 @@ bool usable(const Kernels& kernels) {  // every 64-bit ARM processor has NEON
 
 const Kernels* kernels_named(const char* name) {
     for (const Kernels* kernels : ALL_KERNELS)
-        if (std::strcmp(kernels->name, name) == 0 && usable(*kernels)) return kernels;
+        if (kernels != nullptr && std::strcmp(kernels->name, name) == 0 && usable(*kernels)) return kernels;
     return nullptr;
 }
 
@@ -387,7 +387,7 @@ EXPORT int64_t baton_recalls(const Engine* engine) { return engine->model.thread
 EXPORT const char* baton_usable_kernels(int32_t index) {
     int32_t found = 0;
     for (const Kernels* kernels : ALL_KERNELS)
-        if (usable(*kernels) && found++ == index) return kernels->name;
+        if (kernels != nullptr && usable(*kernels) && found++ == index) return kernels->name;
     return nullptr;
 }
 

@@ -32,6 +32,9 @@ struct Kernels {
     void (*merge_partials)(const Attention& call, const AttentionItem& item, float* memory);
 };
 
-extern const Kernels PLAIN, AVX2, AVXVNNI, AVX512, AVX512BF16, AMX, NEON, NEON_DOT;  // those of this kind of machine
+extern const Kernels PLAIN;
+// Weak: a library has those of its kind of machine, and perhaps only those that one processor can execute.
+extern const Kernels AVX2 __attribute__((weak)), AVXVNNI __attribute__((weak)), AVX512 __attribute__((weak)),
+    AVX512BF16 __attribute__((weak)), AMX __attribute__((weak)), NEON __attribute__((weak)), NEON_DOT __attribute__((weak));
 
 }  // namespace baton
