@@ -1,6 +1,6 @@
 """Compare precisions of weights and KV: perplexity, greedy agreement, memory and time.
 
-python benchmarks/precision.py [--tokens 1024] [--steps 48] [--threads 2]
+python benchmarks/precision.py [--tokens 1024] [--steps 48] [--threads 2] [--only fp8]
 
 The text is part of Python: docstrings of modules of the standard library, in the order of MODULES.
 """
@@ -14,11 +14,12 @@ import sysconfig
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import record
 
+from baton.compute.cost_estimates import weights_bytes
 from baton.compute.load_engine import choose_engine, load_engine
 from baton.compute.models.card import ModelCard
 from baton.compute.models.dtype import Dtype
@@ -66,6 +67,7 @@ FORMS = (
     Form("dense", "float32", "float32"),
     Form("dense", "bfloat16", "bfloat16"),
     Form("int8", "bfloat16", "bfloat16"),
+    Form("fp8", "bfloat16", "bfloat16"),
     Form("stored", "bfloat16", "bfloat16"),
     Form("stored", "bfloat16", "bfloat16", prefill="dense"),
     Form("stored", "bfloat16", "int8"),
@@ -190,10 +192,13 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     card = resolve_model("smollm2-135m")
     text = load_tokenizer(card).encode(docstrings())[: args.tokens]
     prompts = [text[at : at + 64] for at in range(0, len(text) - 64, max(64, len(text) // 4))][:4]
-    weight_bytes = {"dense": {"float32": 538e6, "bfloat16": 269e6}, "int8": 134.9e6, "stored": card.weight_bytes}
+    weight_bytes = {
+        "dense": {"float32": 538e6, "bfloat16": 269e6}, "int8": 134.9e6, "stored": card.weight_bytes,
+        "fp8": weights_bytes(card, "bfloat16", "fp8"),
+    }  # fmt: skip
     rows: list[dict[str, Any]] = []
     expected: list[list[int]] = []
-    for form in FORMS:
+    for form in [form for form in FORMS if args.only is None or form in FORMS[:2] or form.weights == args.only]:
         engine = Measured(card, form, args.tokens + args.steps + 64, args.threads)
         perplexity = engine.perplexity(text)
         outputs, times = zip(*[engine.greedy(prompt, args.steps) for prompt in prompts], strict=True)
@@ -244,10 +249,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1024, help="of the text")
     parser.add_argument("--steps", type=int, default=48, help="decoded after each of four prompts of 64 tokens")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", choices=get_args(WeightsChoice), help="weights to compare with the first two forms")
     args = parser.parse_args()
     rows = measure(args)
     text = f"docstrings of Python's {', '.join(MODULES)}: the first {args.tokens} tokens"
-    record.write("precision", {"text": text, "rows": rows, "table": table(rows)})
+    name = "precision" if args.only is None else f"precision-{args.only}"
+    record.write(name, {"text": text, "rows": rows, "table": table(rows)})
 
 
 if __name__ == "__main__":

@@ -181,11 +181,11 @@ def precision() -> list[str]:
             f"{row['weight_bytes'] / 1e6:.0f}",
             f"{row['kv_token_bytes'] / 1e3:.1f}",
         ]
-        for row in load("precision")["rows"]
+        for row in load("precision")["rows"] + load("precision-fp8")["rows"][2:]
     ]
     heads = ["Weights/computation/KV", "Perplexity", "Greedy agreement", "Weights, MB", "KV, KB/token"]
-    note = "SmolLM2-135M, whose file is Q4_1: `dense` means the same 4-bit weights computed in floats."
-    return section("Precision", "precision", heads, rows, note)
+    note = "SmolLM2-135M: `dense` is its Q4_1 file in floats."
+    return section("Precision", "precision precision-fp8", heads, rows, note)
 
 
 def _short(name: str) -> str:

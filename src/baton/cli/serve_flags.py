@@ -8,7 +8,7 @@ from typing import get_args
 
 from baton.cli.foreign_flags import DTYPES, tokens
 from baton.cli.key_flags import ADMIN_KEY, API_KEY, ENGINE_KEY
-from baton.core.config import AttentionName
+from baton.core.config import AttentionName, WeightsChoice
 from baton.core.kv_config import KVDtypeChoice
 from baton.core.launching import Launcher
 
@@ -85,7 +85,7 @@ def add_computing(parser: argparse.ArgumentParser) -> None:
         "--dtype", choices=("auto", "float32", "bfloat16", *DTYPES), help="precision; half and float16 select bfloat16"
     )
     parser.add_argument(
-        "--weights", choices=("dense", "stored", "int8"), help="form of the weights in memory (default: dense)"
+        "--weights", choices=get_args(WeightsChoice), help="form of the weights in memory (default: dense)"
     )
     parser.add_argument(
         "--attention-backend", choices=get_args(AttentionName), help="implementation of attention (default: auto)"

@@ -6,6 +6,7 @@ import importlib.util
 
 from baton.compute.models.card import ModelCard
 from baton.compute.models.dtype import Dtype, Precision
+from baton.compute.models.open_model import read_config
 from baton.compute.native.build import build_problem
 from baton.compute.native.load_native import native_problem
 from baton.core.config import AttentionName
@@ -13,6 +14,7 @@ from baton.decide.kv.layout import SCALED, KVLayout
 
 TRITON_FORMS = ("triton", "persistent")
 """Names of attention by Triton: decode in two launches per layer, or in one."""
+FP8_REASON = "weights are fp8, which the torch engine computes"
 FLEX_HEAD_DIM_MAX, FLEX_BLOCK_TOKENS_MIN = 256, 16
 """Limits of torch's compiled flex kernels for GPUs. Untested: no GPU has run them yet."""
 
@@ -35,12 +37,15 @@ def attention_problem(
         return ""
     other, refusal = torch_backend("auto", device), ""
     if attention in ("auto", "native"):
-        refusal = native_problem(card, layout, device) or build_problem()
+        is_fp8 = precision.weights == "fp8"
+        refusal = FP8_REASON if is_fp8 else native_problem(card, layout, device) or build_problem()
         if not refusal:
             return ""
         if attention == "native":
             return f"--attention-backend native cannot be used: {refusal}; use --attention-backend {other}"
-    if precision.weights != "dense":
+    if precision.weights == "fp8" and (problem := fp8_weights_problem(card)):
+        return problem
+    if precision.weights not in ("dense", "fp8"):
         why = refusal or f"attention is {attention}"
         return f"weights = {precision.weights!r} needs the native engine: {why}; use weights = 'dense'"
     if layout.dtype in SCALED and layout.dtype != "fp8":
@@ -50,6 +55,13 @@ def attention_problem(
     if backend in TRITON_FORMS:
         return triton_problem(backend, device)
     return flex_problem(layout, device, precision.dtype) if backend == "flex" else ""
+
+
+def fp8_weights_problem(card: ModelCard) -> str:
+    """Return why a model cannot have weights in fp8. Empty: it can. The torch engine checks the GPU when it loads."""
+    if read_config(card).experts is None:
+        return ""
+    return f"weights = 'fp8' is for models without experts, and {card.name} has experts; use --weights dense"
 
 
 def triton_problem(backend: str, device: str) -> str:

@@ -11,7 +11,7 @@ from math import prod
 from typing import Literal
 
 from baton.compute.models.card import ModelCard
-from baton.compute.models.dtype import Dtype
+from baton.compute.models.dtype import FP8_WIDTH, Dtype
 from baton.compute.models.model_config import ModelConfig
 from baton.compute.models.open_model import read_config
 from baton.compute.models.tensor_names import expected_shapes
@@ -104,6 +104,21 @@ def _weight_bytes(card: ModelCard, parameters: float, dtype: Dtype, weights: Wei
             return 1.0
         case "stored":
             return min(2.0, card.weight_bytes / parameters)
+        case "fp8":
+            return _fp8_bytes(read_config(card), dtype) / parameters
+
+
+def _fp8_bytes(config: ModelConfig, dtype: Dtype) -> float:
+    """Return the bytes of a model whose layers' products have weights in fp8, with a float32 scale per output.
+
+    Embeddings, the output projection, norms, biases and the up-projections of latents stay in `dtype`.
+    """
+    total, wide = 0.0, 4 if dtype == "float32" else 2
+    for name, shape in expected_shapes(config).items():
+        is_product = name.startswith("model.layers.") and len(shape) > 1 and ".kv_b_proj." not in name
+        is_fp8 = is_product and not any(size % FP8_WIDTH for size in shape)
+        total += prod(shape) + 4 * shape[0] if is_fp8 else wide * prod(shape)
+    return total
 
 
 def _parameter_counts(config: ModelConfig) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
-from baton.compute.attention_choice import TRITON_FORMS, torch_backend, triton_problem
+from baton.compute.attention_choice import FP8_REASON, TRITON_FORMS, fp8_weights_problem, torch_backend, triton_problem
 from baton.compute.constrained import ConstrainedEngine
 from baton.compute.hash_engine import HashEngine
 from baton.compute.models.card import ModelCard
@@ -74,9 +74,10 @@ def choose_engine(
     if card.format == "hash":
         return EngineChoice(kind="hash")
     others = torch_backend("auto", device)
-    problem = (
-        f"attention is {attention}" if attention not in ("auto", "native") else native_problem(card, layout, device)
-    )
+    if attention not in ("auto", "native"):
+        problem = f"attention is {attention}"
+    else:
+        problem = FP8_REASON if weights == "fp8" else native_problem(card, layout, device)
     if not problem:
         try:
             library = NativeLibrary(library_path())
@@ -87,12 +88,15 @@ def choose_engine(
             return replace(found, attention="native")
     if attention == "native":
         raise ModelError(f"--attention-backend native cannot be used: {problem}; use --attention-backend {others}")
-    if weights != "dense":
+    if weights == "fp8" and (refusal := fp8_weights_problem(card)):
+        raise ModelError(refusal)
+    if weights not in ("dense", "fp8"):
         raise ModelError(f"weights = {weights!r} needs the native engine: {problem}; use weights = 'dense'")
     reason = problem if attention == "auto" else ""
     if attention in TRITON_FORMS and (refusal := triton_problem(attention, device)):
         raise ModelError(refusal)
-    return EngineChoice(kind="torch", reason=reason, device=device, attention=torch_backend(attention, device))
+    backend = torch_backend(attention, device)
+    return EngineChoice(kind="torch", reason=reason, device=device, attention=backend, weights=weights)
 
 
 class RankProcesses(RankCommandChannel, Protocol):
@@ -165,7 +169,12 @@ def load_engine(
         from baton.compute.torch.load_torch import TorchComputation, load_torch_engine
 
         computed = TorchComputation(
-            dtype=dtype, threads=threads, device=chosen.device, attention=chosen.attention, spill=chosen.spill
+            dtype=dtype,
+            threads=threads,
+            device=chosen.device,
+            attention=chosen.attention,
+            weights=chosen.weights,
+            spill=chosen.spill,
         )
         inner = load_torch_engine(card, layout, memory, computed)
     else:

@@ -27,7 +27,7 @@ DtypeChoice = Literal["auto", "float32", "bfloat16"]
 DEVICE = re.compile(r"auto|cpu|cuda(?::(\d{1,3}))?")
 LoadFormat = Literal["auto", "dummy"]
 AttentionName = Literal["auto", "reference", "native", "sdpa", "triton", "persistent", "flex", "jagged"]
-WeightsChoice = Literal["dense", "stored", "int8"]
+WeightsChoice = Literal["dense", "stored", "int8", "fp8"]
 
 
 class BatchLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -244,8 +244,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Precision that the model computes in. `auto` is float32 on a CPU, bfloat16 on a GPU."""
     weights: WeightsChoice = "dense"
     """Format of the weights in memory. `dense`: converted to `dtype`. `stored`: 4 and 8 bits as in a GGUF file, other
-    formats rounded to 8 bits. `int8`: 8 bits with one scale per row. `stored` and `int8` need the native engine, and
-    then `auto` for `dtype` means bfloat16."""
+    formats rounded to 8 bits. `int8`, and `fp8` (e4m3) by PyTorch: a scale per row. `stored` and `int8` need the native
+    engine. `auto` for `dtype` means bfloat16, except with `dense`."""
     attention_backend: AttentionName = "auto"
     """Implementation of attention. `auto`: `native`, else `triton` on a GPU and `sdpa` on a CPU. `persistent`: `triton`
     with one decode launch per layer."""

@@ -20,6 +20,10 @@ per 32 inputs.
 """
 
 
+FP8_WIDTH = 16
+"""A matrix is held in fp8 if both of its sizes are multiples of this, as tensor cores require."""
+
+
 class Precision(Struct, frozen=True):
     """Types that one worker computes in."""
 

@@ -124,7 +124,9 @@ def rank_problems(card: ModelCard, layout: KVLayout, weights: str = "dense", att
     alone = f"needs the native engine, which computes whole models, and a worker has {layout.ranks} ranks"
     if layout.dtype in SCALED:
         found.append(f"KV in {layout.dtype} {alone}; use --kv-dtype bfloat16 or float32, or leave --tp and --pp at 1")
-    if weights != "dense":
+    if weights == "fp8":
+        found.append("--weights fp8 is for workers of one rank; use --weights dense, or leave --tp and --pp at 1")
+    elif weights != "dense":
         found.append(f"--weights {weights} {alone}; use --weights dense, or leave --tp and --pp at 1")
     if attention != "auto":
         found.append(

@@ -17,6 +17,7 @@ from baton.compute.torch.kernels import e4m3
 from baton.compute.torch.kernels.attention_backend import AttentionBackend
 from baton.compute.torch.kernels.expert_rows import RowProduct
 from baton.compute.torch.kernels.flex import FlexBackend
+from baton.compute.torch.kernels.fp8_linear import check_fp8
 from baton.compute.torch.kernels.jagged import JaggedBackend
 from baton.compute.torch.kernels.layer_ops import LayerOps
 from baton.compute.torch.kernels.paged_decode import DecodeKernel
@@ -26,6 +27,7 @@ from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
 from baton.compute.torch.layers.decoder import Decoder
 from baton.compute.torch.layers.tensor_loader import TensorLoader
 from baton.compute.torch.step_runner import CudaCapture, EagerRunner, FlexRunner, GraphRunner
+from baton.core.config import WeightsChoice
 from baton.core.errors import ModelError
 from baton.decide.kv.layout import SCALED, KVLayout
 from baton.move.arena.cuda import DeviceArray
@@ -41,6 +43,8 @@ class TorchComputation:
     device: str
     attention: str = ""
     """Name of the attention backend. Empty: that of the device."""
+    weights: WeightsChoice = "dense"
+    """Format of the layers' weights: dense or fp8."""
     spill: memoryview | None = None
     """Memory of the spill space, for the backend `sdpa` on a CPU. None: there is none."""
 
@@ -58,22 +62,25 @@ def load_torch_engine(
     """
     check_layout(card, layout)
     torch.set_num_threads(computation.threads)
-    target = torch.device(computation.device)
+    target, weight_form = torch.device(computation.device), computation.weights
     kv = PagedKV(on_device(memory, target), layout)
     if computation.spill is not None:
         kv.use_spill(computation.spill)
+    if weight_form == "fp8":
+        check_fp8(target)
     number, (config, weights) = TORCH_DTYPES[computation.dtype], open_model(card)
     name = computation.attention or ("triton" if target.type == "cuda" else "sdpa")
     if name not in TRITON_FORMS:
         backend = plain_backend(name, layout, computation)
         with torch.inference_mode():
-            model = Decoder(config, TensorLoader(weights, number, target))
+            model = Decoder(config, TensorLoader(weights, number, target, weights=weight_form))
         is_flex = isinstance(backend, FlexBackend)
         runner = FlexRunner(model, backend, kv, target) if is_flex else EagerRunner(model, backend, target)
         return TorchEngine(model, kv, runner, target)
     kernels = triton_kernels(config, number, name)
     with torch.inference_mode():
-        model = Decoder(config, TensorLoader(weights, number, target, kernels.row_product, kernels.ops))
+        loader = TensorLoader(weights, number, target, kernels.row_product, kernels.ops, weight_form)
+        model = Decoder(config, loader)
     eager = EagerRunner(model, kernels.backend, target)
     return TorchEngine(model, kv, GraphRunner(eager, kv, kernels.decode, CudaCapture()), target)
 

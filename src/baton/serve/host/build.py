@@ -162,7 +162,7 @@ def device_prices(
     shares = share_cores(workers, config.threads, cpu_quota(), computing.share.cores) if workers else [(1, ())]
     return estimated_costs(
         card,
-        kind=_engine_kind(card, computing),
+        kind=_engine_kind(card, computing, precision.weights),
         dtype=precision.dtype,
         weights=precision.weights,
         threads=shares[0][0],
@@ -170,18 +170,20 @@ def device_prices(
     )
 
 
-def _engine_kind(card: ModelCard, computing: Computing) -> EngineKind:
+def _engine_kind(card: ModelCard, computing: Computing, weights: WeightsChoice) -> EngineKind:
     """Predict the engine that `choose_engine` will pick. Compiling the native engine to find out would take 30 s."""
     if computing.device.drivers:
         return "cuda"
     refusal = native_problem(card, computing.layout, computing.device.name)
-    is_native = computing.attention_backend in ("auto", "native") and not refusal and not build_problem()
+    is_asked = computing.attention_backend in ("auto", "native") and weights != "fp8"
+    is_native = is_asked and not refusal and not build_problem()
     return "native" if is_native else "torch"
 
 
 def shares_weights(card: ModelCard, computing: Computing) -> bool:
     """Return whether all workers of a host map one copy of the weights."""
-    return _engine_kind(card, computing) == "native" and can_share_weights()
+    forms = {phase.weights for phase in computing.phases.values()} or {computing.weights}
+    return all(_engine_kind(card, computing, form) == "native" for form in forms) and can_share_weights()
 
 
 def limit_context(config: Config, card: ModelCard) -> ModelCard:
@@ -240,7 +242,7 @@ def _reserve_arena(config: Config, card: ModelCard, computing: Computing) -> Hos
     drivers, layout = computing.device.drivers, computing.layout
     requests_max = config.batch.requests_max
     if drivers:
-        budget = device_budget(drivers, config.topology, card, layout, requests_max)
+        budget = device_budget(drivers, config.topology, _as_held(card, computing), layout, requests_max)
     else:
         budget = host_budget(computing.share.pledged_bytes)
     total = blocks_total(config, card, layout, budget)
@@ -249,6 +251,15 @@ def _reserve_arena(config: Config, card: ModelCard, computing: Computing) -> Hos
     else:
         arena = create_arena(total * layout.block_bytes)
     return HostArena(secrets.token_hex(16), arena, total)
+
+
+def _as_held(card: ModelCard, computing: Computing) -> ModelCard:
+    """Return the card with the bytes that weights take on a GPU, where every worker holds them in fp8."""
+    used = computing.phases.values() or [Precision(computing.dtype, computing.weights)]
+    if any(precision.weights != "fp8" for precision in used):
+        return card
+    held_bytes = max(weights_bytes(card, precision.dtype, "fp8") for precision in used)
+    return msgspec.structs.replace(card, weight_bytes=held_bytes, format="safetensors")
 
 
 def batch_limits(config: Config) -> BatchLimits:

@@ -13,7 +13,7 @@ from baton.compute.models.rope import rotary_order
 from baton.compute.torch.kernels.attention_backend import AttentionBackend
 from baton.compute.torch.kernels.latent import LatentPlan, UpProjection, plan_latent
 from baton.compute.torch.kernels.layer_ops import NewTokens, rotate
-from baton.compute.torch.kernels.linear import Linear, make_linear
+from baton.compute.torch.kernels.linear import Linear
 from baton.compute.torch.kernels.norm import rms_norm
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.compute.torch.layers.attention import PlannedStep, positions_of
@@ -94,8 +94,8 @@ def _load(config: ModelConfig, latent: Latent, loader: TensorLoader, prefix: str
     return _LatentLayer(
         q_a=loader.linear(f"{prefix}q_a_proj", biased=config.qkv_bias) if bottleneck else None,
         q_a_norm=loader.tensor(f"{prefix}q_a_layernorm.weight") if bottleneck else None,
-        q_b=make_linear(q_b.reshape(config.heads * head_dim, -1)),
-        kv_a=make_linear(_in_rotary_order(loader.tensor(f"{kv_a}.weight"), latent), kv_a_bias),
+        q_b=loader.product(q_b.reshape(config.heads * head_dim, -1)),
+        kv_a=loader.product(_in_rotary_order(loader.tensor(f"{kv_a}.weight"), latent), kv_a_bias),
         kv_a_norm=loader.tensor(f"{prefix}kv_a_layernorm.weight"),
         up=UpProjection(keys.contiguous(), values.transpose(1, 2).contiguous()),
         o=loader.linear(f"{prefix}o_proj", biased=config.o_bias),

@@ -9,8 +9,10 @@ from torch import Tensor
 from baton.compute.models.bfloat16 import BFLOAT16
 from baton.compute.models.weights import WeightReader
 from baton.compute.torch.kernels.expert_rows import RowProduct
+from baton.compute.torch.kernels.fp8_linear import make_fp8_linear
 from baton.compute.torch.kernels.layer_ops import TORCH_OPS, LayerOps
 from baton.compute.torch.kernels.linear import Linear, make_linear
+from baton.core.config import WeightsChoice
 
 
 class TensorLoader:
@@ -23,14 +25,16 @@ class TensorLoader:
         device: torch.device,
         row_product: RowProduct | None = None,
         ops: LayerOps = TORCH_OPS,
+        weights: WeightsChoice = "dense",
     ) -> None:
         """row_product: computes the experts of a few tokens from stacked weights. None: always expert by expert.
 
-        ops: runs the operations between the products.
+        ops: runs the operations between the products. weights: format of the layers' linear weights, dense or fp8.
         """
         self._reader = reader
         self.row_product = row_product
         self.ops = ops
+        self._make = make_fp8_linear if weights == "fp8" else make_linear
         self.dtype = dtype
         self.device = device
 
@@ -45,7 +49,11 @@ class TensorLoader:
         """Load projections of the same input as one matrix. Their outputs follow each other."""
         weight = self.stacked(*(f"{name}.weight" for name in names))
         bias = self.stacked(*(f"{name}.bias" for name in names)) if biased else None
-        return make_linear(weight, bias)
+        return self.product(weight, bias)
+
+    def product(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """Return the linear layer of a weight [outputs, inputs] of a decoder layer, in the format of this model."""
+        return self._make(weight, bias)
 
     def stacked(self, *names: str) -> Tensor:
         """Read tensors and concatenate them along the first dimension."""
