@@ -81,9 +81,29 @@ class Reshaping:
         if isinstance(flips, PolicyFailure):
             self.failure = flips.reason
             return []
+        flips = self._keeping_pins(flips, cluster)
         for flip in flips:
             fleet.set_role(flip.worker, flip.role)
         return [*flips, *self._scale(_flipped(cluster, flips), policies, fleet, now_s)]
+
+    def _keeping_pins(self, flips: Sequence[SetRole], cluster: ClusterView) -> list[SetRole]:
+        """Return the flips that take no pinned role further from its number of workers.
+
+        Any other flip would be followed by the start or the end of a worker of that role.
+        """
+        if not self.pinned:
+            return list(flips)
+        roles: dict[WorkerId, Role] = {worker.id: worker.role for worker in cluster.workers}
+        counts, kept = Counter(roles.values()) + Counter(self.starting), list[SetRole]()
+        for flip in flips:
+            old: Role = roles[flip.worker]
+            new: Role = flip.role
+            if counts[old] <= self.pinned.get(old, -1) or counts[new] >= self.pinned.get(new, len(roles) + 1):
+                continue
+            counts[old] -= 1
+            counts[new] += 1
+            kept.append(flip)
+        return kept
 
     def wake(
         self, cluster: ClusterView, policies: Policies, fleet: Fleet, now_s: float

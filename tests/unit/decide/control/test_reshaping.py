@@ -188,6 +188,39 @@ def test_an_administrator_sets_the_workers_of_a_role_whatever_scaling_wants() ->
     assert made.reshaping.targets == {"prefill": 1, "decode": 1}
 
 
+def test_no_flip_changes_the_workers_of_a_role_that_an_administrator_has_set() -> None:
+    """Before, each flip was followed by the start of a worker, or by the end of one, and the fleet grew or shrank."""
+    cases: tuple[tuple[WorkerId, Role], ...] = ((P1, "decode"), (D1, "prefill"))
+    for flipped, role in cases:
+        made = coordinator({}, roles={flipped: role})
+        made.handle(ScaleWanted("prefill", 2), 0.5)
+        assert tick(made) == []
+        made.handle(ScaleWanted("prefill", None), 1.5)
+        assert tick(made, 2.0) == [SetRole(flipped, role)]
+
+
+def test_a_flip_towards_the_numbers_of_an_administrator_replaces_a_start() -> None:
+    made = coordinator({}, roles={P0: "decode", P1: "decode"})
+    made.handle(ScaleWanted("prefill", 1), 0.5)
+    made.handle(ScaleWanted("decode", 3), 0.5)
+    assert tick(made) == [SetRole(P0, "decode")]
+    assert tick(made, 2.0) == []
+
+
+def test_a_worker_that_starts_counts_for_the_number_of_an_administrator() -> None:
+    made = coordinator({}, roles={D1: "prefill"})
+    made.handle(ScaleWanted("prefill", 3), 0.5)
+    (flip,) = tick(made)
+    assert flip == SetRole(D1, "prefill")
+    made = coordinator({}, roles={})
+    made.handle(ScaleWanted("prefill", 3), 0.5)
+    (start,) = tick(made)
+    assert isinstance(start, StartWorker)
+    assert isinstance(made.policies.roles, Assigned)
+    made.policies.roles.roles[D1] = "prefill"
+    assert tick(made, 2.0) == []
+
+
 def test_a_fleet_without_a_scaling_policy_needs_ticks_while_an_administrator_sets_its_size() -> None:
     made = Coordinator(replace(coordinator({}).policies, scaling=FixedFleet(), roles=StaticRoles()), block_tokens=4)
     assert not made.needs_ticks
