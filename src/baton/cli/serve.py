@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     if not config.engines.is_used and config.engines.start == "baton":
         return event_loop()(serve(config, assemble_models(config), tell=say))
     from baton.integrations.engines.fleet import EngineFleet  # an optional part
-    from baton.integrations.engines.launch import engine_processes, with_servers
+    from baton.integrations.engines.launch import can_follow_events, engine_processes, with_servers
     from baton.integrations.engines.pods import EnginePods
     from baton.integrations.kubernetes import KubernetesApi
 
@@ -106,6 +106,9 @@ def run(args: argparse.Namespace) -> int:
 
     with TemporaryDirectory(prefix="baton-engines-") as folder:
         is_starting = not config.engines.servers
+        if is_starting and not can_follow_events():
+            extra = f"pip install 'baton[{config.engines.start}]'"
+            say(f"KV events of the servers are not followed, because pyzmq is not installed: {extra}")
         config = with_servers(config, Path(folder)) if is_starting else config
         models = assemble_models(config)
         processes = engine_processes(config, models[0].card, Path(folder)) if is_starting else ()
