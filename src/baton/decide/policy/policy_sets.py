@@ -6,6 +6,7 @@ A set has a policy for every family. A policy that a configuration names for one
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from msgspec.structs import asdict, replace
 
@@ -158,6 +159,29 @@ def share_by_class(policy: PolicyConfig, classes: Sequence[ClassConfig]) -> Poli
 
 
 def resolve(choice: PolicyChoice) -> PolicyConfig:
-    """Complete a user's choice from the named set, or from the defaults. Raise ConfigError for an unknown name."""
+    """Complete a user's choice from the named set, or from the defaults.
+
+    Raise ConfigError for an unknown name, or for one option with two values (`_share_options`).
+    """
     own = {family: use for family, use in asdict(choice).items() if use is not None}
-    return replace(policy_set(choice.name) if choice.name else PolicyConfig(), **own)
+    return _share_options(replace(policy_set(choice.name) if choice.name else PolicyConfig(), **own))
+
+
+def _share_options(policy: PolicyConfig) -> PolicyConfig:
+    """Return the policies, where an option that one family sets holds in all families that name the same policy.
+
+    Families share one object only if they name it with the same options. Without this rule, an option at
+    `policy.admission` alone would take admission out of what `slo-headroom` knows of routing and placement.
+    Raise ConfigError if two families set one option to different values.
+    """
+    families = {family: use for family, use in asdict(policy).items() if isinstance(use, Plugin)}
+    shared: dict[str, dict[str, Any]] = {}
+    for family, use in families.items():
+        options = shared.setdefault(use.use, {})
+        for name, value in use.options.items():
+            if options.setdefault(name, value) != value:
+                raise ConfigError(
+                    f"policy.{family}.options.{name} is {value!r}, but another family that uses {use.use!r} sets it"
+                    f" to {options[name]!r}: families that name one policy share it, so give one value"
+                )
+    return replace(policy, **{family: replace(use, options=shared[use.use]) for family, use in families.items()})

@@ -84,6 +84,22 @@ def test_one_class_with_the_same_options_plays_several_families_as_one_object() 
     assert apart.placement is not apart.routing
 
 
+def test_an_option_of_one_family_holds_for_all_that_share_the_policy() -> None:
+    chosen = resolve(load("[policy.admission]\nuse = 'slo-headroom'\noptions = {requests_max = 7}\n").policy)
+    assert chosen.routing.options == chosen.placement.options == {"requests_max": 7}
+    policies = build_policies(chosen, COST)
+    assert policies.admission is policies.routing is policies.placement
+
+
+def test_two_values_of_one_shared_option_are_refused() -> None:
+    given = PolicyChoice(
+        admission=Plugin(use="slo-headroom", options={"requests_max": 7}),
+        routing=Plugin(use="slo-headroom", options={"requests_max": 8}),
+    )
+    with pytest.raises(ConfigError, match=r"policy.routing.options.requests_max is 8.* sets it to 7.*give one value"):
+        resolve(given)
+
+
 def test_a_class_that_lacks_a_family_is_refused_though_it_plays_another() -> None:
     queue = Plugin(use="shortest-queue")
     with pytest.raises(ConfigError, match="shortest-queue is no PlacementPolicy: it lacks place"):
