@@ -17,11 +17,14 @@ _DOUBT = 4.0
 """Number of requests at which the mean and the variance count half. They count less with fewer requests."""
 _ERROR_LOG_MAX = 1.5
 NO_ERRORS = PredictionErrors()
-MISSES_RATIO = 0.1
-"""Share of the admitted requests that may miss an SLO. Above it the margin grows, below it the margin shrinks. A lower
-share would reject more requests than it prevents misses."""
+TTFT_MISSES_RATIO = 0.03
+"""Share of the admitted requests that may miss the SLO of their TTFT. Above it the margin grows, below it the margin
+shrinks. A queue that has become too long makes all requests behind it late, so that only few misses are allowed."""
+TPOT_MISSES_RATIO = 0.1
+"""The same for the TPOT. A step that is too long delays only the requests in it, and a lower share would reject more
+requests than it prevents misses."""
 _MISS_LOG = 0.12
-"""A missed SLO adds this to the margin's logarithm; every request subtracts `MISSES_RATIO` of it."""
+"""A missed SLO adds this to the margin's logarithm; every request subtracts `misses_ratio` of it."""
 _MARGIN_LOG_MAX = 0.7
 _MARGIN_S = 10.0
 """Time in which the margin's logarithm falls to 1/e. Short, because misses of a burst predict little after it."""
@@ -35,6 +38,8 @@ _GAPS_MIN = 3
 class _Errors:
     """Weighted sums of the errors of one latency."""
 
+    misses_ratio: float
+    """Share of the requests that may miss their SLO."""
     at_s: float = 0.0
     requests: float = 0.0
     total: float = 0.0
@@ -51,7 +56,7 @@ class _Errors:
         error_log = min(_ERROR_LOG_MAX, max(-_ERROR_LOG_MAX, log(actual_s / predicted_s)))
         self.margin_log *= self._faded(now_s, _MARGIN_S)
         if predicted_s <= slo_s:  # a miss that was predicted says nothing about the margin
-            self.margin_log += _MISS_LOG * ((actual_s > slo_s) - MISSES_RATIO)
+            self.margin_log += _MISS_LOG * ((actual_s > slo_s) - self.misses_ratio)
             self.margin_log = min(_MARGIN_LOG_MAX, max(0.0, self.margin_log))
         self.at_s = now_s
         self.requests = kept * self.requests + weight
@@ -75,8 +80,8 @@ class _Errors:
 class PredictionMeter:
     """Compares the predictions for requests with their events. Only first attempts count."""
 
-    _ttft: _Errors = field(default_factory=_Errors)
-    _tpot: _Errors = field(default_factory=_Errors)
+    _ttft: _Errors = field(default_factory=lambda: _Errors(TTFT_MISSES_RATIO))
+    _tpot: _Errors = field(default_factory=lambda: _Errors(TPOT_MISSES_RATIO))
 
     def note(
         self, flight: Flight, event: PrefillFinished | DecodeBegun | RequestFinished | RequestFailed, now_s: float
