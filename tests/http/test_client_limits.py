@@ -23,7 +23,7 @@ def test_unfinished_bodies_beyond_the_memory_of_a_client_are_refused() -> None:
     """Each client may send less than the maximum of one body; together they would hold much."""
     limits = LimitsConfig(client_body_bytes_max=100_000)
     with Server(build_house(settings=HttpSettings(limits=limits))) as server:
-        connections = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(4)]
+        connections = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(4)]
         for connection in connections:
             connection.sendall(HEAD + b"Content-Length: 1000000\r\n\r\n" + b"x" * 40_000)
         refused = b""
@@ -68,7 +68,7 @@ def test_refusals_of_every_layer_are_counted(server: Server) -> None:
     before = refusals(server, large), refusals(server, long)
     with httpx.Client(base_url=server.url, timeout=30) as client:
         assert client.post(COMPLETIONS, json={"prompt": "a" * (5 << 20)}).status_code == 413
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.sendall(b"GET /" + b"a" * 40_000)
         assert connection.recv(12) == b"HTTP/1.1 431"
     assert (refusals(server, large), refusals(server, long)) == (before[0] + 1, before[1] + 1)

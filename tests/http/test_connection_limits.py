@@ -4,33 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
 import json
 import logging
 import socket
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
 import httpx
 import pytest
+from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
 from baton.core.limits import LimitsConfig
+from baton.core.types import Request
 from baton.serve.http.connections import LOG_S, REFUSED_MAX, Connections, RefusalLog, client_address
 from baton.serve.live.metrics_registry import Metrics
 from baton.serve.live.recorder import Recorder
 from tests.http.conftest import Server, build_house
+from tests.http.inprocess import InProcessGeneration
 
 LIMITS = LimitsConfig(
     header_bytes_max=4096,
     headers_max=20,
-    header_s=0.4,
-    body_s=0.4,
-    idle_s=0.8,
-    send_s=0.4,
+    header_s=60.0,
+    idle_s=60.0,
     connections_max=24,
     address_connections_max=12,
 )
+"""Deadlines that no test reaches, not even on a busy machine."""
+SHORT_DEADLINES = replace(LIMITS, header_s=0.4, body_s=1.0, idle_s=0.8)
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
@@ -41,9 +44,9 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=30) as client:
-        yield client
+def hasty_server() -> Iterator[Server]:
+    with Server(build_house(limits=SHORT_DEADLINES)) as running:
+        yield running
 
 
 @pytest.fixture
@@ -52,8 +55,14 @@ def connection(server: Server) -> Iterator[socket.socket]:
         yield connection
 
 
+@pytest.fixture
+def hasty_connection(hasty_server: Server) -> Iterator[socket.socket]:
+    with connect(hasty_server) as connection:
+        yield connection
+
+
 def connect(server: Server) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    return socket.create_connection(("127.0.0.1", server.port), timeout=60)
 
 
 def read_all(connection: socket.socket) -> bytes:
@@ -127,9 +136,10 @@ def test_many_chunks_of_one_byte_are_a_body_like_any_other(connection: socket.so
     assert read_all(connection).startswith(b"HTTP/1.1 200 ")
 
 
-def test_requests_on_one_connection_are_counted_apart(client: httpx.Client) -> None:
-    for _ in range(5):
-        assert client.get("/health", headers={"x": "a" * 3000}).status_code == 200
+def test_requests_on_one_connection_are_counted_apart(server: Server) -> None:
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        for _ in range(5):
+            assert client.get("/health", headers={"x": "a" * 3000}).status_code == 200
 
 
 def test_no_http_at_all_is_a_400(connection: socket.socket) -> None:
@@ -152,7 +162,7 @@ class LateEnd:
 @pytest.mark.parametrize(("method", "end"), [("GET", b"\r\n\r\nok"), ("HEAD", b"\r\n\r\n")])
 def test_a_request_after_a_whole_response_is_refused_with_an_answer(method: str, end: bytes) -> None:
     """It was closed without one while the application had not ended the response."""
-    house = replace(build_house(limits=LIMITS), app=LateEnd())
+    house = dataclasses.replace(build_house(limits=LIMITS), app=LateEnd())
     with Server(house) as server, connect(server) as connection:
         connection.sendall(f"{method} / HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         got = b""
@@ -179,63 +189,68 @@ def test_pipelined_requests_are_answered_in_order_up_to_a_maximum(server: Server
 # ---- times
 
 
-def test_headers_that_come_too_slowly_are_a_408(connection: socket.socket) -> None:
-    connection.sendall(HEAD)
-    check_refused(connection, 408, "request_timeout", "headers", "0.4 s", "limits.header_s")
+def test_headers_that_come_too_slowly_are_a_408(hasty_connection: socket.socket) -> None:
+    hasty_connection.sendall(HEAD)
+    check_refused(hasty_connection, 408, "request_timeout", "headers", "0.4 s", "limits.header_s")
 
 
-def test_a_body_that_comes_too_slowly_is_a_408(connection: socket.socket) -> None:
-    connection.sendall(HEAD + b'Content-Length: 100\r\n\r\n{"prompt":')
-    check_refused(connection, 408, "request_timeout", "body", "0.4 s", "limits.body_s")
+def test_a_body_that_comes_too_slowly_is_a_408(hasty_connection: socket.socket) -> None:
+    hasty_connection.sendall(HEAD + b'Content-Length: 100\r\n\r\n{"prompt":')
+    check_refused(hasty_connection, 408, "request_timeout", "body", "1 s", "limits.body_s")
 
 
-def test_a_body_that_was_refused_and_stops_is_not_awaited(connection: socket.socket) -> None:
-    connection.sendall(HEAD + b"Content-Length: 99999999\r\n\r\nxx")
-    answer = read_all(connection)
+def test_a_body_that_was_refused_and_stops_is_not_awaited(hasty_connection: socket.socket) -> None:
+    hasty_connection.sendall(HEAD + b"Content-Length: 99999999\r\n\r\nxx")
+    answer = read_all(hasty_connection)
     assert answer.startswith(b"HTTP/1.1 413 ")
     assert answer.count(b"HTTP/1.1") == 1
 
 
-def test_a_connection_without_a_request_is_closed_without_an_answer(connection: socket.socket) -> None:
-    assert read_all(connection) == b""
+def test_a_connection_without_a_request_is_closed_without_an_answer(hasty_connection: socket.socket) -> None:
+    assert read_all(hasty_connection) == b""
 
 
-def test_a_stream_outlives_the_time_of_headers_bodies_and_idle_connections(server: Server) -> None:
+def test_a_stream_outlives_the_time_of_headers_bodies_and_idle_connections(hasty_server: Server) -> None:
     """The client reads slowly, so the stream takes longer than every other deadline."""
     body = json.dumps({"prompt": "a", "max_tokens": 40, "ignore_eos": True, "stream": True}).encode()
-    gateway = server.house.gateway
-    gateway.pace_s = 0.03
+    gateway = hasty_server.house.gateway
+    gateway.pace_s = 0.04
     try:
-        with connect(server) as connection:
+        with connect(hasty_server) as connection:
             connection.sendall(HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
             assert b"data: [DONE]" in read_all(connection)
     finally:
         gateway.pace_s = 0.0
 
 
-def test_a_reader_that_stops_is_disconnected_and_its_request_cancelled(server: Server, client: httpx.Client) -> None:
+def test_a_reader_that_stops_is_disconnected_and_its_request_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its text with log probabilities overflows the buffers of the sockets half-way."""
-    gateway = server.house.gateway
+    house, generations = build_house(limits=replace(LIMITS, send_s=0.4)), list[InProcessGeneration]()
+    gateway, submit = house.gateway, house.gateway.submit
     gateway.pace_s = 0.01  # the steps after the deadline of the reader do not reach the end of the text
+
+    def submit_and_note(request: Request, prompt: Sequence[int]) -> InProcessGeneration:
+        generations.append(submit(request, prompt))
+        return generations[-1]
+
+    monkeypatch.setattr(gateway, "submit", submit_and_note)
     choices = {"n": 16, "max_tokens": 400, "logprobs": 20, "ignore_eos": True, "stream": True}
     body = json.dumps({"prompt": "a", **choices}).encode()
-    try:
-        with socket.socket() as connection:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            connection.settimeout(10)
-            connection.connect(("127.0.0.1", server.port))
-            connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-            assert connection.recv(12) == b"HTTP/1.1 200"
-            while len(gateway.running) < 16:
-                client.get("/health")
-            generations = list(gateway.running)
-            while gateway.running:
-                client.get("/health")  # other clients are answered while this one still has not read
-            assert {generation.finish and generation.finish.outcome for generation in generations} == {"cancelled"}
-            with contextlib.suppress(ConnectionResetError):
-                assert b"[DONE]" not in read_all(connection)
-    finally:
-        gateway.pace_s = 0.0
+    with (
+        Server(house) as server,
+        httpx.Client(base_url=server.url, timeout=30) as client,
+        socket.socket() as connection,
+    ):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(60)
+        connection.connect(("127.0.0.1", server.port))
+        connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        while len(generations) < 16 or gateway.running:
+            client.get("/health")  # other clients are answered while this one still has not read
+        assert {generation.finish and generation.finish.outcome for generation in generations} == {"cancelled"}
+        with contextlib.suppress(ConnectionResetError):
+            assert b"[DONE]" not in read_all(connection)
 
 
 # ---- numbers

@@ -183,7 +183,7 @@ def test_a_closed_socket_frees_its_blocks_and_the_server_goes_on(house: str, req
     """The same over a real connection, cut in the middle of a stream; over one engine, and over two workers."""
     url = httpx.URL(request.getfixturevalue(house).url)
     body = json.dumps(BODY | {"max_tokens": 4000, "stream": True})
-    with socket.create_connection((url.host, url.port), timeout=10) as connection:
+    with socket.create_connection((url.host, url.port), timeout=60) as connection:
         head = ["POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
         connection.sendall("\r\n".join([*head, f"Content-Length: {len(body)}", "", body]).encode())
         assert connection.recv(16).startswith(b"HTTP/1.1 200")

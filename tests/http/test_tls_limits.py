@@ -15,7 +15,7 @@ from baton.move.ipc.tls import ServerTls
 from tests.http.conftest import Server, build_house
 from tests.process.test_tls import write_certificate
 
-LIMITS = LimitsConfig(header_s=0.4, idle_s=5.0, connections_max=24, address_connections_max=4)
+LIMITS = LimitsConfig(header_s=0.4, connections_max=24, address_connections_max=4)
 
 
 @pytest.fixture(scope="module")
@@ -31,15 +31,16 @@ def server(certificate: ServerTls) -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def patient_server(certificate: ServerTls) -> Iterator[Server]:
     """A server that leaves silent connections open for longer than a test takes on a busy machine."""
-    with Server(build_house(limits=msgspec.structs.replace(LIMITS, header_s=60.0)), tls=certificate) as running:
+    limits = msgspec.structs.replace(LIMITS, header_s=60.0, idle_s=60.0)
+    with Server(build_house(limits=limits), tls=certificate) as running:
         yield running
 
 
 def _connect(server: Server) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    return socket.create_connection(("127.0.0.1", server.port), timeout=60)
 
 
 def _unchecked() -> ssl.SSLContext:
@@ -48,8 +49,9 @@ def _unchecked() -> ssl.SSLContext:
     return context
 
 
-def test_requests_are_answered_on_one_connection(server: Server) -> None:
-    with httpx.Client(base_url=f"https://127.0.0.1:{server.port}", verify=_unchecked(), timeout=10) as client:
+def test_requests_are_answered_on_one_connection(patient_server: Server) -> None:
+    url = f"https://127.0.0.1:{patient_server.port}"
+    with httpx.Client(base_url=url, verify=_unchecked(), timeout=60) as client:
         for _ in range(3):
             assert client.get("/health").status_code == 200
 

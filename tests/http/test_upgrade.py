@@ -17,7 +17,7 @@ BODY = json.dumps({"prompt": "a" * 50, "max_tokens": 1}).encode()
 
 def ask(server: Server, *pieces: bytes) -> bytes:
     """Send each piece once the server has taken the one before it. Return all that comes back."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         for piece in pieces:
             connection.sendall(piece)
             if b"Expect: " in piece:
