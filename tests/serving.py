@@ -35,13 +35,13 @@ class RunningServer:
         self.process = process
         self.log = log
         self.url = ""
+        self._follower = threading.Thread(target=self._follow, daemon=True)
         self._listening = threading.Event()
         self._ready = threading.Event()
 
     def wait_listening(self) -> None:
         """Follow the output until the server has said where it listens."""
-        follower = threading.Thread(target=self._follow, daemon=True)
-        follower.start()
+        self._follower.start()
         assert self._listening.wait(START_S), f"not listening in {START_S} s:\n{self.output()}"
         assert self.url, f"the server ended:\n{self.output()}"
 
@@ -63,6 +63,10 @@ class RunningServer:
                     self._ready.set()
         self._listening.set()
         self._ready.set()
+
+    def wait_output(self, *texts: str) -> None:
+        """Wait until the output has one of the texts. A line may come after an HTTP response that shows its cause."""
+        self.wait_until(lambda _: any(text in self.output() for text in texts), reason=f"says {' or '.join(texts)}")
 
     def output(self) -> str:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
@@ -97,9 +101,11 @@ class RunningServer:
         return sum(float(line.rsplit(" ", 1)[1]) for line in series if label in line)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Send a signal and wait for the end. Returns the exit code."""
+        """Send a signal and wait for the end, and for the last line of output. Returns the exit code."""
         self.process.send_signal(number)
-        return self.process.wait(60)
+        code = self.process.wait(60)
+        self._follower.join(60)
+        return code
 
 
 @contextmanager

@@ -156,9 +156,9 @@ def serving_in_thread(server: OddServer) -> Iterator[str]:
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
     try:
-        assert started.wait(10)
+        assert started.wait(60)
         yield address[0]
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(10)
+        thread.join(60)
         loop.close()

@@ -108,7 +108,7 @@ class HandCluster(RayCluster):
     async def until(self, condition: Callable[[], object]) -> None:
         while not condition():
             self.changed.clear()
-            await asyncio.wait_for(self.changed.wait(), 10)
+            await asyncio.wait_for(self.changed.wait(), 60)
 
 
 @dataclass(slots=True)
@@ -139,7 +139,7 @@ def played(test: Callable[[Kit], Coroutine[None, None, None]]) -> Kit:
         running = asyncio.create_task(kit.hosts.run())
         await test(kit)
         kit.hosts.handle(EndHosts())
-        await asyncio.wait_for(running, 10)
+        await asyncio.wait_for(running, 60)
         return kit
 
     return asyncio.run(play())

@@ -47,6 +47,7 @@ def run_schemathesis(
         "--checks=all",
         "--phases=examples,coverage,stateful" + (",fuzzing" if random_examples else ""),
         f"--max-examples={random_examples or 4}",
+        "--request-timeout=120",
         "--generation-deterministic",
         "--warnings=off",
         "--no-color",

@@ -21,7 +21,7 @@ ATTEMPTS_MAX = 20
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """By its prices every step takes ten seconds, so each request would miss its SLO by far."""
     config = Path(tmp_path_factory.mktemp("admission")) / "baton.toml"
-    config.write_text("[slo]\nttft_s = 1.0\ntpot_s = 0.5\n[cost]\nstep_overhead_s = 10.0\nprefill_token_s = 1.0\n")
+    config.write_text("[slo]\nttft_s = 5.0\ntpot_s = 2.0\n[cost]\nstep_overhead_s = 10.0\nprefill_token_s = 1.0\n")
     with serving("hash", "--mixed", "1", "--config", str(config)) as running:
         yield running
 

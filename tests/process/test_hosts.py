@@ -59,7 +59,7 @@ def mixed_text(hash_server: RunningServer) -> Callable[[dict], str]:
     return say
 
 
-FAST = "[hosts]\nsilent_s = 2.0\nmover_silent_s = 1.0\ncopy_s = 5.0\n"
+FAST = "[hosts]\nsilent_s = 4.0\nmover_silent_s = 3.0\ncopy_s = 5.0\n"
 """Faults are noticed within seconds, so that a test waits for them no longer."""
 
 

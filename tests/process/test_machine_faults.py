@@ -71,7 +71,7 @@ def test_a_worker_that_exceeds_a_memory_limit_is_killed_and_its_request_goes_on(
         server.wait_until(lambda state: state["workers"][0]["pid"] != worker, reason="the worker was killed")
         threads[0].join()
         assert answers == [expected]
-        assert "killed by signal 9: by an operator, or by the system when memory runs out" in server.output()
+        server.wait_output("killed by signal 9: by an operator, or by the system when memory runs out")
         server.wait_until(all_workers_ready, reason="the worker is back")
 
 

@@ -19,6 +19,12 @@ from tests.serving import listening, nothing_used
 
 WAIT_S = 0.1
 WORKER = "baton.serve.worker"
+STOPS_ITSELF = f"""
+import os, signal, sys
+if "{WORKER}" in sys.orig_argv:
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+"""Python runs it at its start, so that a worker stops before it can be ready."""
 ASKS_AFTER = 13
 """Requests to the server, with growing pauses: in all at least three times WAIT_S."""
 
@@ -35,7 +41,7 @@ def test_with_every_host_gone_requests_are_refused_until_one_comes() -> None:
             message = f"deserted, waiting for 1 of 1 hosts to join (baton host --join {server.url})"
             assert message in answer.json()["error"]["message"]
             assert float(answer.headers["retry-after"]) > 0
-        assert "all hosts are gone; 0 requests wait for one" in server.output()
+        server.wait_output("all hosts are gone; 0 requests wait for one")
         with joining(server.url, "b", "--mixed", "1", "--kv-blocks", "96"):
             server.wait_until(lambda _: client.get("/ready").status_code == 200, reason="a host is there again")
             assert text_of(ask(client, PROMPT)) == text
@@ -87,15 +93,15 @@ class Waiting:
 def waiting(tmp_path: Path) -> Iterator[Waiting]:
     config, events = tmp_path / "impatient.toml", list[dict]()
     config.write_text(f"survival.wait_s = {WAIT_S}\n")
+    (tmp_path / "sitecustomize.py").write_text(STOPS_ITSELF)
     with (
         listening("hash", "--hosts", "1", "--config", str(config)) as server,
         server.client() as client,
-        joining(server.url, "b", "--mixed", "1") as late,
+        joining(server.url, "b", "--mixed", "1", environment={"PYTHONPATH": str(tmp_path)}) as late,
     ):
         server.wait_until(lambda state: "b" in workers_of(state), reason="it has joined")
-        server.wait_until(lambda _: bool(late.pids(WORKER)), reason="it starts a worker")
+        server.wait_until(lambda _: bool(late.pids(WORKER)), reason="it starts a worker, which stops")
         (held_up,) = late.pids(WORKER)
-        os.kill(held_up, signal.SIGSTOP)
         try:
             with joining(server.url, "a", "--mixed", "1") as gone:
                 server.wait_ready()

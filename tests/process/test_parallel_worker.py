@@ -47,7 +47,7 @@ def _watched(pids: list[int]) -> list[int]:
 
 
 def _all_gone(descriptors: list[int]) -> bool:
-    ended = [bool(select.select([descriptor], [], [], 30)[0]) for descriptor in descriptors]
+    ended = [bool(select.select([descriptor], [], [], 60)[0]) for descriptor in descriptors]
     for descriptor in descriptors:
         os.close(descriptor)
     return all(ended)
@@ -137,8 +137,7 @@ def test_requests_outlive_the_death_of_one_rank(workers: str, tiny_model: str, e
         server.wait_until(nothing_used, reason="no block is used")
         assert [_answer(server, PROMPTS[0])[0]] == _texts(server, expected[:1])
         # The thread that waits for the process and the step that waits for its part race: the first one logs its words.
-        noticed = (f"rank 1 (pid {victim}) was killed by signal 9", "ranks are out of step, the worker ends")
-        assert any(words in server.output() for words in noticed)
+        server.wait_output(f"rank 1 (pid {victim}) was killed by signal 9", "ranks are out of step, the worker ends")
         _check_end(server)
 
 
@@ -160,10 +159,11 @@ def test_a_rank_that_dies_or_stops_while_idle_ends_its_worker(tiny_model: str, t
                 lambda c, dead=worker: [(w["state"], w["pid"] != dead) for w in c["workers"]] == [("ready", True)],
                 reason="another worker is there",
             )
-            assert number == signal.SIGSTOP or f"rank 1 (pid {rank}) was killed by signal 9" in server.output()
+            if number == signal.SIGKILL:
+                server.wait_output(f"rank 1 (pid {rank}) was killed by signal 9")
         watched = _watched(_all_ranks(server))
         server.process.kill()
-        server.process.wait(10)
+        server.process.wait(60)
         assert _all_gone(watched), "a rank outlived the server's crash"
 
 
@@ -207,7 +207,7 @@ def test_an_error_in_one_rank_ends_the_worker_and_its_request_goes_on(
         assert timings["attempts"] == 2
         assert _all_gone(watched)
         server.wait_until(all_workers_ready, reason="the worker is back")
-        assert "ranks are out of step, the worker ends: RuntimeError: broken in the midst" in server.output()
+        server.wait_output("ranks are out of step, the worker ends: RuntimeError: broken in the midst")
 
 
 def test_the_hash_engine_plays_all_ranks_in_one_process(hash_server: RunningServer) -> None:

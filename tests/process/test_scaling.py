@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,11 +56,16 @@ def test_no_load_starts_more_workers_than_the_host_can_run(server: RunningServer
         for _ in range(2):
             client.post("/v1/completions", json={**BODY, "max_tokens": 400, "n": 8}).raise_for_status()
             wait_for_sleep(server)
-    running = most = 2
-    for line in server.output().splitlines():
-        running += ("is started: scaling" in line) - ("is retired: scaling" in line)
-        most = max(most, running)
-    assert (most, running) == (2, 0)
+    server.wait_until(lambda _: running_by_log(server)[-1] == 0, reason="the log names every retired worker")
+    assert max(running_by_log(server)) == 2
+
+
+def running_by_log(server: RunningServer) -> list[int]:
+    """Return the number of workers at the start and after each line of output."""
+    changes = [
+        ("is started: scaling" in line) - ("is retired: scaling" in line) for line in server.output().splitlines()
+    ]
+    return [*itertools.accumulate(changes, initial=2)]
 
 
 def test_an_operator_scales_a_role(tmp_path: Path) -> None:

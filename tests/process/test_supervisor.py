@@ -23,7 +23,7 @@ from baton.serve.model_fleet import OwnWorkers
 from tests.serving import alive, serving
 
 WAIT_S = 60.0
-PAUSE_S = 2.0
+PAUSE_S = 5.0
 """Length of a pause: twice the limit of silence of its test."""
 
 
@@ -74,7 +74,7 @@ def test_the_rest_is_ready_when_one_worker_cannot_load() -> None:
 def test_a_worker_that_hangs_again_is_started_again(tmp_path: Path) -> None:
     """Only one that says that it cannot load is given up early; one that hung has all its restarts."""
     config = tmp_path / "baton.toml"
-    config.write_text("[survival]\nsilent_s = 1.0\n")
+    config.write_text("[survival]\nsilent_s = 2.5\n")
     with serving("hash", "--config", str(config), "--mixed", "1") as server, server.client() as client:
         body = {"prompt": "hello", "max_tokens": 5, "ignore_eos": True}
         for _ in range(2):
@@ -88,7 +88,7 @@ def test_a_worker_that_hangs_again_is_started_again(tmp_path: Path) -> None:
 def test_a_pause_of_the_whole_machine_ends_no_worker(tmp_path: Path) -> None:
     """Before, the first check after a pause or a restored checkpoint killed every worker, with its warm model."""
     config = tmp_path / "baton.toml"
-    config.write_text("[survival]\nsilent_s = 1.0\n")
+    config.write_text("[survival]\nsilent_s = 2.5\n")
     with serving("hash", "--config", str(config), "--mixed", "2") as server, server.client() as client:
         workers = server.worker_pids()
         pids = (server.process.pid, *workers)

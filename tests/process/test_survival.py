@@ -60,9 +60,9 @@ def test_sixteen_streams_outlive_the_death_of_their_decode_worker(request: pytes
     with serving("hash", "--prefill", "1", "--decode", "1") as server:
         with ThreadPoolExecutor(STREAMS) as threads:
             before = list(threads.map(lambda body: _watched(server, body, calm), bodies))
+            (pid,) = [each["pid"] for each in server.cluster()["workers"] if each["role"] == "decode"]
             running = [threads.submit(_watched, server, body, killed) for body in bodies]
             killed.wait(60)
-            (pid,) = [each["pid"] for each in server.cluster()["workers"] if each["role"] == "decode"]
             os.kill(pid, signal.SIGKILL)
             after = [stream.result() for stream in running]
         assert [stream.text for stream in after] == [stream.text for stream in before]
@@ -110,7 +110,7 @@ def test_sigint_lets_a_running_request_finish(long_text: str) -> None:
 def test_requests_outlive_a_hung_worker_the_death_of_every_worker_and_sigterm(tmp_path: Path, long_text: str) -> None:
     """A hung worker is killed, and its request goes on. Then every worker dies at once. Then the server is stopped."""
     config = tmp_path / "baton.toml"
-    config.write_text("[survival]\nsilent_s = 1.0\n")
+    config.write_text("[survival]\nsilent_s = 3.0\n")
     with serving("hash", "--config", str(config)) as server:
         _check_hung_worker(server, long_text)
         server.wait_until(all_workers_ready, reason="the worker is back")
@@ -174,7 +174,7 @@ def _check_end(server: RunningServer, number: signal.Signals, long_text: str) ->
                 server.process.send_signal(number)
                 told = True
         assert text == long_text, "the running request was cut off"
-        assert server.process.wait(30) == 0, server.output()
+        assert server.process.wait(60) == 0, server.output()
         assert not any(alive(pid) for pid in pids)
 
 
@@ -183,7 +183,7 @@ def test_a_crash_of_the_server_leaves_no_process_and_no_segment() -> None:
     with serving("hash") as server:
         pids = server.worker_pids()
         server.process.kill()
-        server.process.wait(10)
+        server.process.wait(60)
         for pid in pids:
             _gone(pid)
     if Path("/dev/shm").exists():
@@ -196,7 +196,7 @@ def _gone(pid: int) -> None:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return
-    ready, _, _ = select.select([descriptor], [], [], 10)
+    ready, _, _ = select.select([descriptor], [], [], 60)
     os.close(descriptor)
     assert ready, f"worker {pid} outlived its server"
 
