@@ -213,7 +213,7 @@ def test_a_decode_server_that_hangs_before_the_first_token_loses_no_request() ->
         prefill, *decodes = pair()[0], *(FakeSglang(name=f"d{number}", mode="decode") for number in range(2))
         prefill.free_tokens = 0
         fakes = (prefill, *decodes)
-        async with servers(*fakes), baton_over(*(fake.config(fake.role) for fake in fakes), silent_s=0.2) as baton:
+        async with servers(*fakes), baton_over(*(fake.config(fake.role) for fake in fakes), silent_s=1.0) as baton:
             live = baton.submit(PROMPT, 20)
             await prefill.began.wait()
             await first_of(fake.arrived for fake in decodes)

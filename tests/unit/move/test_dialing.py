@@ -98,13 +98,13 @@ def test_a_store_whose_name_is_not_resolved_misses_and_closes(
     resolver: SlowResolver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No read waits for the resolver, and the store closes meanwhile."""
-    monkeypatch.setattr("baton.move.store.node_link.CONNECT_TIMEOUT_S", 0.01)
     resolver.open.set()
     node = StoreNode(host="127.0.0.1", port=0, capacity_bytes=10 * BLOCK_BYTES)
     port = int(node.address.rpartition(":")[2])
     store = NodeStore((NAME, port), layout_fingerprint="a layout", block_bytes=BLOCK_BYTES)
     try:
         assert put(store, names(2), BLOCK_BYTES) == [True] * 2
+        monkeypatch.setattr("baton.move.store.node_link.CONNECT_TIMEOUT_S", 0.01)
         resolver.open.clear()
         node.close()
         assert get(store, names(2), BLOCK_BYTES) == [False] * 2
