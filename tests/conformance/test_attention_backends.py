@@ -28,7 +28,7 @@ from tests.seeds import Seeds
 from tests.triton_interpreter import LATENT_ROPE, InterpretedBackend
 
 TORCH: dict[str, Callable[[], AttentionBackend]] = {"sdpa": SdpaBackend, "jagged": JaggedBackend}
-INTERPRETED = {"ragged decodes", "mixed"}
+INTERPRETED = {"mixed"}
 """The cases that Triton's interpreter computes in a run that is not deep: the others take minutes."""
 INSTRUCTION_SETS = NativeLibrary(library_path()).usable_kernels()
 pytestmark = [

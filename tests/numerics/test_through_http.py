@@ -104,15 +104,15 @@ def test_other_topologies_give_the_same_text(topology: tuple[str, ...], expected
 
 
 def test_a_handoff_takes_less_than_a_decode_step(smollm_server: RunningServer) -> None:
-    """Between two idle processes. Medians of one run."""
+    """Between two idle processes. The shortest of each: on a busy machine both may take longer than they need."""
     with smollm_server.client() as client:
         timings = [
             client.post("/v1/completions", json={"prompt": f"Number {index} is", "max_tokens": 4}).json()["timings"]
             for index in range(9)
         ]
-    handoffs = sorted(timing["handoff_s"] for timing in timings if timing["handoff_s"] is not None)
-    steps = sorted(timing["tpot_s"] for timing in timings if timing["tpot_s"] is not None)
-    assert handoffs[len(handoffs) // 2] < steps[len(steps) // 2]
+    handoffs = [timing["handoff_s"] for timing in timings if timing["handoff_s"] is not None]
+    steps = [timing["tpot_s"] for timing in timings if timing["tpot_s"] is not None]
+    assert min(handoffs) < min(steps)
 
 
 def test_turn_two_of_a_chat_reuses_the_answer_of_turn_one(smollm_server: RunningServer) -> None:
