@@ -385,15 +385,16 @@ def test_what_decodes_on_mixed_workers_moves_between_hosts_and_says_the_same(
     config.write_text(
         "tick_s = 0.05\n[hosts]\ntransports = ['tcp']\n[policy.moves]\nuse = 'back_and_forth:BackAndForth'\n"
     )
-    mixed = ("--mixed", "1")
-    body = {**LONG, "max_tokens": 1500}
-    hosts = {"a": mixed, "b": mixed}
+    hosts, moves = dict.fromkeys("ab", ("--mixed", "1")), 0
     with cluster("hash", hosts, "--config", str(config)) as (server, _), server.client(timeout_s=240) as client:
-        answer = ask(client, body)
-        assert text_of(answer) == mixed_text(body)
-        assert answer["timings"]["moves"] >= 1
-        assert answer["timings"]["attempts"] == 1, "nobody died"
-        assert server.metric("baton_live_moves_total") == answer["timings"]["moves"]
+        for body in [{**LONG, "prompt": f"request {number}"} for number in range(20)]:
+            answer = ask(client, body)
+            assert text_of(answer) == mixed_text(body)
+            assert answer["timings"]["attempts"] == 1, "nobody died"
+            moves += answer["timings"].get("moves", 0)
+            if moves:  # on a busy machine, a request may end before its KV has been copied
+                break
+        assert server.metric("baton_live_moves_total") == moves > 0
         assert server.metric("baton_failovers_total") == 0
         assert server.metric("baton_handoff_bytes_total") > 0
         server.wait_until(nothing_used, reason="no block is used")

@@ -20,8 +20,12 @@ growth_tokens = 4
 """
 
 
-def ask_all(server: RunningServer, requests: int, output_tokens: int) -> tuple[list[str], int]:
-    """Ask for so many texts at once. Returns them, and how often their requests gave way."""
+ROUNDS_MAX = 20
+"""On a busy machine, blocks may be evicted before they are in the file: then a round reads none back."""
+
+
+def ask_all(server: RunningServer, number: int, requests: int, output_tokens: int) -> tuple[list[str], int]:
+    """Ask for so many texts at once, in round `number`. Returns them, and how often their requests were preempted."""
     texts, preemptions = [""] * requests, [0] * requests
     together = threading.Barrier(requests)
 
@@ -29,7 +33,7 @@ def ask_all(server: RunningServer, requests: int, output_tokens: int) -> tuple[l
         body = {"max_tokens": output_tokens, "ignore_eos": True, "temperature": 0}
         with server.client() as client:
             together.wait()
-            prompt = f"{index}: the story of a ship that found an island which was on no map"
+            prompt = f"{number}.{index}: the story of a ship that found an island which was on no map"
             answer = client.post("/v1/completions", json={**body, "prompt": prompt}).json()
         texts[index] = answer["choices"][0]["text"]
         preemptions[index] = answer["timings"].get("preemptions", 0)
@@ -59,15 +63,20 @@ def test_a_tiny_arena_with_swap_gives_the_texts_of_an_ample_one(
     ample, arguments = (
         (hash_server, ("hash",)) if model == "hash" else (tiny_server, (tiny_model, "--dtype", "float32"))
     )
-    expected, given_way = ask_all(ample, requests, output_tokens)
-    assert given_way == 0
     config = tmp_path / "baton.toml"
     config.write_text(TIGHT.format(blocks=blocks))
     tier = f"file://{tmp_path / 'kv'}?bytes=256e6&io=buffered"
     with serving(*arguments, "--mixed", "1", "--config", str(config), "--tier", tier) as tight:
-        texts, given_way = ask_all(tight, requests, output_tokens)
-        assert texts == expected
-        assert tight.metric("baton_preemptions_total") == given_way > 0
+        preemptions = 0
+        for number in range(ROUNDS_MAX):
+            expected, preempted = ask_all(ample, number, requests, output_tokens)
+            assert preempted == 0
+            texts, preempted = ask_all(tight, number, requests, output_tokens)
+            assert texts == expected
+            preemptions += preempted
+            if tight.metric("baton_read_back_blocks_total"):
+                break
+        assert tight.metric("baton_preemptions_total") == preemptions > 0
         assert tight.metric("baton_read_back_blocks_total") > 0
 
 
