@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.engines.fake_engine import FakeEngine
+from tests.engines.fake_llamacpp import FakeLlamaCpp
 from tests.engines.fake_openai import FakeOpenAi, FakeOpenAiText
 from tests.engines.fake_sglang import FakeSglang
 from tests.engines.fake_vllm import FakeVllm
@@ -14,11 +15,18 @@ _ENGINES: dict[str, type[FakeEngine]] = {
     "sglang": FakeSglang,
     "openai": FakeOpenAi,
     "openai-text": FakeOpenAiText,
+    "llamacpp": FakeLlamaCpp,
 }
 
 
 @pytest.fixture(params=_ENGINES.values(), ids=_ENGINES.keys())
 def engine(request: pytest.FixtureRequest) -> type[FakeEngine]:
+    return request.param
+
+
+@pytest.fixture(params=[FakeVllm, FakeSglang, FakeOpenAi, FakeOpenAiText], ids=["vllm", "sglang", "openai", "text"])
+def pooled_engine(request: pytest.FixtureRequest) -> type[FakeEngine]:
+    """Engines whose requests share one KV cache, instead of having slots of fixed sizes."""
     return request.param
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from array import array
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -29,9 +29,12 @@ Reason = Literal["stop", "length"]
 _starts = count(1)
 
 
-def next_token(tokens: Sequence[int]) -> int:
+def next_token(tokens: Sequence[int], banned_tokens: Collection[int] = ()) -> int:
     digest = blake2b(array("I", tokens).tobytes(), digest_size=4).digest()
-    return 35 + int.from_bytes(digest, "little") % TOKENS
+    token = 35 + int.from_bytes(digest, "little") % TOKENS
+    while token in banned_tokens:
+        token += 1
+    return token
 
 
 def answer_to(prompt: Sequence[int], tokens: int) -> list[int]:
@@ -51,6 +54,8 @@ class Asked:
     tokens_max: int
     tokens_min: int = 0
     stop_tokens: Sequence[int] = ()
+    banned_tokens: Collection[int] = ()
+    """Tokens without probability."""
 
 
 @dataclass(slots=True)
@@ -138,6 +143,11 @@ class FakeEngine:
         """Whether the server runs no request, and keeps no KV for another server."""
         raise NotImplementedError
 
+    @property
+    def metrics_path(self) -> str:
+        """The route by which Baton reads the load, and notices that the server is alive."""
+        return "/metrics"
+
     # ---- the process
 
     def config(self, role: Role = "mixed") -> EngineConfig:
@@ -180,7 +190,7 @@ class FakeEngine:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        if self.hides_metrics and request.path == "/metrics":
+        if self.hides_metrics and request.path == self.metrics_path:
             self.polled.set()
             await asyncio.Event().wait()
         if self.is_silent:
@@ -227,11 +237,11 @@ class FakeEngine:
                     assert request.transport is not None
                     request.transport.abort()
                     return response
-                known.append(next_token(known))
+                known.append(next_token(known, asked.banned_tokens))
                 is_stop = known[-1] in asked.stop_tokens and number > asked.tokens_min
                 reason: Reason | None = "stop" if is_stop else "length" if number == most else None
                 if self.speaks_otherwise:
-                    await response.write(data({"choices": 5, "output_ids": {}}))
+                    await response.write(data({"choices": 5, "output_ids": {}, "tokens": {}}))
                 await response.write(self.event(asked, known[len(asked.tokens) :], reason))
                 self.began.set()
                 await asyncio.sleep(0)  # streams take turns

@@ -161,6 +161,27 @@ def test_metrics_that_stay_away_are_used_until_the_server_is_lost(kv_engine: typ
     asyncio.run(run())
 
 
+def test_a_server_whose_load_cannot_be_read_is_lost_after_silent_s(engine: type[FakeEngine]) -> None:
+    """Requests arrive and leave, but the route of the load hangs: the server could be stuck, so others go on."""
+
+    async def run() -> None:
+        fakes = [engine(free_tokens=5), engine(free_tokens=5)]
+        async with servers(*fakes), baton_over(*(fake.config() for fake in fakes), silent_s=0.4) as baton:
+            lives = [baton.submit([*PROMPT, number + 40], 20) for number in range(4)]
+            for live in lives:
+                await tokens_of(live, 5)
+            fakes[0].hides_metrics = True
+            fakes[1].gate.set()
+            assert [(await finished(live)).outcome for live in lives] == ["finished"] * 4
+            assert [live.tokens[41:] for live in lives] == [answer_to([*PROMPT, n + 40], 20) for n in range(4)]
+            await baton.said("has not answered for 0.4 s")
+            fakes[0].hides_metrics = False
+            await baton.joined(2)
+            baton.check()
+
+    asyncio.run(run())
+
+
 def test_a_request_that_the_server_refuses_fails_with_its_reason(engine: type[FakeEngine]) -> None:
     async def run() -> None:
         fake = engine()

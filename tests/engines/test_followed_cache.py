@@ -104,3 +104,26 @@ def test_a_server_that_joins_late_tells_what_it_has(monkeypatch: pytest.MonkeyPa
                 assert baton.parts.driver.pools[HostId("engine-0")].held_tokens(OURS) == 0
 
     asyncio.run(run())
+
+
+def test_lost_events_empty_the_mirror(kv_engine: type[FakeEngine], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server no longer has the lost message: it may have named any block. Later events are followed again."""
+
+    async def run() -> None:
+        fake, publisher = kv_engine(), EventPublisher()
+        async with publisher, servers(fake), baton_over(followed(fake, publisher)) as baton:
+            changes, pool = Changes(baton, monkeypatch), baton.parts.driver.pools[HostId("engine-0")]
+            await publisher.publish(stored())
+            await changes.one()
+            assert pool.held_tokens(OURS) == len(PROMPT)
+            publisher.keep(removed())
+            publisher.kept.clear()
+            await publisher.publish(removed(name=2))
+            await changes.one()
+            assert pool.held_tokens(OURS) == 0
+            await publisher.publish(stored())
+            await changes.one()
+            assert pool.held_tokens(OURS) == len(PROMPT)
+            baton.check()
+
+    asyncio.run(run())

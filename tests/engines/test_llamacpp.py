@@ -23,13 +23,8 @@ ANSWER = answer_to(PROMPT, 40)
 @asynccontextmanager
 async def started(*fakes: FakeLlamaCpp) -> AsyncIterator[list[str]]:
     """Run servers. Yields them as --engine-url takes them."""
-    for fake in fakes:
-        await fake.start()
-    try:
+    async with servers(*fakes):
         yield [f"llamacpp={fake.url}" for fake in fakes]
-    finally:
-        for fake in fakes:
-            await fake.stop()
 
 
 def test_answers_are_those_of_the_server_and_no_more_run_than_it_has_slots() -> None:
@@ -40,7 +35,7 @@ def test_answers_are_those_of_the_server_and_no_more_run_than_it_has_slots() -> 
             answers = await asyncio.gather(*asked)
             assert answers == [answer_to([*PROMPT, number + 40], 30 + number) for number in range(8)]
             baton.check()
-        assert fake.running_max == 2
+        assert fake.streams_max == 2
         assert all(body["cache_prompt"] for body in fake.bodies)
 
     asyncio.run(run())
@@ -92,20 +87,6 @@ def test_a_least_number_of_tokens_comes_before_the_stop_token() -> None:
     asyncio.run(run())
 
 
-def test_a_client_that_leaves_ends_its_request_on_the_server() -> None:
-    async def run() -> None:
-        fake = FakeLlamaCpp(free_tokens=5)
-        async with started(fake) as urls, baton_over(*urls) as baton:
-            live = baton.submit(PROMPT, 100)
-            await tokens_of(live, 5)
-            baton.parts.gateway.cancel(live)
-            assert (await finished(live)).outcome == "cancelled"
-            await fake.hung_up.wait()
-            baton.check()
-
-    asyncio.run(run())
-
-
 def test_a_killed_server_loses_no_token() -> None:
     """The other server, of another engine, gets the prompt and the answer so far."""
 
@@ -135,13 +116,18 @@ def test_a_broken_stream_is_sent_again_with_the_tokens_so_far() -> None:
     asyncio.run(run())
 
 
-def test_a_server_with_another_tokenizer_or_without_the_key_does_not_join() -> None:
+def test_a_restart_of_an_older_version_is_not_noticed_between_two_checks() -> None:
+    """Its properties have no text that each start changes. The server stays a worker."""
+
     async def run() -> None:
-        foreign, locked = FakeLlamaCpp(tokenizer=[1, 2, 3]), FakeLlamaCpp(api_key="k")
-        async with started(foreign, locked) as urls, baton_over(*urls, joins=0) as baton:
-            await baton.said("its tokenizer is not that of hash")
-            await baton.said("/props answered 401")
-            assert baton.fleet.joined == 0
+        fake = FakeLlamaCpp(has_marker=False)
+        async with started(fake) as urls, baton_over(*urls) as baton:
+            fake.started_s += 0.5
+            for _ in range(3):
+                fake.polled.clear()
+                await fake.polled.wait()
+            assert baton.fleet.joined == 1
+            assert not any("restarted" in line for line in baton.told)
 
     asyncio.run(run())
 

@@ -78,11 +78,11 @@ def test_a_prompt_goes_to_the_server_that_has_its_prefix(engine: type[FakeEngine
     asyncio.run(run())
 
 
-def test_more_answers_than_the_cache_holds_are_preempted_and_lose_no_token(engine: type[FakeEngine]) -> None:
+def test_more_answers_than_the_cache_holds_are_preempted_and_lose_no_token(pooled_engine: type[FakeEngine]) -> None:
     """The pool mirrors the server's 24 blocks, and eight answers of 16 blocks each want more."""
 
     async def run() -> None:
-        fake = engine(blocks=24)
+        fake = pooled_engine(blocks=24)
         async with servers(fake), baton_over(fake.config()) as baton:
             prompts = [[*PROMPT[:30], number + 40] for number in range(8)]
             answers = await asyncio.gather(*(baton.ask(prompt, 220) for prompt in prompts))

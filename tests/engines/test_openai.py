@@ -131,6 +131,7 @@ def test_servers_that_cannot_be_used_are_told() -> None:
         async with servers(*given), baton_over(*(fake.config() for fake in given), joins=0) as baton:
             await baton.said("its tokenizer is not the model's")
             await baton.said("it does not complete a text: /v1/completions answered 404")
+            await baton.said("/v1/chat/completions alone is not enough, see docs/integrations/openai.md")
             assert baton.fleet.joined == 0
 
     asyncio.run(run())

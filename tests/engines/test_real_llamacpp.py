@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
 from baton.compute.models.resolve import resolve_model
+from baton.integrations.llamacpp import LlamaCppServer
 from tests.serving import NO_TLS, RunningServer, serving
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(900)]
@@ -46,32 +49,32 @@ class LlamaCpp:
         return answer.raise_for_status().json()["content"]
 
 
-@pytest.fixture(scope="module")
-def engines() -> Iterator[list[LlamaCpp]]:
-    """Two servers with the model of `baton serve`."""
+@contextmanager
+def llama_cpp() -> Iterator[LlamaCpp]:
+    """Run a server with the model of `baton serve`, until it listens and until the end of the block."""
     python = ENVIRONMENT / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(ENVIRONMENT)], check=True)
         subprocess.run([str(python), "-m", "pip", "install", "--quiet", "--no-deps", PACKAGE], check=True)
-    model = resolve_model("smollm2-135m").path
-    started: list[LlamaCpp] = []
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    command = [str(python), "-c", PROGRAM, resolve_model("smollm2-135m").path, str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
-        for _ in range(2):
-            with socket.socket() as taken:
-                taken.bind(("127.0.0.1", 0))
-                port = taken.getsockname()[1]
-            process = subprocess.Popen(
-                [str(python), "-c", PROGRAM, model, str(port)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-            )
-            started.append(LlamaCpp(process, f"http://127.0.0.1:{port}"))
-        for each in started:
-            assert each.process.stdout is not None
-            assert b"listening" in each.process.stdout.readline()
-        yield started
+        assert process.stdout is not None
+        assert b"listening" in process.stdout.readline()
+        yield LlamaCpp(process, f"http://127.0.0.1:{port}")
     finally:
-        for each in started:
-            each.process.kill()
-            each.process.communicate()
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[list[LlamaCpp]]:
+    """Two servers with the model of `baton serve`."""
+    with llama_cpp() as first, llama_cpp() as second:
+        yield [first, second]
 
 
 def ask(server: RunningServer, prompt: str) -> str:
@@ -92,6 +95,25 @@ def test_the_api_of_openai_is_enough(engines: list[LlamaCpp]) -> None:
         assert {prompt: ask(server, prompt) for prompt in PROMPTS} == {
             prompt: engines[0].text(prompt) for prompt in PROMPTS
         }
+
+
+def test_each_start_of_a_server_has_its_own_sign() -> None:
+    """By it, Baton notices a restart between two checks."""
+
+    async def sign(url: str) -> float:
+        server = LlamaCppServer(url, "", answer_s=60)
+        try:
+            return (await server.load()).started_unix_s
+        finally:
+            await server.close()
+
+    signs: list[float] = []
+    for _ in range(2):
+        with llama_cpp() as server:
+            first, again = asyncio.run(sign(server.url)), asyncio.run(sign(server.url))
+            assert first == again
+            signs.append(first)
+    assert signs[0] != signs[1]
 
 
 def test_answers_are_those_of_the_server_and_outlive_it(engines: list[LlamaCpp]) -> None:

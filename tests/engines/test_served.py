@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Iterator
 
@@ -88,6 +89,41 @@ def test_what_an_engine_cannot_do_is_refused(
     assert refused.status_code == 400, refused.text
     assert refused.json()["error"]["param"] == param
     assert len(fake.bodies) == sent
+
+
+TOPOLOGY = {
+    "kv_transfer_params": {"do_remote_prefill": True, "remote_host": "elsewhere"},
+    "bootstrap_host": "elsewhere",
+    "bootstrap_port": 9,
+    "bootstrap_room": 7,
+    "data_parallel_rank": 3,
+}
+"""Fields by which routers of vLLM and SGLang steer the connections of engines."""
+ROUTES = {
+    "/v1/completions": {"prompt": TEXT, "max_tokens": 2},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 2},
+    "/v1/responses": {"input": TEXT, "max_output_tokens": 16},
+    "/v1/messages": {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 2},
+}
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_topology_fields_of_clients_reach_no_engine(server: RunningServer, fake: FakeVllm, path: str) -> None:
+    """Each route refuses or ignores them, in the body and in what passes on other fields."""
+    sent, headers = (
+        len(fake.bodies),
+        {"x-prefiller-host-port": "elsewhere:1", "x-data-parallel-host-port": "elsewhere:2"},
+    )
+    with server.client() as client:
+        for name, value in TOPOLOGY.items():
+            for more in ({name: value}, {"vllm_xargs": {name: value}}, {"extra_body": {name: value}}):
+                answer = client.post(path, json={**ROUTES[path], **more}, headers=headers)
+                assert answer.status_code in (200, 400), answer.text
+        client.post(path, json=ROUTES[path], headers=headers).raise_for_status()
+    assert len(fake.bodies) > sent
+    for body in fake.bodies[sent:]:
+        assert not {name for name, value in body.items() if value is not None} & {*TOPOLOGY}
+        assert "elsewhere" not in json.dumps(body)
 
 
 def test_no_host_may_join_such_a_server(server: RunningServer) -> None:

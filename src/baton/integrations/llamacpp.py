@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from typing import Any, Literal
+from zlib import crc32
 
 from msgspec import Struct
 
@@ -31,6 +32,8 @@ class Props(Struct, frozen=True):
     total_slots: int = 0
     """Requests that the server computes at once."""
     build_info: str = ""
+    media_marker: str = ""
+    """A random text of each process. Older versions have none, or always the same."""
     default_generation_settings: GenerationSettings = GenerationSettings()
 
 
@@ -82,13 +85,17 @@ class LlamaCppServer:
             requests_max=props.total_slots,
             interface=f"{props.total_slots} slots",
             problem="" if self._kv_tokens else "its /props has no total_slots or no n_ctx: it is no llama.cpp server",
-            load=await self.load(),
+            load=await self._load(props),
         )
 
     async def load(self) -> EngineLoad:
+        return await self._load(await self._http.get("/props", Props))
+
+    async def _load(self, props: Props) -> EngineLoad:
+        """Return the load, with the process's random text as the number that each start changes."""
         slots = await self._http.get("/slots", list[Slot])
-        running = sum(slot.is_processing for slot in slots)
-        return EngineLoad(running_requests=running, kv_tokens=self._kv_tokens)
+        running, started = sum(slot.is_processing for slot in slots), float(crc32(props.media_marker.encode()))
+        return EngineLoad(running_requests=running, kv_tokens=self._kv_tokens, started_unix_s=started)
 
     async def tokenize(self, text: str) -> list[int] | None:
         return await self._http.tokenize({"content": text, "add_special": False})

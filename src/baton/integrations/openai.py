@@ -23,6 +23,7 @@ from baton.integrations.engines.port import (
 )
 
 COMPLETIONS = "/v1/completions"
+_PAGE = "docs/integrations/openai.md"
 _SEED_MASK = 2**31 - 1
 _KV_TOKENS = 131_072
 """Assumed size of the server's KV cache if the configuration does not say it."""
@@ -168,7 +169,7 @@ class OpenAiServer:
         tokens = len(self._tokenizer.encode(PROBE, add_special=False))
         answer = await self._try(PROBE)
         if isinstance(answer, str):
-            return f"it does not complete a text: {answer}"
+            return f"it does not complete a text: {answer}; /v1/chat/completions alone is not enough, see {_PAGE}"
         counted = None if answer.usage is None else answer.usage.prompt_tokens
         self._adds_bos = counted == tokens + 1
         if counted in (None, tokens, tokens + 1):
