@@ -16,6 +16,9 @@ from aiohttp import web
 
 from baton.integrations.vllm.wire import ASK_FOR_KV
 
+_KEPT_S = 2.0
+"""Idle connections are closed before vLLM closes them (after 5 s): a request on one that it closes is lost."""
+
 
 class Proxy:
     """Answers requests for completions."""
@@ -54,7 +57,8 @@ class Proxy:
 
 async def app(kind: str, servers: list[str]) -> web.Application:
     made = web.Application()
-    session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_S)
+    session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
     made.router.add_post("/v1/completions", Proxy(kind, servers, session).answer)
     return made
 

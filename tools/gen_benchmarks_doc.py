@@ -42,7 +42,6 @@ SECTIONS: dict[str, list[Table]] = {
         ("start", tables.start),
         ("live-overload", live.live_control),
         ("vllm-overhead", vllm.overhead),
-        ("vllm-goodput", vllm.goodput),
         ("gateway-picks", vllm.picks),
     ],
     "Engine": [
