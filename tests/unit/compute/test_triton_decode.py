@@ -61,7 +61,7 @@ def test_the_kernels_equal_the_formula_in_the_interpreter(tmp_path: Path, seeds:
 @pytest.mark.parametrize(
     ("numbers", "shapes", "capabilities", "binaries"),
     [
-        ("bf16", "group3_dim64", ["90"], 13),
+        ("bf16", "group3_dim64", ["90"], 12),
         pytest.param("bf16,fp32", "all", ["80", "90", "100"], 120, marks=pytest.mark.deep),
     ],
     ids=["h200", "all"],
@@ -69,7 +69,10 @@ def test_the_kernels_equal_the_formula_in_the_interpreter(tmp_path: Path, seeds:
 def test_the_launched_kernels_compile_without_spills(
     numbers: str, shapes: str, capabilities: list[str], binaries: int, tmp_path: Path
 ) -> None:
-    """With the options of a launch, for grouped and latent attention and for experts. They are not run."""
+    """With the options of a launch, for grouped and latent attention and for experts. They are not run.
+
+    Latent attention, other sizes of heads, and chunks over fp8 are compiled in a deep run.
+    """
     found: dict[str, str] = {}
     for capability in capabilities:
         found |= _lines(tmp_path, "triton_compile", numbers, shapes, capability)
