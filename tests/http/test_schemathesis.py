@@ -48,6 +48,7 @@ def run_schemathesis(
         "--phases=examples,coverage,stateful" + (",fuzzing" if random_examples else ""),
         f"--max-examples={random_examples or 4}",
         "--request-timeout=120",
+        "--max-response-time=120",
         "--generation-deterministic",
         "--warnings=off",
         "--no-color",
