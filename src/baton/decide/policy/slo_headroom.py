@@ -45,7 +45,7 @@ from baton.decide.policy.predictions import (
 )
 from baton.decide.policy.prefix import longest_hit, prefix_on
 from baton.decide.policy.routing import Route
-from baton.decide.policy.slo_risk import refuse_risky
+from baton.decide.policy.slo_risk import MissRatios, refuse_risky
 from baton.decide.policy.weighing import Weighed
 
 _NO_LIMIT_S = 1e6
@@ -71,8 +71,11 @@ class SloHeadroom:
     """Expected answer length until some requests have finished."""
     requests_max: int = 1024
     """Maximum number of requests in the cluster (INV-9)."""
-    miss_ratio_max: float = 0.5
-    """Admit while the probability to miss the SLO is at most this."""
+    miss_ratio_max: float = 0.3
+    """Admit while the probability to miss the SLO of the TTFT is at most this. Requests wait for each other's prompts,
+    so that one request too many makes all behind it late."""
+    tpot_miss_ratio_max: float = 0.5
+    """The same for the TPOT."""
     fetches: bool = True
     """Plan copies of cached prefixes between hosts. False: a prefix is used on its own host only."""
     pins_turns: bool = True
@@ -104,7 +107,8 @@ class SloHeadroom:
         answer_s = forecast.answers.expected(cluster) * tpot_s
         refused = refuse_risky(
             request.slo, judged, cluster,
-            alone=Prediction(alone.ttft_s, alone.tpot_s), miss_ratio_max=self.miss_ratio_max, answer_s=answer_s,
+            alone=Prediction(alone.ttft_s, alone.tpot_s), answer_s=answer_s,
+            miss_ratios_max=MissRatios(self.miss_ratio_max, self.tpot_miss_ratio_max),
         )  # fmt: skip
         if refused is None:
             self._tpots_s[request.id] = tpot_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import erfc, exp, log, sqrt
+from typing import NamedTuple
 
 from baton.core.types import ClusterView, ErrorBar, Prediction, Role, Slo
 from baton.decide.policy.admission import Reject
@@ -11,6 +12,13 @@ TRIED_MIN = 8.0
 """Minimum number of recent requests before their errors may refuse a request that an idle worker could take."""
 _TIME_S_MIN = 1e-9
 RETRY_S_MIN = 1.0
+
+
+class MissRatios(NamedTuple):
+    """Probabilities to miss the SLO of each latency."""
+
+    ttft_ratio: float
+    tpot_ratio: float
 
 
 def miss_ratio(predicted_s: float, slo_s: float, bar: ErrorBar, alone_s: float = 0.0) -> float:
@@ -36,10 +44,10 @@ def refuse_risky(
     cluster: ClusterView,
     *,
     alone: Prediction,
-    miss_ratio_max: float,
+    miss_ratios_max: MissRatios,
     answer_s: float,
 ) -> Reject | None:
-    """Return a rejection if the request misses its SLO with a probability above `miss_ratio_max`, else None.
+    """Return a rejection if the request misses an SLO with a probability above its maximum, else None.
 
     `alone`: the latencies on an idle worker.
     An idle cluster takes every request. So does an idle worker while fewer than `TRIED_MIN` requests were observed:
@@ -50,13 +58,13 @@ def refuse_risky(
         return None
     errors = cluster.errors
     late_ratio = miss_ratio(predicted.ttft_s, slo.ttft_s, errors.ttft, alone.ttft_s)
-    if late_ratio > miss_ratio_max and not _is_untried(cluster, "prefill", errors.ttft):
+    if late_ratio > miss_ratios_max.ttft_ratio and not _is_untried(cluster, "prefill", errors.ttft):
         high_s = _high_s(predicted.ttft_s, errors.ttft)
         reason = f"the first token is predicted after {predicted.ttft_s:.3f} s, {_against(high_s, slo.ttft_s)}"
         retry_s = max(predicted.ttft_s, high_s) - slo.ttft_s
         return _rejection(reason, late_ratio, cluster, retry_s)
     slow_ratio = miss_ratio(predicted.tpot_s, slo.tpot_s, errors.tpot, alone.tpot_s)
-    if slow_ratio > miss_ratio_max and not _is_untried(cluster, "decode", errors.tpot):
+    if slow_ratio > miss_ratios_max.tpot_ratio and not _is_untried(cluster, "decode", errors.tpot):
         high_s = _high_s(predicted.tpot_s, errors.tpot)
         reason = f"a token is predicted every {predicted.tpot_s:.4f} s, {_against(high_s, slo.tpot_s)}"
         retry_s = answer_s * max(0.0, 1.0 - slo.tpot_s / max(predicted.tpot_s, high_s))

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from baton.core.types import ClusterView, ErrorBar, Prediction, PredictionErrors, Slo, StepPrices
 from baton.decide.policy.admission import BoundedQueue, Reject
 from baton.decide.policy.slo_headroom import SloHeadroom
-from baton.decide.policy.slo_risk import TRIED_MIN, miss_ratio, refuse_risky
+from baton.decide.policy.slo_risk import TRIED_MIN, MissRatios, miss_ratio, refuse_risky
 from tests.unit.decide.policy.views import COST, cluster, request, worker
 
 SLO = Slo(ttft_s=1.0, tpot_s=0.05)
@@ -20,7 +20,8 @@ KNOWN = ErrorBar(0.0, 0.2, 50.0)
 
 def refuse(ttft_s: float, tpot_s: float, view: ClusterView, errors: PredictionErrors) -> Reject | None:
     predicted, seen = Prediction(ttft_s, tpot_s), replace(view, errors=errors)
-    return refuse_risky(SLO, predicted, seen, alone=Prediction(0.0), miss_ratio_max=0.3, answer_s=10.0)
+    bounds = MissRatios(0.3, 0.3)
+    return refuse_risky(SLO, predicted, seen, alone=Prediction(0.0), miss_ratios_max=bounds, answer_s=10.0)
 
 
 def test_without_errors_the_prediction_is_taken_as_exact() -> None:
@@ -31,6 +32,20 @@ def test_without_errors_the_prediction_is_taken_as_exact() -> None:
 def test_the_wider_the_error_bar_the_earlier_a_miss_is_likely() -> None:
     assert miss_ratio(1.0, 1.0, KNOWN) == pytest.approx(0.5)
     assert miss_ratio(0.8, 1.0, ErrorBar(0.0, 0.1, 9)) < miss_ratio(0.8, 1.0, ErrorBar(0.0, 0.5, 9)) < 0.5
+
+
+def test_each_latency_has_its_own_maximum() -> None:
+    """Both would be missed with a probability of 40 %."""
+    ratio, errors = 0.95, PredictionErrors(KNOWN, KNOWN)
+    assert miss_ratio(ratio, 1.0, KNOWN) == pytest.approx(0.4, abs=0.01)
+    view = replace(BUSY, errors=errors)
+
+    def refused(predicted: Prediction) -> bool:
+        bounds, alone = MissRatios(0.3, 0.5), Prediction(0.0)
+        return refuse_risky(SLO, predicted, view, alone=alone, miss_ratios_max=bounds, answer_s=10.0) is not None
+
+    assert refused(Prediction(ratio * SLO.ttft_s, 0.01))
+    assert not refused(Prediction(0.1, ratio * SLO.tpot_s))
 
 
 def test_a_bias_corrects_the_prediction() -> None:
