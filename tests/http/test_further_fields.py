@@ -142,7 +142,7 @@ def test_every_chunk_may_have_the_usage_so_far(client: httpx.Client) -> None:
         ]
         assert counts == sorted(counts)
         assert counts[-1] == 12
-        assert len(counts) > 2
+        assert len(counts) > 1
 
 
 def test_a_chat_stream_begins_with_the_role_alone(client: httpx.Client) -> None:

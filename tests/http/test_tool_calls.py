@@ -22,6 +22,8 @@ TOOLS: list[Any] = [
 ]
 NAMED: Any = {"type": "function", "function": {"name": "weather"}}
 USER: list[Any] = [{"role": "user", "content": "How is Rome?"}]
+STREAMS_MAX = 50
+"""Streams of one request until one has more than a few deltas."""
 
 
 @pytest.fixture(params=["server", "hash_server"])
@@ -62,8 +64,11 @@ def test_a_required_call_is_one_of_the_tools(oai: openai.OpenAI) -> None:
 def test_a_stream_of_deltas_makes_the_same_call(oai: openai.OpenAI) -> None:
     fields: dict[str, Any] = {"model": "hash", "messages": USER, "tools": TOOLS, "tool_choice": NAMED, "seed": 7}
     whole = oai.chat.completions.create(**fields).choices[0].message.tool_calls[0]
-    chunks = [chunk.choices[0] for chunk in oai.chat.completions.create(**fields, stream=True)]
-    deltas = [part for chunk in chunks for part in chunk.delta.tool_calls or []]
+    for _ in range(STREAMS_MAX):
+        chunks = [chunk.choices[0] for chunk in oai.chat.completions.create(**fields, stream=True)]
+        deltas = [part for chunk in chunks for part in chunk.delta.tool_calls or []]
+        if len(deltas) > 3:
+            break  # a busy server sends several tokens in one delta
     assert {part.index for part in deltas} == {0}
     assert [part.function.name for part in deltas if part.function.name] == ["weather"]
     assert len([part.id for part in deltas if part.id]) == 1
