@@ -42,13 +42,6 @@ class FakeLlamaCpp(FakeEngine):
         app.router.add_post("/tokenize", self.tokenize)
         app.router.add_post("/completion", self._complete)
 
-    def forget(self) -> None:
-        pass
-
-    @property
-    def is_empty(self) -> bool:
-        return True
-
     def note_left(self) -> None:
         """Closing the connection is all that ends a request."""
         self.left.set()

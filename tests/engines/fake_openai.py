@@ -51,13 +51,6 @@ class FakeOpenAi(FakeEngine):
         if self.has_completions:
             app.router.add_post("/v1/completions", self._complete)
 
-    def forget(self) -> None:
-        pass
-
-    @property
-    def is_empty(self) -> bool:
-        return True
-
     def note_left(self) -> None:
         """Closing the connection is all that ends a request."""
         if self.closed:

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
+from baton.serve.live.live_request import LiveRequest
 from tests.engines.fake_engine import FakeEngine, answer_to, servers
-from tests.engines.fleets import baton_over, finished, tokens_of
+from tests.engines.fleets import Baton, baton_over, finished, tokens_of
 
 PROMPT = [36 + token % 90 for token in range(40)]
 """ASCII, so that it is a text as well."""
+
+
+async def four_begun(baton: Baton) -> list[LiveRequest]:
+    """Send four requests, and return them once each has 5 of its 20 tokens."""
+    lives = [baton.submit([*PROMPT, number + 40], 20) for number in range(4)]
+    for live in lives:
+        await tokens_of(live, 5)
+    return lives
+
+
+async def check_answers(lives: Sequence[LiveRequest]) -> None:
+    """Wait for the ends of such requests. None has failed, and each answer is that of a calm server."""
+    assert [(await finished(live)).outcome for live in lives] == ["finished"] * 4
+    assert [live.tokens[41:] for live in lives] == [answer_to([*PROMPT, n + 40], 20) for n in range(4)]
 
 
 def test_requests_of_a_killed_server_continue_on_another_one(engine: type[FakeEngine]) -> None:
@@ -74,13 +90,10 @@ def test_a_server_that_hangs_is_lost_after_silent_s_and_its_requests_continue(en
     async def run() -> None:
         fakes = [engine(free_tokens=5), engine(free_tokens=5)]
         async with servers(*fakes), baton_over(*(fake.config() for fake in fakes), silent_s=1.0) as baton:
-            lives = [baton.submit([*PROMPT, number + 40], 20) for number in range(4)]
-            for live in lives:
-                await tokens_of(live, 5)
+            lives = await four_begun(baton)
             fakes[0].is_silent = True
             fakes[1].gate.set()
-            assert [(await finished(live)).outcome for live in lives] == ["finished"] * 4
-            assert [live.tokens[41:] for live in lives] == [answer_to([*PROMPT, n + 40], 20) for n in range(4)]
+            await check_answers(lives)
 
     asyncio.run(run())
 
@@ -137,9 +150,7 @@ def test_metrics_that_stay_away_are_used_until_the_server_is_lost(kv_engine: typ
     async def run() -> None:
         fakes = [kv_engine(free_tokens=5), kv_engine(free_tokens=5)]
         async with servers(*fakes), baton_over(*(fake.config() for fake in fakes), silent_s=1.0) as baton:
-            lives = [baton.submit([*PROMPT, number + 40], 20) for number in range(4)]
-            for live in lives:
-                await tokens_of(live, 5)
+            lives = await four_begun(baton)
             fakes[0].waiting = 9
             for _ in range(3):  # the second answer has the new load, and precedes the third question
                 fakes[0].polled.clear()
@@ -150,8 +161,7 @@ def test_metrics_that_stay_away_are_used_until_the_server_is_lost(kv_engine: typ
             worker = baton.parts.gateway.cluster().workers[0]
             assert worker.waiting == 9
             fakes[1].gate.set()
-            assert [(await finished(live)).outcome for live in lives] == ["finished"] * 4
-            assert [live.tokens[41:] for live in lives] == [answer_to([*PROMPT, n + 40], 20) for n in range(4)]
+            await check_answers(lives)
             assert any(f"{worker.id} at" in line and "has not answered for 1 s" in line for line in baton.told)
             fakes[0].waiting, fakes[0].hides_metrics = 0, False
             await baton.joined(2)
@@ -166,15 +176,12 @@ def test_a_server_whose_load_cannot_be_read_is_lost_after_silent_s(engine: type[
 
     async def run() -> None:
         fakes = [engine(free_tokens=5), engine(free_tokens=5)]
-        async with servers(*fakes), baton_over(*(fake.config() for fake in fakes), silent_s=0.4) as baton:
-            lives = [baton.submit([*PROMPT, number + 40], 20) for number in range(4)]
-            for live in lives:
-                await tokens_of(live, 5)
+        async with servers(*fakes), baton_over(*(fake.config() for fake in fakes), silent_s=1.0) as baton:
+            lives = await four_begun(baton)
             fakes[0].hides_metrics = True
             fakes[1].gate.set()
-            assert [(await finished(live)).outcome for live in lives] == ["finished"] * 4
-            assert [live.tokens[41:] for live in lives] == [answer_to([*PROMPT, n + 40], 20) for n in range(4)]
-            await baton.said("has not answered for 0.4 s")
+            await check_answers(lives)
+            await baton.said("has not answered for 1 s")
             fakes[0].hides_metrics = False
             await baton.joined(2)
             baton.check()
