@@ -57,11 +57,14 @@ def test_sixteen_streams_outlive_the_death_of_their_decode_worker(request: pytes
     """INV-8: no token is lost or doubled. The longest gap of a stream is recorded, since it depends on the machine."""
     bodies = [{**LONG, "prompt": f"stream {number}", "max_tokens": 1500} for number in range(STREAMS)]
     calm, killed = Barrier(STREAMS), Barrier(STREAMS + 1)
+    text_came = threading.Event()
     with serving("hash", "--prefill", "1", "--decode", "1") as server:
         with ThreadPoolExecutor(STREAMS) as threads:
-            before = list(threads.map(lambda body: _watched(server, body, calm), bodies))
+            before = list(threads.map(lambda body: _watched(server, body, calm, threading.Event()), bodies))
             (pid,) = [each["pid"] for each in server.cluster()["workers"] if each["role"] == "decode"]
-            running = [threads.submit(_watched, server, body, killed) for body in bodies]
+            running = [threads.submit(_watched, server, body, killed, text_came) for body in bodies]
+            text_came.wait(60)
+            os.kill(pid, signal.SIGSTOP)  # the first streams do not end before the last ones have their first text
             killed.wait(60)
             os.kill(pid, signal.SIGKILL)
             after = [stream.result() for stream in running]
@@ -87,13 +90,14 @@ class Watched:
     gap_s_max: float = 0.0
 
 
-def _watched(server: RunningServer, body: dict, barrier: Barrier) -> Watched:
-    """Read a stream. After the first text, wait for all other streams."""
+def _watched(server: RunningServer, body: dict, barrier: Barrier, text_came: threading.Event) -> Watched:
+    """Read a stream. After the first text, set the event and wait for all other streams."""
     found, last_s = Watched(), 0.0
     with server.client() as client:
         for chunk in _stream(client, body):
             found.gap_s_max, last_s = max(found.gap_s_max, now_s() - (last_s or now_s())), now_s()
             if not found.text:
+                text_came.set()
                 barrier.wait(60)
                 last_s = now_s()
             found.text += "".join(choice["text"] for choice in chunk["choices"])
