@@ -43,6 +43,23 @@ LONG = (
 )
 """Files and folders that take long, in this order: started first, they do not leave one core idle at the end."""
 
+REAL = (
+    "process/",
+    "http/",
+    "browser/",
+    "clients/",
+    "engines/",
+    "clusters/",
+    "conformance/",
+    "attack/",
+    "bench/",
+    "numerics/test_through_http.py",
+)
+"""Folders whose tests drive processes that run in real time, beside all other tests on a machine that may be slow.
+
+A test of these that fails gets one more try. The run names it with what failed, so that it can be mended.
+"""
+
 # The same examples on every run, so that a red build is red again; and no deadline, for no test asserts a time.
 for name, examples in (("house", 20), ("deep", 600)):
     settings.register_profile(
@@ -93,12 +110,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
     kept = set(items) - set(left_out)
+    for item in kept:
+        if _place(item.path).startswith(REAL):
+            item.add_marker(pytest.mark.flaky(reruns=1))
     items[:] = sorted((item for item in items if item in kept), key=lambda item: _rank(item.path))
 
 
 def _rank(path: Path) -> int:
-    place = path.relative_to(Path(__file__).parent).as_posix()
+    place = _place(path)
     return next((rank for rank, long in enumerate(LONG) if place.startswith(long)), len(LONG))
+
+
+def _place(path: Path) -> str:
+    """Return the path of a test file below this folder."""
+    return path.relative_to(Path(__file__).parent).as_posix()
 
 
 class CpuMeter:
@@ -116,7 +141,7 @@ class CpuMeter:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the slowest tests and files, the reasons of skips, and how to repeat the seeds. pytest's last line follows.
+    """Print the slowest tests and files, skips, second tries, and how to repeat the seeds. pytest's last line follows.
 
     The CPU time of a server counts where the server ends: in the test or file that used it last.
     """
@@ -145,6 +170,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.section("skipped, by reason")
     for reason, count in skips.most_common():
         terminalreporter.line(f"{count:7}    {reason}")
+    repeated = terminalreporter.stats.get("rerun", [])
+    if repeated:
+        terminalreporter.section("failed, and ran a second time")
+    for report in repeated:
+        terminalreporter.line(f"{report.nodeid} ({report.when})")
+        terminalreporter.line(report.longreprtext)
     if not config.option.deep:
         terminalreporter.line(
             f"Seeds of day {config.option.seed_day}; deep tests were left out. "
