@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -116,14 +117,48 @@ def test_topology_fields_of_clients_reach_no_engine(server: RunningServer, fake:
     )
     with server.client() as client:
         for name, value in TOPOLOGY.items():
-            for more in ({name: value}, {"vllm_xargs": {name: value}}, {"extra_body": {name: value}}):
+            for more in _with_field(name, value):
                 answer = client.post(path, json={**ROUTES[path], **more}, headers=headers)
                 assert answer.status_code in (200, 400), answer.text
         client.post(path, json=ROUTES[path], headers=headers).raise_for_status()
+    _check_no_topology(fake, sent)
+
+
+def _with_field(name: str, value: Any) -> tuple[dict[str, Any], ...]:
+    """Return the field in the body, and in the two fields that pass on others."""
+    return {name: value}, {"vllm_xargs": {name: value}}, {"extra_body": {name: value}}
+
+
+def _check_no_topology(fake: FakeVllm, sent: int) -> None:
+    """Check all bodies that the engine got after the first `sent` ones."""
     assert len(fake.bodies) > sent
     for body in fake.bodies[sent:]:
         assert not {name for name, value in body.items() if value is not None} & {*TOPOLOGY}
         assert "elsewhere" not in json.dumps(body)
+
+
+def test_topology_fields_in_a_batch_reach_no_engine(server: RunningServer, fake: FakeVllm) -> None:
+    """Each line of the file is refused or loses the field, as the same request would on its route."""
+    sent, route = len(fake.bodies), "/v1/chat/completions"
+    bodies = [{**ROUTES[route], **more} for field in TOPOLOGY.items() for more in _with_field(*field)]
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": route, "body": body}
+        for number, body in enumerate([*bodies, ROUTES[route]])
+    ]
+    content = "\n".join(json.dumps(line) for line in lines).encode()
+    with server.client() as client:
+        file = client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("lines.jsonl", content)})
+        asked = {"input_file_id": file.raise_for_status().json()["id"], "endpoint": route, "completion_window": "24h"}
+        batch = client.post("/v1/batches", json=asked).raise_for_status().json()["id"]
+
+        def has_ended(_: dict[str, Any]) -> bool:
+            return client.get(f"/v1/batches/{batch}").json()["status"] in ("completed", "failed")
+
+        server.wait_until(has_ended, reason="the batch ended")
+        counts = client.get(f"/v1/batches/{batch}").json()["request_counts"]
+    assert counts["completed"] >= 1
+    assert counts["completed"] + counts["failed"] == len(lines)
+    _check_no_topology(fake, sent)
 
 
 def test_no_host_may_join_such_a_server(server: RunningServer) -> None:
