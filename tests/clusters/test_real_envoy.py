@@ -194,9 +194,11 @@ def test_requests_at_once_are_spread(running: Gateway) -> None:
 def test_a_request_that_cannot_meet_its_slo_is_answered_by_the_picker(running: Gateway) -> None:
     """Streams that their clients do not read keep all servers busy."""
     with ExitStack() as stack:
+        unread: list[Iterator[str]] = []
         for number in range(6):
             answer = stack.enter_context(running.streaming(f"{number} {LONG}", 4000))
-            next(answer.iter_lines())
+            unread.append(answer.iter_lines())  # kept: httpx closes the connection with the iterator
+            next(unread[-1])
         refused = running.post("late " + LONG * 5, **{"x-llm-d-slo-ttft-ms": "0.01"})
     assert refused.status_code == 429, refused.text
     assert int(refused.headers["retry-after"]) >= 1

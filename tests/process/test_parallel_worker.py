@@ -174,7 +174,7 @@ from baton.compute.ranks.runner import RankModel
 from baton.decide.policy.batching import MixedChunked
 
 
-def broken(self, tokens, rows, kv):
+def broken(self, tokens, rows, kv, ahead=0):
     raise RuntimeError("broken in the midst of a step")
 
 
