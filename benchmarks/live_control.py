@@ -35,7 +35,7 @@ SLO_RATIO = 6.0
 """SLO of a request, as a multiple of its latencies on an idle server."""
 SHARES = (0.7, 1.0, 3.0)
 """Offered load as shares of the capacity."""
-OVERLOAD_S = 12.0
+OVERLOAD_S = 30.0
 TOGETHER = 40
 FLEET = ("--prefill", "1", "--decode", "1")
 SOAK_RATIO = 0.8
