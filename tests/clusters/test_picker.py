@@ -95,10 +95,12 @@ def test_a_model_and_a_salt_of_its_own_share_no_prefix() -> None:
         assert not {*other} & {*same}
 
 
-def test_a_deep_body_is_left_to_its_server() -> None:
-    deep = b'{"kv_transfer_params": ' + b"[" * 100_000
+def test_a_deep_body_is_read_as_empty_and_refused_if_it_names_a_topology_field() -> None:
+    deep = b'{"messages": ' + b"[" * 100_000
     assert read_request(1, {}, deep, (), 0.0).prompt_tokens == 1
     assert without_topology(deep) == deep
+    with pytest.raises(RequestError, match="send fewer levels"):
+        without_topology(b'{"kv_transfer_params": ' + b"[" * 100_000)
 
 
 def test_requests_of_other_clients_count_as_load() -> None:
@@ -249,6 +251,30 @@ def test_fields_that_steer_engines_are_removed() -> None:
     assert without_topology(kept) == kept
     quoted = chat("what is kv_transfer_params?")
     assert without_topology(quoted) == quoted
+    xargs = chat("hi", vllm_xargs={"kv_transfer_params": "x", "other": 1})
+    assert json.loads(without_topology(xargs)) == {**json.loads(chat("hi")), "vllm_xargs": {"other": 1}}
+
+
+STEERING = json.dumps({"prompt": "hi", "kv_transfer_params": {"remote_host": "10.0.0.9"}})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        STEERING.replace("_transfer", r"\u005ftransfer").encode(),
+        STEERING.replace("}}", '}, "temperature": NaN}').encode(),
+        STEERING.encode("utf-16"),
+        STEERING.encode("utf-16-be"),
+        STEERING.encode("utf-32"),
+        STEERING.encode("utf-8-sig"),
+    ],
+)
+def test_such_fields_are_found_however_they_are_written(body: bytes) -> None:
+    """Engines read bodies with Python's `json`, which takes more than the standard."""
+    assert "kv_transfer_params" in json.loads(body)
+    kept = json.loads(without_topology(body))
+    assert kept["prompt"] == "hi"
+    assert "kv_transfer_params" not in kept
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'{"model": 3}', b'{"messages": "hi", "max_tokens": -1}'])

@@ -6,13 +6,17 @@ model, and prompts that begin alike have the same first blocks.
 
 from __future__ import annotations
 
+import json
 from array import array
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Mapping
+from typing import cast
 from zlib import crc32
 
 import msgspec
 from msgspec import Raw, Struct
 
+from baton.core.errors import RequestError
 from baton.core.types import BlockHash, HostId, Request, RequestId, Slo
 from baton.decide.kv.hashing import block_hashes
 from baton.serve.http.slo import TPOT_HEADER, TTFT_HEADER, asked_slo, header_slo
@@ -32,9 +36,11 @@ _SLO_HEADERS = {
     b"x-llm-d-slo-tpot-ms": TPOT_HEADER.encode(),
 }
 """Headers of llm-d, and those of Baton with the same meaning."""
-TOPOLOGY_FIELDS = ("kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room")
+TOPOLOGY_FIELDS = ("kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "data_parallel_rank")
 """Fields that steer connections between engines, so that clients must not send them."""
 _TOPOLOGY_BYTES = tuple(map(str.encode, TOPOLOGY_FIELDS))
+_EXTRA = "vllm_xargs"
+"""An object in the body. vLLM treats its fields, of any name, like its own arguments of the engine."""
 
 
 class _Body(Struct):
@@ -106,12 +112,39 @@ def _slo(headers: Mapping[bytes, bytes], body: SloFields | None) -> Slo | None:
 
 
 def without_topology(body: bytes) -> bytes:
-    """Return the body without the fields that would steer connections between engines."""
-    if not any(name in body for name in _TOPOLOGY_BYTES):
+    """Return the body without the fields that would steer connections between engines.
+
+    It is read as engines read it, with Python's `json`: a name may be escaped, and the text may be in UTF-16. A body
+    that is no JSON object is returned as it is, since an engine refuses it. Raises RequestError (400) for a body that
+    is nested too deep to be read here, since an engine may read it.
+    """
+    if not _may_steer(body):
         return body
     try:
-        fields = msgspec.json.decode(body, type=dict[str, Raw])
-    except (msgspec.DecodeError, RecursionError):
-        return body  # no object: an engine refuses it
-    kept = {name: value for name, value in fields.items() if name not in TOPOLOGY_FIELDS}
-    return body if len(kept) == len(fields) else msgspec.json.encode(kept)
+        found = json.loads(body)
+        if not isinstance(found, dict):
+            return body
+        fields = cast("dict[str, object]", found)
+        kept = _without(fields)
+        if isinstance(fields.get(_EXTRA), dict):
+            kept[_EXTRA] = _without(cast("dict[str, object]", fields[_EXTRA]))
+        return body if kept == fields else json.dumps(kept).encode()
+    except ValueError:
+        return body
+    except RecursionError:
+        reason = f"the body is nested too deep to be searched for {TOPOLOGY_FIELDS[0]}; send fewer levels"
+        raise RequestError(reason, status=400) from None
+
+
+def _without(fields: dict[str, object]) -> dict[str, object]:
+    return {name: value for name, value in fields.items() if name not in TOPOLOGY_FIELDS}
+
+
+def _may_steer(body: bytes) -> bool:
+    """Return False if the body surely names no topology field. Most bodies end here, unread."""
+    return (
+        any(name in body for name in _TOPOLOGY_BYTES)
+        or b"\\u" in body
+        or b"\0" in body[:4]
+        or body.startswith((BOM_UTF16_LE, BOM_UTF16_BE))
+    )

@@ -112,6 +112,7 @@ class Exchange:
         """The only servers that the proxy allows. None: all of the pool."""
         self._request_mode = self._response_mode = FULL_DUPLEX_STREAMED
         self._body = bytearray()
+        self._is_body_changed = False
         self._pick: Pick | None = None
         self._is_text_stream = False
         self._events = 0
@@ -180,10 +181,14 @@ class Exchange:
         try:
             if self._hosts == ():
                 raise ClusterError("the proxy allows no server", status=503, code="no_worker", retry_after_s=1.0)
-            request = read_request(self._number, self._headers, bytes(self._body), self._hosts or (), now_s())
+            body = bytes(self._body)
+            request = read_request(self._number, self._headers, body, self._hosts or (), now_s())
+            kept = without_topology(body)
         except RequestError as error:
             self._stream.send(self._replies.refused(error))
             return
+        if kept is not body:
+            self._body, self._is_body_changed = bytearray(kept), True
         pick = self._pick = self._picker.arrive(request)
         pick.when_decided(lambda: self._answer(pick, has_body=has_body, has_trailers=has_trailers))
 
@@ -198,10 +203,9 @@ class Exchange:
             self._stream.send(self._replies.go_on["request_trailers"])
 
     def _picked(self, addresses: str, prefiller: str, *, has_body: bool) -> list[bytes]:
-        replies, body = self._replies, without_topology(bytes(self._body))
-        is_changed, self._body = len(body) != len(self._body), bytearray()
+        replies, body, self._body = self._replies, bytes(self._body), bytearray()
         if has_body and self._request_mode == _BUFFERED:
-            return [replies.picked("request_body", addresses, prefiller, body if is_changed else None)]
+            return [replies.picked("request_body", addresses, prefiller, body if self._is_body_changed else None)]
         chunks = [body[start : start + _CHUNK_BYTES] for start in range(0, len(body), _CHUNK_BYTES)]
         if has_body and not chunks:
             chunks = [b""]
