@@ -20,6 +20,8 @@ BLOCKS = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.M
 [INSTALL, USE] = BLOCKS
 """The commands of a newcomer: those that install and serve, and those that use the server."""
 ADDRESS = "http://127.0.0.1:8000"
+ANSWER = "Hello! I'm here to help with any kind of creative writing project. What brings you here today?"
+"""The greedy answer of the same weights in Hugging Face's `transformers`, in float32 and in bfloat16."""
 PLAN = (
     "plan", "--llm", "llama3.1-8b", "--hardware", "h100-sxm=8", "--input-tokens", "1024", "--output-tokens", "128",
     "--rate", "10", "--ttft-slo-s", "1", "--tpot-slo-s", "0.05",
@@ -57,17 +59,17 @@ def test_a_newcomer_gets_an_answer_from_a_clean_clone(tmp_path: Path) -> None:
     run("make setup", clone, environment)
     times.append(now_s())
     command = ["make", "serve", "ARGS=--port 0"]
-    server = subprocess.Popen(command, cwd=clone, env=environment, stdout=subprocess.PIPE, text=True)
-    try:
-        assert server.stdout is not None
-        url = next(line.split()[1] for line in server.stdout if line.startswith("ready: "))
-        times.append(now_s())
-        said = run(USE.splitlines(keepends=True)[0].replace(ADDRESS, url) + USE.splitlines()[1], clone)
-        times.append(now_s())
-        assert "SmolLM" in json.loads(said)["choices"][0]["message"]["content"]
-        run(USE.replace(ADDRESS, url), clone)
-    finally:
-        server.terminate()
-        server.wait(60)
-    assert "on 1 GPU" in run(".venv/bin/baton " + " ".join(PLAN), clone)
+    with subprocess.Popen(command, cwd=clone, env=environment, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            url = next(line.split()[1] for line in server.stdout if line.startswith("ready: "))
+            times.append(now_s())
+            said = run(USE.splitlines(keepends=True)[0].replace(ADDRESS, url) + USE.splitlines()[1], clone)
+            times.append(now_s())
+            assert json.loads(said)["choices"][0]["message"]["content"] == ANSWER
+            run(USE.replace(ADDRESS, url), clone)
+        finally:
+            server.terminate()
+            server.wait(60)
+    assert "use 1 x H100-80G-SXM " in run(".venv/bin/baton " + " ".join(PLAN), clone)
     print("install, start, first answer in s:", [round(b - a, 1) for a, b in itertools.pairwise(times)])
