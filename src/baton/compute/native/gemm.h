@@ -9,34 +9,36 @@
 namespace baton {
 namespace {
 
+// The sums that one pass over a panel's inputs keeps: of at most `rows` rows, `vectors` each.
+struct SumsBlock {
+    int rows, vectors;
+    constexpr int passes() const { return PANEL / (vectors * LANES); }
+};
 #if defined(__AVX512F__)
-constexpr int VECTOR_ROWS_MAX = 14;  // 28 of 32 registers hold sums
-constexpr int VECTORS = 2;           // per pass over the inputs
+constexpr SumsBlock SUMS_F32{14, 2}, SUMS_BF16{14, 2};  // 28 of 32 registers
 #elif defined(__AVX2__)
-constexpr int VECTOR_ROWS_MAX = 6;  // 12 of 16 registers
-constexpr int VECTORS = 2;
+constexpr SumsBlock SUMS_F32{6, 2};   // 12 of 16 registers
+constexpr SumsBlock SUMS_BF16{4, 4};  // a few do not fit, but one pass splits the pairs of a row only once
 #elif defined(BATON_NEON)
-constexpr int VECTOR_ROWS_MAX = 5;  // 20 of 32 registers hold sums, 8 the weights of bfloat16
-constexpr int VECTORS = 4;
+constexpr SumsBlock SUMS_F32{5, 4}, SUMS_BF16{5, 4};  // 20 of 32 registers, 8 have the weights of bfloat16
 #else
-constexpr int VECTOR_ROWS_MAX = 4;
-constexpr int VECTORS = PANEL;
+constexpr SumsBlock SUMS_F32{4, PANEL}, SUMS_BF16{4, PANEL};
 #endif
-constexpr int PASSES = PANEL / (VECTORS * LANES);
 
 // float32: one input at a time.
 struct InF32 {
     using Element = float;
     static constexpr int K_STEP = 1;
-    static constexpr int ROWS_MAX = VECTOR_ROWS_MAX;
+    static constexpr SumsBlock SUMS = SUMS_F32;
+    static constexpr int ROWS_MAX = SUMS.rows;
 
     template <int ROWS>
-    static inline void step(const float* a, int64_t stride, const float* b, Vec (&sums)[ROWS][VECTORS]) {
-        Vec weights[VECTORS];
-        for (int v = 0; v < VECTORS; v++) weights[v] = load(b + v * LANES);
+    static inline void step(const float* a, int64_t stride, const float* b, Vec (&sums)[ROWS][SUMS.vectors]) {
+        Vec weights[SUMS.vectors];
+        for (int v = 0; v < SUMS.vectors; v++) weights[v] = load(b + v * LANES);
         for (int r = 0; r < ROWS; r++) {
             const Vec x = broadcast(a[r * stride]);
-            for (int v = 0; v < VECTORS; v++) sums[r][v] = fma(x, weights[v], sums[r][v]);
+            for (int v = 0; v < SUMS.vectors; v++) sums[r][v] = fma(x, weights[v], sums[r][v]);
         }
     }
 };
@@ -45,18 +47,20 @@ struct InF32 {
 struct InBF16 {
     using Element = bf16;
     static constexpr int K_STEP = 2;
+    static constexpr SumsBlock SUMS = SUMS_BF16;
 #if defined(BATON_AMX)
     static constexpr int ROWS_MAX = AMX_ROWS_MAX;
 #else
-    static constexpr int ROWS_MAX = VECTOR_ROWS_MAX;
+    static constexpr int ROWS_MAX = SUMS.rows;
 #endif
 
     template <int ROWS>
-    static inline void step(const bf16* a, int64_t stride, const bf16* b, Vec (&sums)[ROWS][VECTORS]) {
-        Words weights[VECTORS];
-        for (int v = 0; v < VECTORS; v++) weights[v] = load_words(b + v * 2 * LANES);
+    static inline void step(const bf16* a, int64_t stride, const bf16* b, Vec (&sums)[ROWS][SUMS.vectors]) {
+        Words weights[SUMS.vectors];
+        for (int v = 0; v < SUMS.vectors; v++) weights[v] = load_words(b + v * 2 * LANES);
         for (int r = 0; r < ROWS; r++)
-            for (int v = 0; v < VECTORS; v++) sums[r][v] = add_pair_products(a + r * stride, weights[v], sums[r][v]);
+            for (int v = 0; v < SUMS.vectors; v++)
+                sums[r][v] = add_pair_products(a + r * stride, weights[v], sums[r][v]);
     }
 };
 
@@ -65,8 +69,8 @@ template <class In, int ROWS, bool ADD, class Prefetcher>
 void multiply_rows(const typename In::Element* a, int64_t stride, const typename In::Element* panel, int inputs,
                    float* c, int64_t c_stride, Prefetcher& prefetcher) {
     Prefetcher prefetching = prefetcher;  // in registers
-    for (int pass = 0; pass < PASSES; pass++) {
-        const int column = pass * VECTORS * LANES;
+    constexpr int VECTORS = In::SUMS.vectors;
+    for (int column = 0; column < PANEL; column += VECTORS * LANES) {
         Vec sums[ROWS][VECTORS];
         for (int r = 0; r < ROWS; r++)
             for (int v = 0; v < VECTORS; v++)
@@ -83,7 +87,7 @@ void multiply_rows(const typename In::Element* a, int64_t stride, const typename
 }
 
 // The same for 1 .. In::ROWS_MAX rows.
-template <class In, bool ADD, int ROWS = VECTOR_ROWS_MAX, class Prefetcher>
+template <class In, bool ADD, int ROWS = In::SUMS.rows, class Prefetcher>
 inline void multiply(int rows, const typename In::Element* a, int64_t stride, const typename In::Element* panel,
                      int inputs, float* c, int64_t c_stride, Prefetcher& prefetcher) {
 #if defined(BATON_AMX)
@@ -155,7 +159,7 @@ template <class In, class F>
 inline void multiply_dense_panel(const Linear& w, Rows a, const PanelItem& item, F finish) {
     if (!PanelPrefetcher::pays(item)) return multiply_dense_panel<In>(w, a, item, finish, NoPrefetcher());
     const int64_t panel_bytes = int64_t{PANEL} * w.inputs * int64_t(sizeof(typename In::Element));
-    const int passes = PASSES * tile_count(item.count, In::ROWS_MAX);
+    const int passes = In::SUMS.passes() * tile_count(item.count, In::ROWS_MAX);
     const PanelPrefetcher prefetcher(static_cast<const uint8_t*>(w.panels), panel_bytes, item, w.inputs / In::K_STEP,
                                      passes);
     multiply_dense_panel<In>(w, a, item, finish, prefetcher);

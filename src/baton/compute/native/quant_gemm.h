@@ -13,6 +13,11 @@ constexpr bool SUMS_OF_16_BITS = false;
 #else
 constexpr bool SUMS_OF_16_BITS = true;  // for 4-bit weights: add_pairs() is faster than dot()
 #endif
+#if defined(__AVX2__) && !defined(__AVX512F__) && !defined(__AVXVNNI__)
+constexpr int DOT_ZERO = 128;  // dot() multiplies numbers with codes - DOT_ZERO
+#else
+constexpr int DOT_ZERO = 0;
+#endif
 
 #if defined(__AVX512F__)
 constexpr int QUANT_ROWS_MAX = 6, QUANT_VECTORS = 2;
@@ -49,7 +54,12 @@ inline Ints store_int8(int8_t* p, Vec x) {  // and return what is stored
 inline Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 inline int32_t reduce_sum(Ints x) { return _mm512_reduce_add_epi32(x); }
 #elif defined(__AVX2__)
-constexpr int QUANT_ROWS_MAX = 4, QUANT_VECTORS = 2;
+constexpr int QUANT_ROWS_MAX = 4;
+#if defined(__AVXVNNI__)
+constexpr int QUANT_VECTORS = 2;
+#else
+constexpr int QUANT_VECTORS = 4;
+#endif
 using Ints = __m256i;
 inline Ints ints(int32_t x) { return _mm256_set1_epi32(x); }
 inline Ints load_codes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
@@ -61,10 +71,10 @@ inline Ints dot(Ints sum, Ints codes, Ints numbers) {
 #if defined(__AVXVNNI__)
     return _mm256_dpbusd_avx_epi32(sum, codes, numbers);
 #else
-    const Ints even = _mm256_madd_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(255)),
-                                        _mm256_srai_epi16(_mm256_slli_epi16(numbers, 8), 8));
-    const Ints odd = _mm256_madd_epi16(_mm256_srli_epi16(codes, 8), _mm256_srai_epi16(numbers, 8));
-    return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
+    // A lane of 16 bits holds two products of at most 128 x 127.
+    const Ints weights = _mm256_xor_si256(codes, _mm256_set1_epi8(char(DOT_ZERO)));
+    const Ints pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(numbers, weights));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 #endif
 }
 inline Ints add_pairs(Ints sums, Ints codes, Ints numbers) {
@@ -196,9 +206,10 @@ template <class Format, int ROWS>
 inline void multiply_group(const int8_t* numbers, const int32_t* number_sums, int64_t stride, const uint8_t* codes,
                            Ints (&dots)[ROWS][QUANT_VECTORS]) {
     constexpr bool NARROW = Format::NIBBLES && SUMS_OF_16_BITS;
+    constexpr int ZERO = Format::ZERO - (NARROW ? 0 : DOT_ZERO);
     const auto offset = [&](int r) {
-        if (Format::ZERO == 0) return ints(0);
-        return ints(-Format::ZERO * load_word(reinterpret_cast<const char*>(number_sums) + r * stride));
+        if (ZERO == 0) return ints(0);
+        return ints(-ZERO * load_word(reinterpret_cast<const char*>(number_sums) + r * stride));
     };
     const auto multiply_quad = [&](const Ints(&weights)[QUANT_VECTORS], const int8_t* four) {
         for (int r = 0; r < ROWS; r++) {
