@@ -22,18 +22,18 @@ pytestmark = [pytest.mark.deep, pytest.mark.timeout(900)]
 ENVIRONMENT = Path.home() / ".cache" / "baton" / "clients" / "ray-2.60"
 PACKAGE = "ray==2.60.0"
 ROOT = Path(__file__).resolve().parents[2]
-BODY = {"prompt": "hello again " * 4, "max_tokens": 3000, "ignore_eos": True, "temperature": 0, "n": 4}
+BODY = {"prompt": "hello again " * 4, "max_tokens": 6000, "ignore_eos": True, "temperature": 0, "n": 4}
 CONFIG = """
 [launcher]
 use = "ray"
 address = "{address}"
 [[launcher.groups]]
 prefill = 1
-arguments = ["--kv-blocks=2048"]
+arguments = ["--kv-blocks=4096"]
 [[launcher.groups]]
 decode = 1
 hosts = 2
-arguments = ["--kv-blocks=2048"]
+arguments = ["--kv-blocks=4096"]
 """
 
 
