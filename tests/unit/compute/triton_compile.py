@@ -58,7 +58,11 @@ class Device:
         return lambda *arguments: None
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
-        """Note a binary and its resources, as the assembler has written them."""
+        """Note a binary and its resources, as the assembler has written them.
+
+        The last number returned is the most threads that a program with so many registers can have. Triton refuses a
+        program of more.
+        """
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             file.write(binary)
             file.flush()
@@ -67,7 +71,7 @@ class Device:
         registers, stack = (int(re.findall(rf"{what}:(\d+)", told)[-1]) for what in ("REG", "STACK"))
         key = f"sm_{self.capability} {self.case} {name}"
         self.binaries[f"{key} again" if key in self.binaries else key] = (registers, stack, shared)
-        return 0, 0, registers, stack // 4, 1024
+        return 0, 0, registers, stack // 4, min(1024, 65_536 // registers)
 
     def unload_module(self, module: int) -> None:
         """Nothing was loaded."""

@@ -7,7 +7,7 @@ Source: FlashAttention-2 (arXiv 2307.08691).
 import triton
 import triton.language as tl
 
-from baton.compute.triton.kernels import load_numbers, load_scale
+from baton.compute.triton.kernels import load_numbers, load_queries, load_scale, products_of
 
 
 @triton.jit
@@ -30,7 +30,7 @@ def attend_range(
         key = row * ROW + head_place
         stored = seen[:, None] & (dim[None, :] < DIM)
         k = load_numbers(kv + key[:, None] + dim[None, :], stored, E4M3, DOT)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+        scores = products_of(q, k, E4M3, DOT) * scale_log2
         if E4M3:
             scores *= load_scale(scales, key + DIM, seen)[None, :]
         if MASKED:
@@ -68,9 +68,8 @@ def chunk_kernel(
     token, start, count = tl.load(tile).to(tl.int64), tl.load(tile + 1), tl.load(tile + 2)
     table = blocks + tl.load(tile + 3).to(tl.int64) * table_width
     index, dim = tl.arange(0, QUERIES), tl.arange(0, DIM_PAD)
-    place = (token + index[:, None]) * HEADS * DIM + head * DIM + dim[None, :]
-    inside = (index[:, None] < count) & (dim[None, :] < DIM)
-    q = tl.load(queries + place, mask=inside, other=0.0).to(DOT)
+    query = queries + ((token + index) * HEADS + head) * DIM
+    q = load_queries(query, index < count, DIM, DIM_PAD, 0, E4M3, DOT)
     query_position = start + index
     end = start + count
     # Three ranges: keys that a window hides from some queries, keys that every query sees, keys after some queries.
@@ -95,4 +94,7 @@ def chunk_kernel(
         scale_log2, window, HEADS // GROUP * CELL, DIM, DIM_PAD, BLOCK_TOKENS, BLOCK_ROWS, KEYS, E4M3, DOT, True,
     )  # fmt: skip
     mean = summed / tl.where(total > 0, total, 1.0)[:, None]  # rows after the tile's last token see no key
-    tl.store(out + place, mean.to(out.dtype.element_ty), mask=inside)
+    # Read again, so that registers need not keep the places of rows during the loops.
+    token, count = tl.load(tile, volatile=True).to(tl.int64), tl.load(tile + 2, volatile=True)
+    place = ((token + index) * HEADS + head)[:, None] * DIM + dim[None, :]
+    tl.store(out + place, mean.to(out.dtype.element_ty), mask=(index[:, None] < count) & (dim[None, :] < DIM))

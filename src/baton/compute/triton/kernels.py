@@ -29,11 +29,33 @@ def load_scale(scales, place, mask):
 
 
 @triton.jit
-def load_queries(query, real, DIM: tl.constexpr, DIM_PAD: tl.constexpr, FIRST: tl.constexpr, DOT: tl.constexpr):
-    """Load dimensions [FIRST, FIRST + DIM) of the query heads at these places: [HEADS, DIM_PAD]."""
+def load_queries(
+    query, real, DIM: tl.constexpr, DIM_PAD: tl.constexpr, FIRST: tl.constexpr, E4M3: tl.constexpr, DOT: tl.constexpr
+):  # fmt: skip
+    """Load dimensions [FIRST, FIRST + DIM) of the query heads at these places, as `products_of` takes them.
+
+    That is [HEADS, DIM_PAD], or [DIM_PAD, HEADS] for E4M3 with products in float32.
+    """
     dim = tl.arange(0, DIM_PAD)
-    inside = real[:, None] & (dim[None, :] < DIM)
-    return tl.load(query[:, None] + FIRST + dim[None, :], mask=inside, other=0.0).to(DOT)
+    if E4M3 and tl.float32 == DOT:
+        place, inside = query[None, :] + FIRST + dim[:, None], real[None, :] & (dim[:, None] < DIM)
+    else:
+        place, inside = query[:, None] + FIRST + dim[None, :], real[:, None] & (dim[None, :] < DIM)
+    return tl.load(place, mask=inside, other=0.0).to(DOT)
+
+
+@triton.jit
+def products_of(q, k, E4M3: tl.constexpr, DOT: tl.constexpr):
+    """Return the products of queries and keys: [HEADS, KEYS].
+
+    In float32, keys decoded from fp8 come first: a barrier precedes their loads from shared memory, and queries loaded
+    before it would take a register for each dimension.
+    """
+    if E4M3 and tl.float32 == DOT:
+        products = tl.trans(tl.dot(k, q, input_precision="ieee"))
+    else:
+        products = tl.dot(q, tl.trans(k), input_precision="ieee")
+    return products
 
 
 @triton.jit
@@ -61,11 +83,11 @@ def attend_split(
         cell = row * (KV_HEADS * CELL) + head_place
         stored = seen[:, None] & (dim[None, :] < DIM)
         k = load_numbers(kv + cell[:, None] + dim[None, :], stored, E4M3, DOT)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        scores = products_of(q, k, E4M3, DOT)
         if ROPE > 0:
             place = kv + cell[:, None] + DIM + rope[None, :]
             k_rope = load_numbers(place, seen[:, None] & (rope[None, :] < ROPE), E4M3, DOT)
-            scores += tl.dot(q_rope, tl.trans(k_rope), input_precision="ieee")
+            scores += products_of(q_rope, k_rope, E4M3, DOT)
         if E4M3:
             key_scale = load_scale(scales, cell + DIM + ROPE, seen)
             scores *= key_scale[None, :]
@@ -118,19 +140,20 @@ def split_kernel(
     head = kv_head * GROUP + in_group
     real = in_group < GROUP
     query = queries + (token * KV_HEADS * GROUP + head) * (DIM + ROPE)
-    q = load_queries(query, real, DIM, DIM_PAD, 0, DOT)
+    q = load_queries(query, real, DIM, DIM_PAD, 0, E4M3, DOT)
     q_rope = q
     if ROPE > 0:
-        q_rope = load_queries(query, real, ROPE, ROPE_PAD, DIM, DOT)
+        q_rope = load_queries(query, real, ROPE, ROPE_PAD, DIM, E4M3, DOT)
     mean, log_sum = attend_split(
         q, q_rope, kv, scales, blocks + token * table_width, start, end, visible, first_row, kv_head * CELL,
         scale_log2, KV_HEADS, CELL, DIM, DIM_PAD, ROPE, ROPE_PAD, LATENT, BLOCK_TOKENS, BLOCK_ROWS, KEYS, HEADS, E4M3,
         DOT,
     )  # fmt: skip
-    place = (token * KV_HEADS * GROUP + head) * splits + split
+    first = (token * KV_HEADS + kv_head) * GROUP * splits + split
+    place = in_group * splits
     dim = tl.arange(0, DIM_PAD)
-    tl.store(parts + place[:, None] * DIM + dim[None, :], mean, mask=real[:, None] & (dim[None, :] < DIM))
-    tl.store(sums + place, log_sum, mask=real)
+    tl.store(parts + first * DIM + place[:, None] * DIM + dim[None, :], mean, mask=real[:, None] & (dim[None, :] < DIM))
+    tl.store(sums + first + place, log_sum, mask=real)
 
 
 @triton.jit(do_not_specialize=["window", "splits"])

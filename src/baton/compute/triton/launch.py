@@ -21,7 +21,9 @@ from baton.compute.triton.kernels import expert_rows_kernel, merge_kernel, split
 from baton.decide.kv.layout import KVDtype
 
 BLOCK_HEADS_MAX = 32
-"""Maximum number of query heads that one program computes. They share a KV head."""
+"""Maximum number of query heads that one program computes. They share a KV head. With float32, it is `DOT_MIN`."""
+FLOAT32_REGISTERS = 128
+"""Registers of a thread with products in float32: a multiprocessor has them for 16 warps, of one program or two."""
 DOT_MIN = 16
 """Minimum size of each dimension of a matrix instruction."""
 TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -61,7 +63,7 @@ class DecodeShape:
         """Return the sizes for queries [tokens, heads, width] over an arena."""
         layout, (_, heads, width) = kv.layout, queries.shape
         group, dim, rope = heads // layout.kv_heads, width - kernel.rope_dim, kernel.rope_dim
-        head_rows = min(BLOCK_HEADS_MAX, _padded(group))
+        head_rows = DOT_MIN if kernel.products == torch.float32 else min(BLOCK_HEADS_MAX, _padded(group))
         keys, warps = tile_of(head_rows, _padded(dim), kernel.products, layout.dtype)
         constants = {
             "GROUP": group, "KV_HEADS": layout.kv_heads, "DIM": dim, "DIM_PAD": _padded(dim), "ROPE": rope,
@@ -106,6 +108,7 @@ class TritonDecodePlan:
             layer * kv.layout.planes * kv.layout.block_tokens, width**-0.5 * math.log2(math.e), back,
             self.tables.blocks.shape[1], splits,
             **shape.constants, num_warps=shape.warps,
+            maxnreg=registers_of(self.kernel.products, shape.warps, kv.layout.dtype, is_large=kv.layout.planes == 1),
         )  # fmt: skip
         merge_kernel[(tokens, heads)](
             parts, sums, self.tables.lengths, out, back, splits,
@@ -136,6 +139,7 @@ class TritonChunkPlan:
             HEADS=heads, GROUP=heads // layout.kv_heads, DIM=dim, DIM_PAD=_padded(dim),
             BLOCK_TOKENS=layout.block_tokens, BLOCK_ROWS=self.kv.block_rows, CELL=self.kv.cell,
             E4M3=layout.dtype == "fp8", QUERIES=rows, KEYS=keys, DOT=TRITON_DTYPES[self.products], num_warps=warps,
+            maxnreg=FLOAT32_REGISTERS if self.products == torch.float32 else None,
         )  # fmt: skip
         return out.flatten(1)
 
@@ -214,6 +218,20 @@ def chunk_tile_of(dim: int, products: torch.dtype, stored: KVDtype) -> tuple[int
     if stored == "fp8":
         return (64, 16, 8) if dim > 128 else (64, 32, 8 if dim > 64 else 4)
     return (64, 32, 8) if dim > 128 else (64, 64, 4)
+
+
+def registers_of(products: torch.dtype, warps: int, stored: KVDtype, *, is_large: bool) -> int | None:
+    """Return the most registers of a thread in decode attention, given as `maxnreg`. None: the assembler chooses.
+
+    The assembler spills registers if one more program then fits on a multiprocessor. is_large: shared memory, or the
+    number of programs, admits only one or two anyway. Products in float32 of fp8 codes load operands early into all
+    registers that they may have, and spill at `FLOAT32_REGISTERS`.
+    """
+    if products != torch.float32:
+        return 255 if is_large else None
+    if stored != "fp8":
+        return FLOAT32_REGISTERS
+    return 255 if warps <= 8 else None
 
 
 def _padded(size: int) -> int:

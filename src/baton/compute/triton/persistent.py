@@ -13,7 +13,7 @@ from baton.compute.decode_sizes import SPLIT_TOKENS, splits_shape
 from baton.compute.torch.kernels.attention_backend import NO_WINDOW
 from baton.compute.torch.kernels.paged_decode import DecodeTables
 from baton.compute.torch.kernels.paged_kv import PagedKV
-from baton.compute.triton.launch import DecodeShape
+from baton.compute.triton.launch import DecodeShape, registers_of
 from baton.compute.triton.persistent_kernel import persistent_kernel, schedule_kernel
 
 WIDE_NUMBERS, WIDE_KEYS = 32 * 512, 16
@@ -100,6 +100,7 @@ class PersistentDecodePlan:
             layer * kv.layout.planes * kv.layout.block_tokens, width**-0.5 * math.log2(math.e), back,
             self.tables.blocks.shape[1], partial[-1],
             **shape.constants, num_warps=shape.warps,
+            maxnreg=registers_of(self.kernel.products, shape.warps, kv.layout.dtype, is_large=True),
         )  # fmt: skip
         return out.flatten(1)
 

@@ -84,6 +84,18 @@ def merge_tile(
 
 
 @triton.jit
+def item_heads(item, GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEADS: tl.constexpr):
+    """Return the request and the head tile of an item, their query heads [HEADS], and which of these exist.
+
+    Each call reads the item again, so that registers need not keep the result during the loop over keys.
+    """
+    token, tile = tl.load(item, volatile=True).to(tl.int64), tl.load(item + 1, volatile=True)
+    tiles: tl.constexpr = (GROUP + HEADS - 1) // HEADS
+    in_group = (tile % tiles) * HEADS + tl.arange(0, HEADS)
+    return token, tile, (token * KV_HEADS + tile // tiles) * GROUP + in_group, in_group < GROUP
+
+
+@triton.jit
 def decode_item(
     item, queries, kv, scales, blocks, lengths, counts, arrivals, parts, sums, out, first_row, scale_log2, window,
     table_width, splits,
@@ -96,31 +108,29 @@ def decode_item(
 
     arrivals: finished items of each request and head tile. The merging program sets its count back to 0.
     """
-    token, tile = tl.load(item).to(tl.int64), tl.load(item + 1)
+    token, tile, head, real = item_heads(item, GROUP, KV_HEADS, HEADS)
     first_split, end_split = tl.load(item + 2), tl.load(item + 3)
     tiles: tl.constexpr = (GROUP + HEADS - 1) // HEADS
-    kv_head = tile // tiles
-    in_group = (tile % tiles) * HEADS + tl.arange(0, HEADS)
-    real = in_group < GROUP
-    head = token * KV_HEADS * GROUP + kv_head * GROUP + in_group
     length = tl.load(lengths + token)
     visible = tl.maximum(length - window, 0)
     query = queries + head * (DIM + ROPE)
-    q = load_queries(query, real, DIM, DIM_PAD, 0, DOT)
+    q = load_queries(query, real, DIM, DIM_PAD, 0, E4M3, DOT)
     q_rope = q
     if ROPE > 0:
-        q_rope = load_queries(query, real, ROPE, ROPE_PAD, DIM, DOT)
+        q_rope = load_queries(query, real, ROPE, ROPE_PAD, DIM, E4M3, DOT)
     dim = tl.arange(0, DIM_PAD)
     for split in range(first_split, end_split):
         start = split * SPLIT
         mean, log_sum = attend_split(
             q, q_rope, kv, scales, blocks + token * table_width, start, tl.minimum(start + SPLIT, length), visible,
-            first_row, kv_head * CELL, scale_log2, KV_HEADS, CELL, DIM, DIM_PAD, ROPE, ROPE_PAD, LATENT,
+            first_row, tile // tiles * CELL, scale_log2, KV_HEADS, CELL, DIM, DIM_PAD, ROPE, ROPE_PAD, LATENT,
             BLOCK_TOKENS, BLOCK_ROWS, KEYS, HEADS, E4M3, DOT,
         )  # fmt: skip
-        place = head * splits + split
-        tl.store(parts + place[:, None] * DIM + dim[None, :], mean, mask=real[:, None] & (dim[None, :] < DIM))
-        tl.store(sums + place, log_sum, mask=real)
+        _, _, summed_head, summed = item_heads(item, GROUP, KV_HEADS, HEADS)
+        place = summed_head * splits + split
+        tl.store(parts + place[:, None] * DIM + dim[None, :], mean, mask=summed[:, None] & (dim[None, :] < DIM))
+        tl.store(sums + place, log_sum, mask=summed)
+    token, tile, head, real = item_heads(item, GROUP, KV_HEADS, HEADS)
     tl.debug_barrier()  # every thread has stored its numbers before one thread publishes them
     count = arrivals + token * KV_HEADS * tiles + tile
     arrived = tl.atomic_add(count, 1, sem="acq_rel")
