@@ -134,15 +134,21 @@ def test_the_stop_string_may_stay(client: httpx.Client) -> None:
         assert said == text[: text.index(stop) + len(stop)]
 
 
+STREAMS_MAX = 50
+"""Streams of one request until one has more than two chunks."""
+
+
 def test_every_chunk_may_have_the_usage_so_far(client: httpx.Client) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     for path, body in ((COMPLETIONS, GREEDY), (CHAT, {"messages": USER, "max_tokens": 12, "ignore_eos": True})):
-        counts = [
-            chunk["usage"]["completion_tokens"] for chunk in events(client, path, body | {"stream_options": options})
-        ]
-        assert counts == sorted(counts)
-        assert counts[-1] == 12
-        assert len(counts) > 1
+        asked = body | {"stream_options": options}
+        for _ in range(STREAMS_MAX):
+            counts = [chunk["usage"]["completion_tokens"] for chunk in events(client, path, asked)]
+            assert counts == sorted(counts)
+            assert counts[-1] == 12
+            if len(counts) > 2:
+                break  # a busy server sends several tokens in one chunk
+        assert len(counts) > 2
 
 
 def test_a_chat_stream_begins_with_the_role_alone(client: httpx.Client) -> None:
