@@ -63,7 +63,7 @@ def test_a_refusal_comes_with_figures_and_a_time_to_retry(server: RunningServer)
     error = refused.json()["error"]
     assert error["code"] == "slo"
     assert "the first token is predicted after 0." in error["message"]
-    assert "requests are waiting or running" in error["message"]
+    assert "send the request later" in error["message"]
 
 
 def test_a_target_in_the_body_counts_as_one_in_a_header(server: RunningServer) -> None:

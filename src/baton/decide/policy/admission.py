@@ -64,9 +64,7 @@ class BoundedQueue:
         is_idle = not any(worker.running_requests for worker in cluster.workers)
         if not waits_s or is_idle or min(waits_s) <= self.ttft_slack * ttft_s:
             return None  # an idle cluster takes every request: only observed requests correct a wrong prediction
-        predicted_s = min(waits_s)
-        reason = f"the first token is predicted after {predicted_s:.3f} s, later than the SLO of {ttft_s:.3f} s"
-        return Reject(reject="slo", reason=reason, retry_after_s=max(1.0, predicted_s - ttft_s))
+        return _refuse_first_token(min(waits_s), ttft_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,19 +84,22 @@ def refuse_full(cluster: ClusterView, cost: CostModel, requests_max: int) -> Rej
     if live < requests_max:
         return None
     shortest_s = min((queue_s(worker, cost) for worker in cluster.having("prefill")), default=1.0)
-    reason = (
-        f"{live} requests are waiting or running, at most {requests_max} may be"
-        " (policy.admission.options.requests_max); send the request again later"
-    )
+    most = f"at most {requests_max} may be (policy.admission.options.requests_max)"
+    reason = f"{live} requests are waiting or running, {most}; send the request again later"
     return Reject(reject="queue_full", reason=reason, retry_after_s=max(1.0, shortest_s))
 
 
 def refuse_late(slo: Slo, ttft_s: float, tpot_s: float) -> Reject | None:
     """Return a rejection if the predicted TTFT or TPOT misses the SLO, else None."""
     if ttft_s > slo.ttft_s:
-        reason = f"the first token is predicted after {ttft_s:.3f} s, later than the SLO of {slo.ttft_s:.3f} s"
-        return Reject(reject="slo", reason=reason, retry_after_s=max(1.0, ttft_s - slo.ttft_s))
+        return _refuse_first_token(ttft_s, slo.ttft_s)
     if tpot_s > slo.tpot_s:
         reason = f"a token is predicted every {tpot_s:.4f} s, slower than the SLO of {slo.tpot_s:.4f} s"
-        return Reject(reject="slo", reason=reason, retry_after_s=1.0)
+        return Reject(reject="slo", reason=f"{reason}; send the request again later", retry_after_s=1.0)
     return None
+
+
+def _refuse_first_token(ttft_s: float, slo_s: float) -> Reject:
+    times = f"after {ttft_s:.3f} s, later than the SLO of {slo_s:.3f} s"
+    reason = f"the first token is predicted {times}; send the request again later"
+    return Reject(reject="slo", reason=reason, retry_after_s=max(1.0, ttft_s - slo_s))

@@ -62,13 +62,13 @@ def refuse_risky(
         high_s = _high_s(predicted.ttft_s, errors.ttft)
         reason = f"the first token is predicted after {predicted.ttft_s:.3f} s, {_against(high_s, slo.ttft_s)}"
         retry_s = max(predicted.ttft_s, high_s) - slo.ttft_s
-        return _rejection(reason, late_ratio, cluster, retry_s)
+        return _rejection(reason, late_ratio, retry_s)
     slow_ratio = miss_ratio(predicted.tpot_s, slo.tpot_s, errors.tpot, alone.tpot_s)
     if slow_ratio > miss_ratios_max.tpot_ratio and not _is_untried(cluster, "decode", errors.tpot):
         high_s = _high_s(predicted.tpot_s, errors.tpot)
         reason = f"a token is predicted every {predicted.tpot_s:.4f} s, {_against(high_s, slo.tpot_s)}"
         retry_s = answer_s * max(0.0, 1.0 - slo.tpot_s / max(predicted.tpot_s, high_s))
-        return _rejection(reason, slow_ratio, cluster, retry_s)
+        return _rejection(reason, slow_ratio, retry_s)
     return None
 
 
@@ -85,7 +85,6 @@ def _against(high_s: float, slo_s: float) -> str:
     return f"by recent errors up to {high_s:.4g} s, and the SLO is {slo_s:.4g} s"
 
 
-def _rejection(reason: str, ratio: float, cluster: ClusterView, retry_s: float) -> Reject:
-    running = sum(worker.running_requests for worker in cluster.workers)
-    why = f"{reason}: it would be missed with a probability of {ratio:.0%}; {running} requests are waiting or running"
+def _rejection(reason: str, ratio: float, retry_s: float) -> Reject:
+    why = f"{reason}: it would be missed with a probability of {ratio:.0%}; send the request later, or relax its SLO"
     return Reject(reject="slo", reason=why, retry_after_s=max(RETRY_S_MIN, retry_s))

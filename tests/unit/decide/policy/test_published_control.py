@@ -19,7 +19,8 @@ def test_early_rejection_refuses_a_late_first_token_with_both_numbers() -> None:
     view = cluster(worker("p", queued_tokens=1000), worker("d", "decode"))
     refused = EarlyRejection().admit(request(slo=SLO), view, COST, 0.0)
     assert refused is not None
-    assert refused.reason == "the first token is predicted after 2.020 s, later than the SLO of 2.000 s"
+    late = "the first token is predicted after 2.020 s, later than the SLO of 2.000 s"
+    assert refused.reason == f"{late}; send the request again later"
     assert EarlyRejection().admit(request(), view, COST, 0.0) is None, "nothing was promised"
 
 
