@@ -15,7 +15,7 @@ from baton.core.config import Config, Plugin, PolicyChoice, PolicyConfig
 from baton.core.errors import ConfigError
 from baton.core.plugin import load_plugin, source_digests
 from baton.core.validation import did_you_mean
-from baton.decide.policy.fairness import ServiceFairness
+from baton.decide.policy.fairness import FairnessPolicy, ServiceFairness
 
 ADMIT_ALL = Plugin(use="admit-all")
 ROUND_ROBIN = Plugin(use="round-robin")
@@ -154,7 +154,9 @@ def share_by_class(policy: PolicyConfig, classes: Sequence[ClassConfig]) -> Poli
         policy = replace(policy, roles=Plugin(use=policy.roles.use, options={**reserves, **policy.roles.options}))
     if policy.fairness == PolicyConfig().fairness:
         return replace(policy, fairness=VTC)
-    load_plugin(policy.fairness.use, policy.fairness.options, expects=ServiceFairness)
+    use, options = policy.fairness.use, policy.fairness.options
+    if not isinstance(load_plugin(use, options, expects=FairnessPolicy), ServiceFairness):
+        raise ConfigError(f"policy.fairness is {use!r}, but classes need one that counts service: use 'vtc'")
     return policy
 
 

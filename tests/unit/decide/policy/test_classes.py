@@ -98,5 +98,14 @@ def test_classes_and_tenants_use_the_fair_queue() -> None:
     assert policy_of(Config(), tenants=2).fairness.use == "vtc"
     assert policy_of(Config(policy=fcfs), tenants=2).fairness.use == "fcfs"
     assert policy_of(Config(classes=(GOLD,)), tenants=1).fairness.use == "vtc"
-    with pytest.raises(ConfigError, match="fcfs is no ServiceFairness"):
-        policy_of(Config(classes=(GOLD,), policy=fcfs), tenants=1)
+
+
+@pytest.mark.parametrize("fairness", [Plugin(use="fcfs"), Plugin(use="slo-order", options={"overtake_gap": 3.0})])
+def test_classes_refuse_a_fairness_policy_that_counts_no_service(fairness: Plugin) -> None:
+    with pytest.raises(ConfigError, match=f"policy.fairness is '{fairness.use}', but classes need .* use 'vtc'"):
+        policy_of(Config(classes=(GOLD,), policy=PolicyChoice(fairness=fairness)), tenants=1)
+
+
+def test_classes_take_any_fairness_policy_that_counts_service() -> None:
+    own = Plugin(use="vtc", options={"predicted_ratio": 1.0})
+    assert policy_of(Config(classes=(GOLD,), policy=PolicyChoice(fairness=own)), tenants=1).fairness == own
