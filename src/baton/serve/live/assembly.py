@@ -123,7 +123,7 @@ def assemble(config: Config, card: ModelCard, share: HostShare | None = None) ->
         own_tiers = _open_tiers(config, card, computing, own, driver.tiers)
         below = own_tiers.rules if own_tiers is not None else ()
         driver.add_host(HostAdded(own.id, own.blocks_total, layout, below, own.workers_max))
-    gateway = LiveGateway(card, driver, policy_names=plugin_names(policy), slo=_promise(config))
+    gateway = LiveGateway(card, driver, policy_names=plugin_names(policy), slo=_default_slo(config))
     history = History(gateway, driver.recorder)
     return Parts(config, card, driver, gateway, metrics, history, computing, own, given_cost, own_tiers)
 
@@ -190,8 +190,6 @@ def _check_batching(plugin: Plugin) -> None:
     load_plugin(plugin.use, plugin.options, expects=BatchingPolicy)
 
 
-def _promise(config: Config) -> Slo | None:
-    slo = config.slo
-    if slo.ttft_s is None or slo.tpot_s is None:
-        return None
-    return Slo(ttft_s=slo.ttft_s, tpot_s=slo.tpot_s)
+def _default_slo(config: Config) -> Slo | None:
+    ttft_s, tpot_s = config.slo.ttft_s, config.slo.tpot_s
+    return None if ttft_s is None or tpot_s is None else Slo(ttft_s=ttft_s, tpot_s=tpot_s)
