@@ -100,6 +100,8 @@ class Driver:
         self.recorder = Recorder(metrics)
         self._meter = LoadMeter(taken_s=now_s())
         self._served = TokenCount(cluster.coordinator.turns.is_used)
+        self._failures = {""}
+        """Failures of policies that were logged last, so that each is logged once."""
         self.resizes: asyncio.Queue[StartWorker | RetireWorker | RestartWorker | DismissHost] = asyncio.Queue()
         """Decisions to start, end and restart workers, and to disconnect hosts. The service carries them out."""
 
@@ -141,15 +143,16 @@ class Driver:
         self.tell(RoleSet(link.view.id, role))
 
     def tick(self) -> None:
-        """Run the policies for roles, scaling and moves. Does nothing if nothing can change the fleet."""
+        """Run the policies for roles, scaling and moves, if anything can change the fleet. Log failures of policies."""
         coordinator, window = self.cluster.coordinator, self._meter.take(now_s())
-        if not coordinator.needs_ticks:
-            return  # `take` above still starts a new window, else the next one would cover hours
-        before = coordinator.reshaping.failure
-        self.tell(Tick(window))
-        failure = coordinator.reshaping.failure
-        if failure != before:
-            log.error("%s; the fleet keeps its workers and their roles", failure)
+        if coordinator.needs_ticks:  # `take` above always starts a new window, else the next one would cover hours
+            self.tell(Tick(window))
+        order, fleet = coordinator.turns.failure, coordinator.reshaping.failure
+        if order not in self._failures:
+            log.error("%s; where it fails, priority and arrival decide the order", order)
+        if fleet not in self._failures:
+            log.error("%s; the fleet keeps its workers and their roles", fleet)
+        self._failures = {order, fleet}
 
     # ---- workers and hosts
 
