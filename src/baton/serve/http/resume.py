@@ -112,8 +112,8 @@ class SavedStreams:
             self.recorder.count(catalog.RESUMED, "refused")
             raise RequestError(
                 f"there is no stream to resume with this id at {path}: it was resumed before, is older than "
-                f"{self.keep_s:g} s (survival.resume_s), or belongs to another key; send the request without "
-                "x-baton-resume",
+                f"{self.keep_s:g} s (survival.resume_s) or of another tenant, or survival.resume_folder is not set; "
+                "send the request without x-baton-resume",
                 param="x-baton-resume",
                 status=404,
                 code="unknown_resume_id",

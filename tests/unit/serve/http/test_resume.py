@@ -42,7 +42,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def refusal(saved: SavedStreams, resume_id: str, owner: Identity = ALICE, path: str = PATH) -> str | None:
-    with pytest.raises(RequestError) as raised:
+    with pytest.raises(RequestError, match=r"or survival\.resume_folder is not set") as raised:
         saved.take(resume_id, owner=owner_of(owner), path=path)
     assert (raised.value.status, raised.value.param) == (404, "x-baton-resume")
     return raised.value.code
@@ -56,6 +56,7 @@ def test_a_stream_is_resumed_once_and_by_its_tenant_and_route_only(tmp_path: Pat
     assert streams(tmp_path).take(resume_id, owner=owner_of(ALICE), path=PATH) == STREAM, "after a restart"
     assert refusal(saved, resume_id) == "unknown_resume_id"
     assert files(tmp_path) == []
+    assert refusal(SavedStreams(SurvivalConfig(), Recorder(Metrics())), resume_id) == "unknown_resume_id"
 
 
 def test_files_are_private_and_their_names_are_no_ids(tmp_path: Path) -> None:
