@@ -60,8 +60,8 @@ def class_problems(classes: Sequence[ClassConfig], routes: Sequence[RouteConfig]
     """Return every problem of the sections `classes` and `routes`."""
     found: list[str] = []
     names = [each.name for each in classes]
-    if len(names) > CLASSES_MAX:
-        found.append(f"there are {len(names)} classes, but at most {CLASSES_MAX} may be: each adds metrics")
+    if (surplus := len(names) - CLASSES_MAX) > 0:
+        found.append(f"there are {len(names)} classes, at most {CLASSES_MAX} are allowed: remove {surplus}")
     counts = Counter(names)
     found += [f"{count} classes are named {name!r}; rename all but one" for name, count in counts.items() if count > 1]
     for number, each in enumerate(classes):

@@ -52,8 +52,8 @@ def model_configs(server: Config) -> list[Config]:
 def table_problems(server: Config) -> list[str]:
     """Return the settings at the top of the file that a server of several models cannot have."""
     found: list[str] = []
-    if len(server.models) > MODELS_MAX:
-        found.append(f"there are {len(server.models)} models, but at most {MODELS_MAX} may be: each adds metrics")
+    if (count := len(server.models)) > MODELS_MAX:
+        found.append(f"there are {count} models, at most {MODELS_MAX} are allowed: remove {count - MODELS_MAX}")
     plain = Config()
     if server.model != plain.model or server.served_name or server.adapter:
         found.append("models names every model: move `model`, `served_name` and `adapter` into a table [[models]]")

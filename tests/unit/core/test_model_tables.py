@@ -73,7 +73,7 @@ def test_a_wrong_table_is_refused_with_the_file(text: str, words: str) -> None:
         ("[[models]]\nmodel = 'hash'\nkv = { blocs = 3 }", "unknown key kv.blocs"),
         ("[[models]]\nmodel = 'hash'\nprefill = 1", "model hash: 1 prefill workers, but no worker can decode"),
         ("[[models]]\nmodel = 'hash'\ndtype = 'int3'", "dtype is 'int3'"),
-        ("[[models]]\nmodel = 'hash'\n" * (MODELS_MAX + 1), f"at most {MODELS_MAX} may be"),
+        ("[[models]]\nmodel = 'hash'\n" * (MODELS_MAX + 1), f"at most {MODELS_MAX} are allowed: remove 1"),
     ],
 )
 def test_every_problem_of_the_models_is_told(text: str, words: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.core.class_config import ClassConfig, RouteConfig, class_problems
+from baton.core.class_config import CLASSES_MAX, ClassConfig, RouteConfig, class_problems
 from baton.core.config import Config, Plugin, PolicyChoice, load
 from baton.core.errors import ConfigError
 from baton.core.types import Slo
@@ -73,6 +73,8 @@ def test_every_problem_is_told_with_the_nearest_name() -> None:
     assert "decode_ratio of all classes add up to 1.6" in found
     assert "routes[0].service_class is 'glod', which is no class (did you mean 'gold'?)" in found
     assert "default_class is 'gone'" in found
+    many = [ClassConfig(name=f"class-{number}") for number in range(CLASSES_MAX + 1)]
+    assert class_problems(many, (), "") == ["there are 17 classes, at most 16 are allowed: remove 1"]
 
 
 def test_a_configuration_file_declares_them() -> None:
