@@ -135,7 +135,7 @@ REQUESTS = Counter("baton_requests_total", "requests", "Closed requests.", label
 REJECTED = Counter("baton_requests_rejected_total", "requests", "Requests that were refused.", labels=(REASON,))
 HTTP_REFUSALS = Counter(
     "baton_http_refusals_total", "requests",
-    "HTTP requests and connections that a limit refused. `reason` is the error's `code`.",
+    "Responses with these statuses, cluster rejections included. `reason` is the error's `code`.",
     labels=(REFUSAL_STATUS, REFUSAL_CODE),
 )  # fmt: skip
 CLASS_REQUESTS = Counter(
@@ -155,7 +155,7 @@ TENANT_TOKENS = Counter(
     labels=(TENANT, TOKEN_KIND),
 )  # fmt: skip
 CLASS_TTFT = Histogram(
-    "baton_class_time_to_first_token_seconds", "seconds", "As baton_time_to_first_token_seconds, by service class.",
+    "baton_class_time_to_first_token_seconds", "s", "As baton_time_to_first_token_seconds, by service class.",
     labels=(CLASS,), buckets=REQUEST_BUCKETS_S,
 )  # fmt: skip
 IN_SLO = Counter(
@@ -219,7 +219,7 @@ RESUMED = Counter(
     "Streams saved at the server's end, resumed after its restart, or refused.",
     labels=(Label("outcome", ("saved", "resumed", "refused")),),
 )  # fmt: skip
-LIVE_MOVES = Counter("baton_live_moves_total", "moves", "Moves of decoding requests to another worker, by a policy.")
+LIVE_MOVES = Counter("baton_live_moves_total", "moves", "Requests stopped on a live worker and continued.")
 ROLE_FLIPS = Counter("baton_role_flips_total", "flips", "Changes of a worker's role.")
 UNLOGGED_DECISIONS = Counter(
     "baton_unlogged_decisions_total", "decisions", "Decisions that were not written, because the log had ended.",

@@ -353,7 +353,7 @@ class Driver:
             self.recorder.failed_over(live, cached_tokens)
 
     def _has_moved(self, live: LiveRequest) -> bool:
-        """Return whether a policy has moved the request. After a failover, its old worker would not be ready."""
+        """Return whether the request left a live worker. After a failover, its old worker would not be ready."""
         link = self.links.get(live.worker) if live.worker is not None else None
         return link is not None and link.state == "ready"
 

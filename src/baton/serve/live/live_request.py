@@ -36,7 +36,7 @@ class Timings(Struct, frozen=True, kw_only=True):
     attempts: int = 1
     """1, plus one for each worker that was lost while it ran the request."""
     moves: int | UnsetType = UNSET
-    """Number of times that a policy moved the request to another worker during decode. Left out if 0."""
+    """Number of times that the request was stopped on a live worker and continued. Left out if 0."""
     preemptions: int | UnsetType = UNSET
     """Number of times that the request was preempted in favor of older requests. Left out if 0."""
     kv_loss: str | UnsetType = UNSET
@@ -84,7 +84,7 @@ class Stamps:
     sent_tokens: int = 0
     cached_tokens: int = 0
     moves: int = 0
-    """Attempts that began because a policy moved the request, not because its worker was lost."""
+    """Attempts that began after the request was stopped on a live worker, not because its worker was lost."""
     preemptions: int = 0
     kv_loss: str = ""
     """Precision that the KV lost in a handoff to a host with another KV format."""
