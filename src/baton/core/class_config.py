@@ -16,7 +16,7 @@ CLASSES_MAX = 16
 
 
 class ClassConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A service class. Other classes may use its reserved capacity while it is idle, and must give it back at once."""
+    """A service class. Other classes may use its reserve while it is idle, and must give it back."""
 
     name: str
     priority: Annotated[int, Range(least=-100, most=100)] = 0
@@ -27,14 +27,14 @@ class ClassConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     decode_ratio: Ratio = 0.0
     """Share of the concurrent requests of decode workers that is reserved."""
     kv_ratio: Ratio = 0.0
-    """Share of each host's KV blocks that is reserved."""
+    """Share of KV blocks reclaimable from less urgent classes."""
     aging_s: Annotated[float, Range(above=0, most=86400)] = 30.0
     """Waiting time after which the class counts as one `priority` more urgent."""
     ttft_slo_s: Annotated[float, Range(above=0, such_as="seconds, such as 1.0")] | None = None
     """Latency targets of requests without their own: set both or neither."""
     tpot_slo_s: Annotated[float, Range(above=0, such_as="seconds, such as 0.1")] | None = None
     output_tokens_max: Annotated[int, Range(least=0, most=2**31)] = 0
-    """Instead of a rejection, a request may get at most this many output tokens. 0: it is rejected."""
+    """Output limit of a request that is deferred (`defer_s`). 0: none."""
     defer_s: Annotated[float, Range(least=0, most=86400)] = 0.0
     """Maximum wait of a request that cannot meet its SLO and is served without one. 0: rejected."""
     copy_tokens: Annotated[int, Range(least=0, most=2**20)] = 0
@@ -50,10 +50,11 @@ class RouteConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Id of the API key."""
     tenant: str = ""
     model: str = ""
+    """The `model` that the request names."""
     path: str = ""
     """Path of the request, such as `/v1/embeddings`."""
     headers: dict[str, str] = {}
-    """Headers with their values. A key's limit `classes` names the classes that its clients may choose by header."""
+    """Headers with their values. A key's limit `classes` names all classes it may use."""
 
 
 def class_problems(classes: Sequence[ClassConfig], routes: Sequence[RouteConfig], default: str) -> list[str]:

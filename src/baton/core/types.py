@@ -99,11 +99,11 @@ class ServiceClass(Struct, frozen=True, kw_only=True, gc=False):
     decode_ratio: float = 0.0
     """Share of the concurrent requests of decode workers that is reserved."""
     kv_ratio: float = 0.0
-    """Share of each host's KV blocks that is reserved."""
+    """Share of each host's KV blocks that the class may take back from less urgent classes."""
     aging_s: float = 30.0
     """Waiting time after which the class counts as one priority more urgent."""
     output_tokens_max: int = 0
-    """A request that would be rejected is served with at most this many output tokens instead. 0: it is rejected."""
+    """Output limit of a request that is deferred (`defer_s`). 0: none."""
     defer_s: float = 0.0
     """A request that cannot meet its SLO waits without one for at most this long. 0: it is rejected."""
     copy_tokens: int = 0

@@ -17,6 +17,7 @@ class RouteFacts:
     key: str = ""
     tenant: str = ""
     model: str = ""
+    """The `model` that the request names. Empty: it names none."""
     path: str = ""
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     """Headers by their names in lower case."""
