@@ -40,7 +40,7 @@ class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     port: Port = 8000
     """0: any free port; the log shows which."""
     api_keys: tuple[str, ...] = ()
-    """Accepted bearer keys. A single key has every scope; each of several is a tenant (docs/security.md)."""
+    """Accepted bearer keys, each a tenant. One without `admin_key` or `key_file` has every scope: docs/security.md."""
     admin_key: str = ""
     """Key with the scopes `admin` and `join`. Prefer BATON_ADMIN_KEY."""
     admin_host: str = "127.0.0.1"

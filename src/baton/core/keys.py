@@ -36,13 +36,13 @@ class KeyLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     tokens_per_minute: Limit | None = None
     """Prompt tokens and output tokens together."""
     streams_max: Limit | None = None
-    """Maximum concurrent requests."""
+    """Maximum requests at once, streams or not."""
     priority_min: Annotated[int, Range(least=-(2**31), most=2**31 - 1)] | None = None
     """Lowest (most urgent) `priority` that its requests may have. None: 0."""
     classes: tuple[str, ...] | None = None
     """Service classes that its requests may have. None: the routes' choice without headers, and less urgent ones."""
     kv_blocks_max: Limit | None = None
-    """Maximum KV blocks of the tenant on each host, cached ones included. All keys of the tenant share this quota."""
+    """Quota of KV blocks on each host, cached ones included. All keys of the tenant share the largest."""
 
 
 class KeyEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

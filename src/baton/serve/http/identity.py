@@ -59,7 +59,7 @@ class KeySources:
     """The keys of a server: from its configuration and its key file."""
 
     api_keys: Sequence[str] = ()
-    """One key alone has every scope. If there are several, each is a tenant of its own with the scope `generate`."""
+    """Each is a tenant with the scope `generate`. One without `admin_key` and `file` has every scope."""
     admin_key: str = ""
     """Key with the scopes `admin` and `join`. Empty: there is none."""
     join_key: str = ""
