@@ -368,7 +368,7 @@ class ClusterView(Struct, frozen=True, kw_only=True, gc=False):
     expected_output_tokens: float = 0.0
     """Predicted output tokens of the request. 0: no request has finished yet."""
     waiting_requests: int = 0
-    """Requests in the coordinator's waiting room, and on workers that drain."""
+    """Requests without a worker, and on workers that drain."""
 
     tier_hits: dict[HostId, tuple[TierHit, ...]] = {}
     """Prefixes beyond `prefix_hit_tokens` that the tiers of a host can provide, the shortest first. Hosts without any

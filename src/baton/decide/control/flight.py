@@ -31,7 +31,7 @@ class Flight:
     """Host to which its blocks are sent while its prompt is computed."""
     stage: Stage = "prefill"
     worker: WorkerId | None = None
-    """None while the request is in the waiting room."""
+    """None while the request waits."""
     host: HostId | None = None
     """Host that has its KV. None: no host has any."""
     is_parked: bool = False

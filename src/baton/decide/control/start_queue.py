@@ -1,4 +1,4 @@
-"""The queue of requests that were sent to a worker and wait for their first step, and the rate at which it drains.
+"""Requests that wait for their first step, and the rate at which this queue drains.
 
 A request first waits for KV blocks, then for a step. The server learns of the first step only from its result. So the
 worker decides about an overdue request that has blocks: it drops the request unless a step has run it.
@@ -40,9 +40,9 @@ class StartQueue:
     wait_s_max: float | None = None
     """Deadline of a request in the queue. None: there is none, except for deferred requests."""
     _since_s: dict[RequestId, float] = field(default_factory=dict[RequestId, float])
-    """When each request without blocks was sent to its worker, the oldest first."""
+    """When each request without blocks began to wait, oldest first."""
     _granted_s: dict[RequestId, float] = field(default_factory=dict[RequestId, float])
-    """When each request with blocks was sent to its worker, until its first step is reported."""
+    """When each request with blocks began to wait, until its first step is reported."""
     _deferred_s: dict[RequestId, float] = field(default_factory=dict[RequestId, float])
     """Deadlines of the deferred requests in the queue."""
     _stopping: set[RequestId] = field(default_factory=set[RequestId])

@@ -180,7 +180,7 @@ class TurnQueue:
     def _to_park(self, request: Request, slots: float, flights: Iterable[Flight]) -> Flight | None:
         """Return the flight that must leave its slot for a class that uses less than its reserve. None: there is none.
 
-        It is the youngest one of the least urgent class that uses more than its own reserve.
+        It is the last one by `turn_key` of all classes above their own reserve.
         """
 
         def may_park(flight: Flight) -> bool:

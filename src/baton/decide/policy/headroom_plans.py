@@ -117,7 +117,7 @@ class AnswerPlan(Struct, frozen=True, gc=False):
     def weighed(self, slo: Slo | None, *, unable: str, has_headroom: bool) -> Weighed:
         """Return the plan for `baton explain`.
 
-        `unable`: why the worker is no candidate, or empty. `has_headroom`: a worker that is no prefill worker has.
+        `unable`: why the worker is no candidate, or empty. `has_headroom`: a decode or mixed worker has headroom.
         """
         is_lent = self.worker.role == "prefill"
         lends = "is a prefill worker, which decodes only if no other worker has headroom"

@@ -77,4 +77,4 @@ class ClusterStatus(Struct, frozen=True, kw_only=True):
     restarting: tuple[str, ...] = ()
     """Workers that the rolling restart has not restarted yet."""
     targets: dict[Role, int] = {}
-    """Workers per role that the scaling policy asked for last. Roles that it left out are missing."""
+    """Target of workers per role, by the scaling policy or an administrator. Roles without one are missing."""
