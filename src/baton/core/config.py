@@ -146,7 +146,7 @@ class HooksConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class SloConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Latency targets of requests without their own. Requests that would probably miss theirs are rejected (503)."""
+    """Latency targets of requests without their own. Requests likely enough to miss theirs are rejected (503)."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None

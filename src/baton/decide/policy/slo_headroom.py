@@ -57,9 +57,9 @@ class SloHeadroom:
     """Admission, routing and placement by predicted time / SLO. One object, because the decisions share state."""
 
     ttft_slack: float = 0.95
-    """Admit while predicted TTFT <= slack * SLO."""
+    """Predicted TTFTs above slack * SLO are misses."""
     tpot_slack: float = 1.0
-    """Admit while predicted TPOT <= slack * SLO."""
+    """Predicted TPOTs above slack * SLO are misses."""
     mixing_ratio: float = 1.3
     """Factor of the pressure if prompts and decodes mix on one worker, because each slows down the other ones to come.
     For decodes on a prefill worker it scales with the prompts' share of time."""
@@ -93,7 +93,7 @@ class SloHeadroom:
         self._forecast = AnswerForecast(self.output_tokens, self.step_slack)
 
     def admit(self, request: Request, cluster: ClusterView, cost: CostModel, now_s: float) -> Reject | None:
-        """Reject a request whose TTFT or TPOT is predicted to miss its SLO on every worker."""
+        """Reject a request whose risk of missing its TTFT or TPOT is above the maximum."""
         forecast = self._forecast
         forecast.now_s = max(forecast.now_s, now_s)
         full = refuse_full(cluster, cost, self.requests_max)

@@ -128,7 +128,7 @@ SloSeconds = Annotated[float, Meta(gt=0, le=SLO_S_MAX)]
 
 
 class SloFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Latency targets of this request. The server rejects the request at once if it would probably miss one."""
+    """Latency targets of this request. The server rejects the request at once if it is likely enough to miss one."""
 
     ttft_s: SloSeconds | None = None
     tpot_s: SloSeconds | None = None
