@@ -33,6 +33,7 @@ several = pytest.mark.skipif(torch.cuda.device_count() < 2, reason=f"{torch.cuda
 LAYOUT = KVLayout(layers=4, kv_heads=2, head_dim=64, block_tokens=16, dtype="bfloat16")
 SIZE_BYTES = 64 * LAYOUT.block_bytes
 BODY = {"prompt": "The number seven comes after", "max_tokens": 24, "temperature": 0}
+OPTIONS = ("--load-format", "dummy", "--dtype", "float32", "--context-tokens", "512")
 RANK = """
 import sys, torch
 from baton.compute.ranks.process_groups import join_rendezvous, connect_ranks
@@ -42,6 +43,14 @@ ranks = connect_ranks(RankPlace(rank=1, tensor=2, pipeline=1), join_rendezvous(i
 assert ranks.summed(torch.full((3, 4), 2.0, device=device)).tolist() == [[3.0] * 4] * 3
 assert ranks.joined(torch.full((2, 3), 1.0, device=device)) is None
 """
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The text of a single worker on the CPU."""
+    model = small("llama-3.1-8b", tmp_path_factory.mktemp("model"))
+    with serving(model, *OPTIONS, "--device", "cpu", "--mixed", "1") as server, server.client() as client:
+        return text_of(ask(client, BODY))
 
 
 @pytest.fixture
@@ -95,19 +104,17 @@ def test_kv_goes_over_tcp_from_one_arena_to_another(arena: CudaArena) -> None:
     other.close()
 
 
-def test_a_host_on_a_gpu_decodes_what_a_host_on_the_cpu_prefilled(device: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("places", ["cpu gpu", "gpu cpu", "gpu gpu"])
+def test_a_host_on_a_gpu_decodes_what_a_host_on_the_cpu_prefilled(
+    device: str, places: str, expected: str, tmp_path: Path
+) -> None:
     """In both directions, with the text of one worker."""
-    options = ("--load-format", "dummy", "--dtype", "float32", "--context-tokens", "512")
-    model = small("llama-3.1-8b", tmp_path)
-    with serving(model, *options, "--device", "cpu", "--mixed", "1") as server, server.client() as client:
-        expected = text_of(ask(client, BODY))
-    for devices in (("cpu", device), (device, "cpu"), (device, device)):
-        prefill, decode = (("--device", place) for place in devices)
-        hosts = {"a": ("--prefill", "1", *prefill), "b": ("--decode", "1", *decode)}
-        with cluster(model, hosts, *options) as (server, _):
-            with server.client() as client:
-                assert text_of(ask(client, BODY)) == expected
-            assert server.metric("baton_handoff_bytes_total") > 0
+    prefill, decode = (("--device", device if place == "gpu" else place) for place in places.split())
+    hosts = {"a": ("--prefill", "1", *prefill), "b": ("--decode", "1", *decode)}
+    with cluster(small("llama-3.1-8b", tmp_path), hosts, *OPTIONS) as (server, _):
+        with server.client() as client:
+            assert text_of(ask(client, BODY)) == expected
+        assert server.metric("baton_handoff_bytes_total") > 0
 
 
 @several
@@ -127,7 +134,7 @@ def test_ranks_add_up_over_nccl() -> None:
 
 @several
 def test_ranks_on_two_gpus_give_the_text_of_one(tmp_path: Path) -> None:
-    model = (small("llama-3.1-8b", tmp_path), "--load-format", "dummy", "--dtype", "float32", "--context-tokens", "512")
+    model = (small("llama-3.1-8b", tmp_path), *OPTIONS)
     texts = []
     for more in ((), ("--pp", "2"), ("--tp", "2")):
         arguments = (*model, "--device", "cuda", "--prefill", "1", "--decode", "1", *more)

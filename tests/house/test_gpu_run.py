@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -16,6 +18,30 @@ import pytest
 
 from tests.fake_cuda import build
 
+SOME_TESTS = """
+import signal, warnings
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+def test_that_passes(pytestconfig):
+    assert not pytestconfig.pluginmanager.hasplugin("xdist")
+
+def test_that_hangs():
+    signal.pause()
+
+def test_that_warns():
+    warnings.warn("this machine has an old library", DeprecationWarning)
+"""
+WRITES_AT_INTERRUPT = """
+try:
+    import signal
+    signal.pause()
+except KeyboardInterrupt:
+    import pathlib, sys
+    pathlib.Path(sys.argv[1]).touch()
+"""
+
 
 def run_gpu(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(root / "tools" / "gpu.py"), *arguments]
@@ -23,7 +49,7 @@ def run_gpu(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_machine_without_a_driver_passes_and_says_so(root: Path, tmp_path: Path) -> None:
-    done = run_gpu(root, "--library", str(tmp_path / "none.so"))
+    done = run_gpu(root, "--library", str(tmp_path / "none.so"), "--node", str(tmp_path / "none"))
     assert (done.returncode, done.stdout) == (0, "gpu: nothing was run: this machine has no NVIDIA driver\n")
 
 
@@ -35,6 +61,13 @@ def test_a_driver_that_no_python_can_use_is_a_failure(root: Path, tmp_path: Path
     assert "FAILED: a driver is present" in done.stdout
 
 
+def test_a_driver_whose_library_is_not_found_is_a_driver(root: Path, tmp_path: Path) -> None:
+    """The machine has the control device of the driver."""
+    done = run_gpu(root, "--library", str(tmp_path / "none.so"), "--node", str(tmp_path), "--pack", str(tmp_path))
+    assert done.returncode == 1
+    assert "FAILED: a driver is present" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("code", "ran", "result"),
     [(0, "", "ran nothing"), (5, "", "ran nothing"), (0, "3 tests ran", "passed"), (1, "3 tests ran", "failed"),
@@ -42,6 +75,24 @@ def test_a_driver_that_no_python_can_use_is_a_failure(root: Path, tmp_path: Path
 )  # fmt: skip
 def test_a_part_passes_only_if_it_ran(code: int | None, ran: str, result: str) -> None:
     assert gpu.outcome_of("tests", code, 1.0, ran).result == result
+
+
+@pytest.mark.parametrize("result", ["failed", "ran nothing", "left out"])
+def test_a_run_passes_only_if_every_part_did(result: str) -> None:
+    outcomes = [gpu.Outcome("tests", "passed", 1.0), gpu.Outcome("gpu_model", result, 1.0)]
+    assert gpu.succeeded(outcomes[:1])
+    assert not gpu.succeeded(outcomes)
+
+
+def test_a_test_that_hangs_fails_alone(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report counts all tests. Neither warnings nor plugins of the machine's other packages fail any."""
+    (tmp_path / "tests" / "gpu").mkdir(parents=True)
+    (tmp_path / "tests" / "gpu" / "test_some.py").write_text(SOME_TESTS)
+    shutil.copy(root / "pyproject.toml", tmp_path)
+    monkeypatch.setattr(gpu, "ROOT", tmp_path)
+    monkeypatch.setattr(gpu, "TEST_S_MAX", 2.0)
+    (outcome,) = gpu.run_all(sys.executable, {**os.environ, **gpu.ENVIRONMENT}, tmp_path, 60.0, [])
+    assert (outcome.result, outcome.detail) == ("failed", "3 tests ran, 1 failed, 0 skipped")
 
 
 def test_skipped_tests_did_not_run(tmp_path: Path) -> None:
@@ -60,6 +111,12 @@ def test_only_a_result_of_this_run_counts(tmp_path: Path) -> None:
     file.write_text(json.dumps({"left_out_for_time": ["b1_64k"]}))
     assert gpu.figures_of(file, 0) == "gpu-decode.json; left out for time: b1_64k"
     assert gpu.figures_of(file, gpu.written_s(file)) == ""
+
+
+def test_a_part_that_runs_out_of_time_may_write_its_results(tmp_path: Path) -> None:
+    code, _ = gpu.run_part([sys.executable, "-c", WRITES_AT_INTERRUPT, str(tmp_path / "results")], {}, 6.0)
+    assert code is None
+    assert (tmp_path / "results").exists()
 
 
 def test_a_part_that_hangs_is_killed_with_its_children() -> None:
