@@ -21,6 +21,7 @@ import record
 import torch
 from _gpu import Budget, Ceilings, arguments, ceilings, described, missing, random_kv
 
+from baton.compute.decode_sizes import BATCH_BUCKETS
 from baton.compute.models.model_config import ModelConfig
 from baton.compute.models.open_model import open_model
 from baton.compute.models.resolve import resolve_model
@@ -98,7 +99,8 @@ def engines(folder: Path, blocks: int, device: torch.device) -> tuple[Work, dict
     kernels = triton_kernels(config, number)
     model = Decoder(config, TensorLoader(weights, number, device, kernels.row_product, kernels.ops))
     capture = CudaCapture() if device.type == "cuda" else NoCapture()
-    served = GraphRunner(EagerRunner(model, kernels.backend, device), kv, kernels.decode, capture)
+    eager = EagerRunner(model, kernels.backend, device)
+    served = GraphRunner(eager, kv, kernels.decode, capture, config.context_tokens, BATCH_BUCKETS[-1])
     plain = EagerRunner(model, SdpaBackend(), device)
     return Work(config, layout), {
         "baton": TorchEngine(model, kv, served, device), "sdpa": TorchEngine(model, kv, plain, device),

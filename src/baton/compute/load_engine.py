@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 from baton.compute.attention_choice import FP8_REASON, TRITON_FORMS, fp8_weights_problem, torch_backend, triton_problem
 from baton.compute.constrained import ConstrainedEngine
+from baton.compute.decode_sizes import BATCH_BUCKETS
 from baton.compute.hash_engine import HashEngine
 from baton.compute.models.card import ModelCard
 from baton.compute.models.dtype import Dtype
@@ -50,6 +51,8 @@ class EngineChoice:
     """Limits of the work on grammars."""
     spill: memoryview | None = None
     """Memory of the spill space. None: there is none."""
+    requests_max: int = BATCH_BUCKETS[-1]
+    """The most requests of a step. On a GPU, the torch engine prepares for no larger ones."""
 
     def __str__(self) -> str:
         backend = f", {self.attention} attention" if self.kind == "torch" and self.attention else ""
@@ -175,6 +178,7 @@ def load_engine(
             attention=chosen.attention,
             weights=chosen.weights,
             spill=chosen.spill,
+            requests_max=chosen.requests_max,
         )
         inner = load_torch_engine(card, layout, memory, computed)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,11 @@ class CountingCapture:
 
 
 def _engine(
-    model_path: Path, capture: GraphCapture | None, kernel: DecodeKernel | None = None
+    model_path: Path,
+    capture: GraphCapture | None,
+    kernel: DecodeKernel | None = None,
+    context_tokens: int = 128,
+    requests_max: int = 128,
 ) -> tuple[TorchEngine, bytearray]:
     card = resolve_model(str(model_path))
     layout, (config, weights) = card.layout(block_tokens=BLOCK_TOKENS, dtype="float32"), open_model(card)
@@ -66,7 +71,8 @@ def _engine(
             loader = TensorLoader(weights, torch.float32, CPU, TorchRowProduct(), PaddedOps())
         model = Decoder(config, loader)
     eager = EagerRunner(model, SdpaBackend(), CPU)
-    runner = eager if capture is None else GraphRunner(eager, kv, kernel or TorchDecodeKernel(), capture)
+    kernel = kernel or TorchDecodeKernel()
+    runner = eager if capture is None else GraphRunner(eager, kv, kernel, capture, context_tokens, requests_max)
     return TorchEngine(model, kv, runner, CPU), arena
 
 
@@ -137,6 +143,66 @@ def test_all_graphs_are_captured_before_the_first_request(tmp_path: Path, monkey
     assert captured >= 2 * 3
     _decode_together(engine, COUNTS)
     assert capture.count == captured
+
+
+def test_graphs_beyond_the_limits_of_a_server_are_not_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory of a worker is reserved for its own context and batch, not for those that the model allows."""
+    monkeypatch.setattr(decode_sizes, "WIDTH_TOKENS_MIN", 16)
+    tiny_model(CONFIGS["llama_tied"]).save_pretrained(tmp_path)
+    capture = CountingCapture()
+    engine, _ = _engine(tmp_path, capture, context_tokens=48, requests_max=3)
+    engine.warm_up()
+    assert capture.count == 2 * 3, "contexts of 16 and 48 tokens, batches of 1, 2 and 4"
+    run(engine, part_of(TOKENS[:8], range(2)))
+    run(engine, *(part_of(TOKENS[:9], [0, 1, 2], start=8) for _ in range(5)))
+    assert capture.count == 2 * 3, "a batch of 5 runs without a graph"
+
+
+def test_inputs_of_all_graphs_begin_at_multiples_of_16_bytes(tmp_path: Path) -> None:
+    """Triton compiles a kernel for aligned pointers, and again for others."""
+    tiny_model(CONFIGS["llama_tied"]).save_pretrained(tmp_path)
+    addresses: list[int] = []
+
+    class Watched(TorchDecodeKernel):
+        def plan(self, tables: DecodeTables, kv: PagedKV) -> AttentionPlan:
+            addresses.extend((tables.blocks.data_ptr(), tables.lengths.data_ptr()))
+            return super().plan(tables, kv)
+
+    engine, _ = _engine(tmp_path, CountingCapture(), Watched(), context_tokens=16)
+    engine.warm_up()
+    assert len(addresses) == 2 * len(decode_sizes.BATCH_BUCKETS)
+    assert [address % 16 for address in addresses] == [0] * len(addresses)
+
+
+def test_all_captures_share_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLAS keeps a workspace for each stream that it has seen."""
+    made: list[object] = []
+    captured_on: list[object] = []
+
+    class Stream:
+        def __init__(self) -> None:
+            made.append(self)
+
+        def wait_stream(self, _: object) -> None:
+            pass
+
+    def graph(_: object, *, pool: object, stream: object = None) -> nullcontext[None]:
+        captured_on.append(stream)
+        return nullcontext()
+
+    current = Stream()
+    made.clear()
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: current)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    capture = step_runner.CudaCapture()
+    for _ in range(3):
+        capture.capture(lambda: (torch.zeros(1), torch.zeros(1)))
+    assert captured_on == made * 3
+    assert len(made) == 1
 
 
 def test_padding_attends_to_nothing(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from baton.compute.attention_choice import TRITON_FORMS, flex_problem
+from baton.compute.decode_sizes import BATCH_BUCKETS
 from baton.compute.models.card import ModelCard
 from baton.compute.models.dtype import Dtype
 from baton.compute.models.model_config import ModelConfig
@@ -47,6 +48,8 @@ class TorchComputation:
     """Format of the layers' weights: dense or fp8."""
     spill: memoryview | None = None
     """Memory of the spill space, for the backend `sdpa` on a CPU. None: there is none."""
+    requests_max: int = BATCH_BUCKETS[-1]
+    """The most requests of a step. More graphs are not captured."""
 
 
 def load_torch_engine(
@@ -82,7 +85,8 @@ def load_torch_engine(
         loader = TensorLoader(weights, number, target, kernels.row_product, kernels.ops, weight_form)
         model = Decoder(config, loader)
     eager = EagerRunner(model, kernels.backend, target)
-    return TorchEngine(model, kv, GraphRunner(eager, kv, kernels.decode, CudaCapture()), target)
+    sizes = card.context_tokens, computation.requests_max
+    return TorchEngine(model, kv, GraphRunner(eager, kv, kernels.decode, CudaCapture(), *sizes), target)
 
 
 def on_device(memory: memoryview | DeviceArray | Tensor, device: torch.device) -> memoryview | Tensor:

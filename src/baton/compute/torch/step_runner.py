@@ -21,6 +21,9 @@ from baton.compute.torch.layers.decoder import Decoder
 WARM_UPS = 2
 """Runs before a capture, in which libraries select kernels and allocate memory. A capture must not contain this."""
 
+_ALIGNED_NUMBERS = 4
+"""Numbers of 4 bytes between 16-byte boundaries."""
+
 Replay = Callable[[], tuple[Tensor, Tensor]]
 """Computes a step. Returns its hidden states [tokens, hidden] and logits [tokens, vocab]."""
 
@@ -100,16 +103,16 @@ class CudaCapture:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()  # shared, because graphs do not run at the same time
+        self._stream = torch.cuda.Stream()  # a single one: cuBLAS keeps a workspace (32 MiB on sm_90) for each stream
 
     def capture(self, compute: Replay) -> Replay:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             for _ in range(WARM_UPS):
                 compute()
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             out = compute()
 
         def replay() -> tuple[Tensor, Tensor]:
@@ -129,20 +132,23 @@ class NoCapture:
 class _GraphInputs:
     """The fixed tensors that one graph reads. All lie in one tensor, so that a step needs a single upload.
 
-    Entries of the host's copy stay from step to step, and only those that changed are written.
+    Entries of the host's copy stay from step to step, and only those that changed are written. Each tensor begins at a
+    multiple of 16 bytes: Triton compiles a kernel anew for pointers that do not.
     """
 
     def __init__(self, size: int, blocks: int, device: torch.device) -> None:
-        numbers = (3 + blocks) * size
+        stride = -(-size // _ALIGNED_NUMBERS) * _ALIGNED_NUMBERS
+        numbers = 3 * stride + blocks * size
         self._host = torch.zeros(numbers, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._device = torch.zeros(numbers, dtype=torch.int32, device=device)
         written = self._host.numpy()
-        self._fields = written[: 3 * size].reshape(3, size)  # tokens, positions, lengths
-        self._blocks = written[3 * size :].reshape(size, blocks)
+        self._fields = written[: 3 * stride].reshape(3, stride)[:, :size]  # tokens, positions, lengths
+        self._blocks = written[3 * stride :].reshape(size, blocks)
         self._held: list[Tensor | None] = [None] * size
         """The table of each row of `_blocks`. An equal object is an equal table."""
-        self.tokens, self.positions, lengths = self._device[: 3 * size].view(3, size).unbind()  # [size] each
-        self.tables = DecodeTables(self._device[3 * size :].view(size, blocks), lengths)
+        fields = self._device[: 3 * stride].view(3, stride)[:, :size]
+        self.tokens, self.positions, lengths = fields.unbind()  # [size] each
+        self.tables = DecodeTables(self._device[3 * stride :].view(size, blocks), lengths)
 
     def fill(self, tokens: Sequence[int], rows: Sequence[Row]) -> None:
         """Upload the values of a step. The requests after its last one are padding, and have length 0."""
@@ -179,13 +185,17 @@ class GraphRunner:
     kv: PagedKV
     kernel: DecodeKernel
     capture: GraphCapture
+    context_tokens: int
+    """The most tokens of a request, at most those of the model's context."""
+    requests_max: int
+    """The most requests of a step. Graphs for more are not captured, and a larger step runs by `eager`."""
     _graphs: dict[tuple[int, int], _Graph] = field(default_factory=dict)
     _last: tuple[Tensor, Tensor] | None = None
     """Hidden states and logits of the last replayed step, without its padding."""
 
     def hidden(self, tokens: Sequence[int], rows: Sequence[Row], kv: PagedKV) -> Tensor:
         size = batch_bucket(len(rows))
-        if kv is not self.kv or size is None or any(row.count > 1 for row in rows):
+        if kv is not self.kv or size is None or size > self._size_max() or any(row.count > 1 for row in rows):
             return self.eager.hidden(tokens, rows, kv)
         graph = self._graph(size, self._width(max(len(row.blocks) for row in rows)))
         graph.inputs.fill(tokens, rows)
@@ -201,11 +211,11 @@ class GraphRunner:
 
     def prepare(self) -> None:
         """Capture every graph. Its requests are padding, so nothing is written to the arena."""
-        context_tokens = self.eager.model.config.context_tokens
+        sizes = [size for size in BATCH_BUCKETS if size <= self._size_max()]
         tokens = 1
-        while tokens <= context_tokens:
+        while tokens <= self.context_tokens:
             blocks = self._width(-(-tokens // self.kv.layout.block_tokens))
-            for size in reversed(BATCH_BUCKETS):  # the largest one first: the others reuse its memory
+            for size in reversed(sizes):  # the largest one first: the others reuse its memory
                 self._graph(size, blocks)
             tokens = blocks * self.kv.layout.block_tokens + 1
 
@@ -222,7 +232,11 @@ class GraphRunner:
         hidden = model.compute(inputs.tokens, model.attention.begin_decode(step))
         return hidden, model.logits(hidden)
 
+    def _size_max(self) -> int:
+        """Return the batch size of the largest graph."""
+        return batch_bucket(self.requests_max) or BATCH_BUCKETS[-1]
+
     def _width(self, blocks: int) -> int:
         """Return the number of blocks per request in the smallest graph that fits this many."""
         block_tokens = self.kv.layout.block_tokens
-        return -(-width_bucket(blocks * block_tokens, self.eager.model.config.context_tokens) // block_tokens)
+        return -(-width_bucket(blocks * block_tokens, self.context_tokens) // block_tokens)

@@ -87,7 +87,8 @@ def _choose(setup: WorkerSetup, link: ServerLink) -> EngineChoice:
         link.put(WorkerProgress(setup.view.id, text))
     weights, attention = setup.precision.weights, setup.attention_backend
     choice = choose_engine(setup.card, setup.layout, device=setup.device, weights=weights, attention=attention)
-    return replace(choice, guest_cores=setup.guest_cores, sandbox=setup.sandbox)
+    requests_max = setup.limits.requests_max
+    return replace(choice, guest_cores=setup.guest_cores, sandbox=setup.sandbox, requests_max=requests_max)
 
 
 def _load(
