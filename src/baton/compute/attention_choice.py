@@ -17,6 +17,8 @@ TRITON_FORMS = ("triton", "persistent")
 FP8_REASON = "weights are fp8, which the torch engine computes"
 FLEX_HEAD_DIM_MAX, FLEX_BLOCK_TOKENS_MIN = 256, 16
 """Limits of torch's compiled flex kernels for GPUs. Untested: no GPU has run them yet."""
+FLEX_NUMBERS_MAX = 2**31
+"""Numbers of an arena that these kernels can address. They compute offsets in 32 bits, and read other memory beyond."""
 
 
 def torch_backend(attention: AttentionName, device: str) -> str:
@@ -88,3 +90,18 @@ def flex_problem(layout: KVLayout, device: str, dtype: Dtype) -> str:
             f"{layout.block_tokens} tokens; {other}"
         )
     return ""
+
+
+def flex_arena_problem(layout: KVLayout, blocks: int, device: str) -> str:
+    """Return why flex attention cannot address an arena of this many blocks on a device. Empty: it can.
+
+    Source: https://github.com/pytorch/pytorch/issues/190857.
+    """
+    block_numbers = layout.block_bytes * layout.head_dim // layout.head_bytes
+    blocks_max, other = FLEX_NUMBERS_MAX // block_numbers, torch_backend("auto", device)
+    if blocks <= blocks_max or not device.startswith("cuda"):
+        return ""
+    return (
+        f"flex attention on a GPU addresses 2^31 numbers, and {blocks} KV blocks have {blocks * block_numbers}; "
+        f"set kv.bytes to at most {blocks_max * layout.block_bytes}, or use --attention-backend {other}"
+    )

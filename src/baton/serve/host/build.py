@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from baton.compute.attention_choice import attention_problem
+from baton.compute.attention_choice import attention_problem, flex_arena_problem
 from baton.compute.cost_estimates import EngineKind, estimated_costs, weights_bytes
 from baton.compute.decode_sizes import workspace_bytes
 from baton.compute.models.card import ModelCard
@@ -246,6 +246,8 @@ def _reserve_arena(config: Config, card: ModelCard, computing: Computing) -> Hos
     else:
         budget = host_budget(computing.share.pledged_bytes)
     total = blocks_total(config, card, layout, budget)
+    if config.attention_backend == "flex" and (problem := flex_arena_problem(layout, total, computing.device.name)):
+        raise ConfigError(problem)
     if drivers:
         arena = create_cuda_arena(places_of(drivers, layout, total))
     else:

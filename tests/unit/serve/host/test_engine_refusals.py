@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from baton.compute import attention_choice
-from baton.compute.attention_choice import attention_problem
+from baton.compute.attention_choice import attention_problem, flex_arena_problem
 from baton.compute.models.card import ModelCard
 from baton.compute.models.dtype import Precision
 from baton.compute.models.resolve import resolve_model
@@ -16,8 +17,10 @@ from baton.core.config import AttentionName, Config, KVConfig, PhaseConfig, Topo
 from baton.core.errors import ConfigError
 from baton.core.types import HostId
 from baton.decide.kv.layout import KVDtype
+from baton.move.arena.cuda_driver import CudaDriver
 from baton.serve.host import build
-from baton.serve.host.build import build_host, choose_computing
+from baton.serve.host.build import Device, build_host, choose_computing
+from tests import fake_cuda
 from tests.dummies import small
 
 ON_CPU = Config(topology=Topology(prefill=1, decode=1), kv=KVConfig(blocks=8), device="cpu", dtype="float32")
@@ -79,6 +82,23 @@ def test_a_gpu_refuses_what_its_workers_could_not_load(
     layout = msgspec.structs.replace(card.layout(block_tokens=16, dtype=kv_dtype), head_dim=head_dim)
     problem = attention_problem(card, layout, "cuda:0", attention, Precision("bfloat16", "dense"))
     assert re.search(words, problem) if words else problem == ""
+
+
+def test_a_gpu_refuses_an_arena_that_flex_cannot_address(
+    card: ModelCard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2^31 numbers of bfloat16 take 4 GiB."""
+    device = Device("cuda:0", (CudaDriver(0, fake_cuda.build(tmp_path)),))
+    monkeypatch.setattr(build, "choose_device", lambda *_, **__: device)
+    monkeypatch.setattr(build, "create_cuda_arena", None)
+    changes = {"device": "cuda", "dtype": "bfloat16", "attention_backend": "flex", "topology": Topology(mixed=1)}
+    config = msgspec.structs.replace(ON_CPU, **changes, kv=KVConfig(bytes=5 << 30))
+    words = rf"addresses 2\^31 numbers, and .* blocks have {5 << 29}; set kv.bytes to at most {4 << 30}, or use"
+    with pytest.raises(ConfigError, match=words):
+        build_host(config, card, choose_computing(config, card), HostId("host-0"))
+    layout = card.layout(block_tokens=16, dtype="bfloat16")
+    assert flex_arena_problem(layout, (4 << 30) // layout.block_bytes, "cuda:0") == ""
+    assert flex_arena_problem(layout, (5 << 30) // layout.block_bytes, "cpu") == ""
 
 
 def test_a_server_without_workers_of_its_own_takes_any_backend(card: ModelCard) -> None:
