@@ -45,9 +45,9 @@ class Budget:
     left_out: list[str] = field(default_factory=list)
     _began_s: float = field(default_factory=time.perf_counter)
 
-    def allows(self, case: str) -> bool:
-        """Return whether a case may begin. If not, note it."""
-        if time.perf_counter() - self._began_s < self.limit_s:
+    def allows(self, case: str, needed_s: float = 0.0) -> bool:
+        """Return whether a case may begin: it begins, and has `needed_s`, before the limit. If not, note it."""
+        if time.perf_counter() - self._began_s + needed_s < self.limit_s:
             return True
         self.left_out.append(case)
         return False

@@ -30,16 +30,24 @@ def environment() -> dict[str, Any]:
         ),
         platform.processor(),
     )
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return {
         "date": utc_date().strftime("%Y-%m-%d %H:%M UTC"),
-        "commit": commit.stdout.strip(),
+        "commit": _commit(),
         "cpu": cpu,
         "cores": len(os.sched_getaffinity(0)),
         "load_before": os.getloadavg()[0],
         "python": platform.python_version(),
         "versions": {name: version for name in VERSIONS if (version := _version(name))},
     }
+
+
+def _commit() -> str:
+    """Return the short hash of the commit that is checked out. Empty: there is no git, or no repository."""
+    try:
+        done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip()
 
 
 def _version(name: str) -> str:
@@ -52,11 +60,16 @@ def _version(name: str) -> str:
 
 def write(name: str, figures: dict[str, Any], folder: Path = RESULTS) -> None:
     """Store a result and show it."""
+    print(store(name, figures, folder))
+
+
+def store(name: str, figures: dict[str, Any], folder: Path = RESULTS) -> str:
+    """Store a result, in place of the one of an earlier call. Return its text."""
     folder.mkdir(parents=True, exist_ok=True)
     record = {"command": "python " + " ".join([*map(_relative, sys.argv)]), "environment": environment(), **figures}
     text = json.dumps(record, indent=2)
     (folder / f"{name}.json").write_text(text + "\n")
-    print(text)
+    return text
 
 
 def earlier(name: str, parts: Iterable[str]) -> dict[str, Any]:
@@ -73,8 +86,9 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _relative(argument: str) -> str:
-    path = Path(argument)
-    return str(path.resolve().relative_to(Path.cwd())) if path.suffix == ".py" and path.exists() else argument
+    path = Path(argument).resolve()
+    is_ours = path.suffix == ".py" and path.exists() and path.is_relative_to(Path.cwd())
+    return str(path.relative_to(Path.cwd())) if is_ours else argument
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
