@@ -279,8 +279,8 @@ def _adjusted(logits: Tensor, options: _Options[Tensor], lists: Sequence[Tensor]
     flat.index_add_(0, biased, biases.view(torch.float64).float())
     flat.index_fill_(0, forbidden, float("-inf"))
     if len(masked):
-        powers = torch.arange(8, dtype=torch.float32, device=logits.device).exp2().to(torch.uint8)
-        ones = bits.view(torch.uint8).view(len(masked), -1, 1) & powers
+        places = torch.arange(8, dtype=torch.uint8, device=logits.device)
+        ones = bits.view(torch.uint8).view(len(masked), -1, 1) >> places & 1
         allowed = ones.flatten(1)[:, :vocab] > 0
         limited, raw = (each.index_select(0, masked).masked_fill_(~allowed, float("-inf")) for each in (scores, logits))
         # The grammar wins if it and the minimum length leave no token.
