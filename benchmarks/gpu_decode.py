@@ -1,6 +1,6 @@
 """Measure paged decode attention on a GPU: both forms of Baton's Triton kernels, torch's attention and FlashInfer's.
 
-python benchmarks/gpu_decode.py [--seconds 120] [--rehearse]      (by `make gpu`)
+python benchmarks/gpu_decode.py [--seconds 120] [--rehearse]      (by `make gpu`, which sets PYTHONPATH)
 
 A CUDA graph replays one layer over each of several sets of blocks, so that neither Python's launches nor the
 second-level cache are measured. `floor`: the share of the time that the measured copy and matmul rates allow.
@@ -23,9 +23,11 @@ from baton.compute.torch.kernels.paged_decode import decode_tables
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
 from baton.decide.kv.layout import KVDtype, KVLayout
+from tests.attention_cases import DECODE_LAYERS
 
 BLOCK_TOKENS = 16
-SETS = 4
+SETS = DECODE_LAYERS
+"""Sets of blocks that a graph reads in turn: the layers of one arena."""
 Sizes = dict[str, int]
 GROUPED: Sizes = {"heads": 32, "kv_heads": 8, "head_dim": 128, "rope_dim": 0}
 LATENT: Sizes = {"heads": 16, "kv_heads": 1, "head_dim": 576, "rope_dim": 64}

@@ -13,9 +13,14 @@ from baton.compute.torch.kernels.reference import ReferenceBackend
 from baton.decide.kv.layout import KVLayout
 
 LAYERS = 2
+DECODE_LAYERS = 4
+"""Layers of the arenas in which tests/gpu and benchmarks/gpu_decode.py compare decode kernels. A kernel is compiled for
+the size of a block, so the benchmark uses the binaries of the tests."""
 TOLERANCE = 2e-5
 GPU_TOLERANCE = 5e-3
 """Products of float32 may be computed as TF32."""
+TORCH_WARNINGS = ("ignore:The PyTorch API of nested tensors is in prototype stage", "ignore::DeprecationWarning")
+"""Filters for tests of torch's backends: its compiler imports modules that use deprecated parts of torch."""
 CASES = {
     "one decode": [(1, 37)],
     "first tokens": [(1, 0), (1, 0), (1, 0)],

@@ -22,7 +22,7 @@ from baton.compute.torch.kernels.flex import FlexBackend
 from baton.compute.torch.kernels.jagged import JaggedBackend
 from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
 from baton.decide.kv.layout import KVLayout
-from tests.attention_cases import CASES, LAYERS, compare
+from tests.attention_cases import CASES, LAYERS, TORCH_WARNINGS, compare
 from tests.native_attention import NativeBackend
 from tests.seeds import Seeds
 from tests.triton_interpreter import LATENT_ROPE, InterpretedBackend
@@ -31,10 +31,7 @@ TORCH: dict[str, Callable[[], AttentionBackend]] = {"sdpa": SdpaBackend, "jagged
 INTERPRETED = {"mixed"}
 """The cases that Triton's interpreter computes in a run that is not deep: the others take minutes."""
 INSTRUCTION_SETS = NativeLibrary(library_path()).usable_kernels()
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings(*TORCH_WARNINGS)
 
 
 @pytest.fixture(scope="module", params=[*TORCH, "triton", *(f"native {name}" for name in INSTRUCTION_SETS)])
