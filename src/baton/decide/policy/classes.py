@@ -9,6 +9,11 @@ from baton.core.class_config import ClassConfig, RouteConfig
 from baton.core.config import Config
 from baton.core.types import ServiceClass, Slo
 
+OFFLINE_PRIORITY = 2**30
+"""Priority of the requests of batches, unless they ask for an even lower one."""
+OFFLINE_CLASS = "(batches)"
+"""Class of the requests of batches, if there are classes. No configured class can have this name."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteFacts:
@@ -51,12 +56,12 @@ class ClassTable:
         found = next((each for each in self.classes if each.name == name), None)
         if found is None:
             return ClassChoice()
-        urgent = [each for each in self.classes if each.priority < found.priority]
+        step_ratio, urgent_ttft_s = self._step_limits(found.priority)
         service = ServiceClass(
             name=name,
             priority=found.priority,
-            step_ratio=1.0 - sum(each.prefill_ratio for each in urgent),
-            urgent_ttft_s=min((each.ttft_slo_s for each in urgent if each.ttft_slo_s is not None), default=None),
+            step_ratio=step_ratio,
+            urgent_ttft_s=urgent_ttft_s,
             decode_ratio=found.decode_ratio,
             kv_ratio=found.kv_ratio,
             aging_s=found.aging_s,
@@ -67,6 +72,23 @@ class ClassTable:
         if found.ttft_slo_s is None or found.tpot_slo_s is None:
             return ClassChoice(service)
         return ClassChoice(service, Slo(ttft_s=found.ttft_slo_s, tpot_s=found.tpot_slo_s))
+
+    def offline(self) -> ClassChoice:
+        """Return the class of the requests of batches: less urgent than all others, without a reserve or an SLO."""
+        if not self.classes:
+            return ClassChoice()
+        step_ratio, urgent_ttft_s = self._step_limits(OFFLINE_PRIORITY)
+        return ClassChoice(
+            ServiceClass(
+                name=OFFLINE_CLASS, priority=OFFLINE_PRIORITY, step_ratio=step_ratio, urgent_ttft_s=urgent_ttft_s
+            )
+        )
+
+    def _step_limits(self, priority: int) -> tuple[float, float | None]:
+        """Return the share of a step that this priority may fill, and the shortest TTFT SLO of more urgent classes."""
+        urgent = [each for each in self.classes if each.priority < priority]
+        targets_s = [each.ttft_slo_s for each in urgent if each.ttft_slo_s is not None]
+        return 1.0 - sum(each.prefill_ratio for each in urgent), min(targets_s, default=None)
 
     def is_allowed(self, facts: RouteFacts, allowed: Set[str] | None) -> bool:
         """Return whether a key may use the class that `choose` finds for its request.

@@ -35,8 +35,6 @@ log = logging.getLogger("baton.server")
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/ui", "/", "/chat", "/docs", "/favicon.ico"})
 """Paths that need no API key: the probes, and the web pages, which ask the user for the key."""
-OFFLINE_PRIORITY = 2**30
-"""Priority of the requests of batches, unless they ask for an even lower one."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _TRACEPARENT = re.compile(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _STATE_KEY = "baton.context"

@@ -72,9 +72,8 @@ class Embed:
         context.budget.release_body()
         context.budget.charge(sum(len(prompt.tokens) for prompt in prompts), now_s())
         choice = choose_class(context, body.model, services.settings.classes)
-        maker = RequestMaker(
-            context, body, next(services.serials), None if context.is_offline else choice.slo, choice.service
-        )
+        slo = None if context.is_offline else choice.slo or model.gateway.slo
+        maker = RequestMaker(context, body, next(services.serials), slo, choice.service)
         work = _EmbeddingWork(model.gateway, maker)
         vectors = await _run_until_disconnect(receive, work, prompts)
         if vectors is not None:

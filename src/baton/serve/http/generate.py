@@ -117,8 +117,8 @@ class Generate:
             request.prompts, request.fields.cache_salt, context.identity, param=kind.PROMPT_PARAM, body=received
         )
         choice = choose_class(context, request.fields.model, services.settings.classes)
-        server_slo = (choice.slo or model.gateway.slo) if not context.is_offline else None
-        slo = asked_slo(context.slo, request.fields.slo, server_slo)
+        slo = asked_slo(context.slo, request.fields.slo, choice.slo or model.gateway.slo)
+        slo = None if context.is_offline else slo
         maker = RequestMaker(context, request.fields, next(services.serials), slo, choice.service)
         filters = [services.hooks.begin(body, kind.PATH) for _ in range(choices_count)]
         if continued is not None and choices_count > 1:

@@ -15,7 +15,8 @@ from baton.compute.models.tokenizer import StreamDecoder, Tokenizer
 from baton.core.errors import RequestError
 from baton.core.types import BlockHash, Request, RequestId, Sampling, ServiceClass, Slo
 from baton.decide.kv.hashing import block_hash, block_hashes, root_hash
-from baton.serve.http.edge import OFFLINE_PRIORITY, RequestContext
+from baton.decide.policy.classes import OFFLINE_PRIORITY
+from baton.serve.http.edge import RequestContext
 from baton.serve.http.tools.formats import format_of
 from baton.serve.http.tools.prompt import template_messages, tool_dicts
 from baton.serve.http.wire.sampling import check_tokens

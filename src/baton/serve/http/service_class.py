@@ -8,9 +8,12 @@ from baton.serve.http.edge import RequestContext
 
 
 def choose_class(context: RequestContext, model: str | None, classes: ClassTable) -> ClassChoice:
-    """Return the class of a request by the configured routes. Raises RequestError (403) if the key may not use it."""
-    if not classes.classes:
-        return ClassChoice()
+    """Return the class of a request by the configured routes. Raises RequestError (403) if the key may not use it.
+
+    Requests of batches have a class of their own, so that they take no reserve.
+    """
+    if context.is_offline or not classes.classes:
+        return classes.offline()
     identity = context.identity
     facts = RouteFacts(
         key=identity.key,

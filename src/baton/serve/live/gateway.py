@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
 from baton.compute.models.card import ModelCard
 from baton.core.errors import RequestError
 from baton.core.leaving import RestartWanted
@@ -75,7 +73,7 @@ class LiveGateway:
         """The writer of the decision log. None: there is no log."""
         self._policy_names = policy_names
         self.slo = slo
-        """Default SLO, for requests that set none. None: there is no default."""
+        """Default SLO of clients' requests that set none. None: there is no default."""
         self.addresses: dict[str, str] = {}
         """Address of each host's mover, from which other hosts pull KV blocks."""
         self.request_tokens_max = card.context_tokens
@@ -95,8 +93,6 @@ class LiveGateway:
 
     def submit(self, request: Request, prompt: Sequence[int]) -> LiveRequest:
         """Start a request whose limits were checked. A rejection becomes the request's `finish`, not an exception."""
-        if request.slo is None and self.slo is not None:
-            request = msgspec.structs.replace(request, slo=self.slo)
         if self.state == "stopping":
             why = "the server is shutting down; send the request again to another one, or later"
             live = LiveRequest(request, prompt)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from baton.core.class_config import ClassConfig
 from baton.core.messages import (
     CloseRequest,
     CoordinatorCommand,
@@ -21,6 +22,7 @@ from baton.core.messages import (
 from baton.core.ticking import QueuedTooLong
 from baton.core.types import Request, RequestId, ServiceClass, Slo, WorkerId, WorkerView
 from baton.decide.control.coordinator import Coordinator
+from baton.decide.policy.classes import ClassTable
 from baton.decide.policy.vtc import VirtualTokenCounter
 from tests.unit.decide.control.test_turn_queue import P, asked, coordinator, view
 
@@ -92,6 +94,29 @@ def test_a_parked_decode_continues_with_its_tokens() -> None:
     commands = made.handle(RequestFinished(RequestId("f0"), 1, P, "stop"), 2.0)
     (start,) = [command for command in commands if isinstance(command, StartDecode)]
     assert (start.request.id, start.attempt) == ("f4", 2)
+
+
+def test_a_prompt_that_ends_before_its_stop_waits_for_a_turn_to_decode() -> None:
+    """Its slot belongs to another class by then. It keeps its KV, so nothing is computed again."""
+    made = coordinator(
+        VirtualTokenCounter(), view(P, "prefill", requests_max=1), view(WorkerId("d"), "decode", requests_max=1)
+    )
+    arrive(made, *(of(f"f{n}", FREE) for n in range(5)))
+    assert stops(arrive(made, of("p0", PREMIUM))) == ["f4"]
+    assert starts(made.handle(PrefillFinished(RequestId("f4"), 1, P, 4), 1.0)) == []
+    commands = made.handle(RequestFinished(RequestId("f0"), 1, P, "stop"), 2.0)
+    (start,) = [command for command in commands if isinstance(command, StartDecode)]
+    assert (start.request.id, start.attempt) == ("f4", 1)
+
+
+def test_requests_of_batches_come_after_all_classes() -> None:
+    offline = ClassTable((ClassConfig(name="free", priority=100),)).offline().service
+    assert offline is not None
+    made = coordinator(VirtualTokenCounter(), view(P, "mixed", requests_max=1))
+    arrive(made, of("f0", FREE))
+    arrive(made, of("batch", offline), of("f1", replace(FREE, priority=100), 9.0))
+    assert starts(made.handle(RequestFinished(RequestId("f0"), 1, P, "stop"), 9.0)) == ["f1"]
+    assert starts(made.handle(RequestFinished(RequestId("f1"), 1, P, "stop"), 9.0)) == ["batch"]
 
 
 def test_a_worker_that_dies_before_it_drops_a_parked_request_loses_nothing() -> None:

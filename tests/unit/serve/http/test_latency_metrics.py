@@ -48,7 +48,8 @@ def parts() -> Iterator[Parts]:
 
 
 def _submit(parts: Parts) -> LiveRequest:
-    request = Request(id=REQUEST, prompt_tokens=2, output_tokens_max=3, arrived_at_s=now_s())
+    slo = parts.gateway.slo
+    request = Request(id=REQUEST, prompt_tokens=2, output_tokens_max=3, arrived_at_s=now_s(), slo=slo)
     return parts.gateway.submit(request, [5, 6])
 
 
