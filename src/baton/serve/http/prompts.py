@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from itertools import accumulate
 from typing import Any
 
@@ -30,6 +31,8 @@ from baton.serve.http.wire.schemas import (
 )
 
 _UNKNOWN = BlockHash(b"")
+USER_CHARS_MAX = 128
+"""Length of the longest `user` that names a tenant as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +267,7 @@ class RequestMaker:
             sampling=sampling,
             slo=self.slo,
             service=self.service,
-            tenant=self.context.identity.tenant or self.options.user or "",
+            tenant=self.context.identity.tenant or _short(self.options.user or ""),
             client=self.context.budget.client_number,
             may_wait=index > 0,
             resumed_tokens=resumed_tokens,
@@ -277,3 +280,8 @@ class RequestMaker:
         """Return the priority that the client asks for. Raises RequestError (403) if it is too urgent for its key."""
         asked = self.context.identity.check_priority(self.options.priority or 0)
         return max(OFFLINE_PRIORITY, asked) if self.context.is_offline else asked
+
+
+def _short(user: str) -> str:
+    """Return the name of a user, or a digest of a long one: policies, logs and metrics keep the names of tenants."""
+    return user if len(user) <= USER_CHARS_MAX else blake2b(user.encode(errors="replace"), digest_size=16).hexdigest()

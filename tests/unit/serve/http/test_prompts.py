@@ -8,9 +8,14 @@ from baton.compute.hash_engine import hash_card
 from baton.compute.models.chat_template import PlainTemplate
 from baton.compute.models.tokenizer import ByteTokenizer
 from baton.core.errors import RequestError
-from baton.serve.http.prompts import TextEncoder, chat_prompt, completion_prompts
+from baton.core.limits import LimitsConfig
+from baton.core.types import Sampling
+from baton.serve.http.budgets import Budgets
+from baton.serve.http.edge import RequestContext
+from baton.serve.http.identity import NO_LIMITS, Identity
+from baton.serve.http.prompts import Prompt, RequestMaker, TextEncoder, chat_prompt, completion_prompts
 from baton.serve.http.wire.parsing import convert
-from baton.serve.http.wire.schemas import ChatRequest, CompletionRequest
+from baton.serve.http.wire.schemas import ChatRequest, CompletionRequest, SloFields
 
 
 class Watched(ByteTokenizer):
@@ -60,3 +65,21 @@ def test_every_prompt_of_a_completion_and_every_chat_is_checked() -> None:
         chat_prompt(body, encoder, PlainTemplate())
     assert refused.value.param == "messages"
     assert watched.lengths == [1]
+
+
+@pytest.mark.parametrize(("user", "tenant"), [("ann", "ann"), ("u" * 128, "u" * 128)])
+def test_the_field_user_names_the_tenant_of_a_server_without_keys(user: str, tenant: str) -> None:
+    assert maker(user).make(0, Prompt([5], None), Sampling(), 9).tenant == tenant
+
+
+def test_a_long_user_is_shortened_to_a_digest() -> None:
+    """Histories, metrics and logs keep the names of tenants: a client must not fill them with megabytes."""
+    tenants = {maker(user).make(0, Prompt([5], None), Sampling(), 9).tenant for user in ("u" * 10**6, "v" * 10**6)}
+    assert len(tenants) == 2
+    assert all(len(tenant) == 32 for tenant in tenants)
+
+
+def maker(user: str) -> RequestMaker:
+    budget = Budgets(LimitsConfig()).begin("me", NO_LIMITS, is_counted=False, now_s=0.0)
+    context = RequestContext("r", 0.0, Identity(), "me", budget, SloFields(), "/v1/completions", {})
+    return RequestMaker(context, CompletionRequest(prompt="a", user=user), 0)
