@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
-import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,6 @@ import httpx
 import openai
 import pytest
 from msgspec import structs
-from starlette.types import Receive, Scope, Send
 
 from baton.core.errors import ConfigError, RequestError
 from baton.core.http_config import BatchesConfig
@@ -22,7 +18,6 @@ from baton.core.limits import LimitsConfig
 from baton.core.types import Sampling
 from baton.serve.http.batches.lines import LineCheck
 from baton.serve.http.batches.routes import PART_HEAD_BYTES_MAX, PARTS_MAX, read_form
-from baton.serve.http.batches.runner import BatchRunner
 from baton.serve.http.batches.store import BatchStore, FileStore, Folder, StoredBatch, new_id
 from baton.serve.http.budgets import Budgets
 from baton.serve.http.edge import RequestContext
@@ -122,6 +117,19 @@ def test_a_batch_leaves_room_for_others_and_can_be_cancelled(client: Client) -> 
     assert client.api.batches.retrieve(batch.id).status == "in_progress"
     assert client.api.batches.cancel(batch.id).status == "cancelling"
     assert client.wait(batch.id).status == "cancelled"
+
+
+def test_no_slo_applies_to_the_requests_of_a_batch(tmp_path: Path) -> None:
+    """Admission by an SLO that no request can meet would reject all but one at a time."""
+    config = tmp_path / "baton.toml"
+    config.write_text("[slo]\nttft_s = 1e-6\ntpot_s = 1e-6\n")
+    flags = ("--mixed", "1", "--config", str(config), "--batch-folder", str(tmp_path / "batches"))
+    with serving("hash", *flags) as server:
+        client = Client(server)
+        lines = [question(number) for number in range(20)]
+        lines += [question(number + 20, slo={"ttft_s": 1e-6}) for number in range(20)]
+        assert client.wait(client.start(lines).id).request_counts.completed == 40
+        assert server.metric("baton_requests_rejected_total", 'reason="slo"') == 0
 
 
 def test_a_wrong_file_fails_with_its_lines(client: Client) -> None:
@@ -329,65 +337,3 @@ def test_a_request_in_a_file_has_the_limits_of_one_by_itself(tmp_path: Path) -> 
     [long_body, long_id] = LineCheck(CHAT, 9, 4000).check(path)[1]
     assert "at most 4000 are allowed (http.body_bytes_max)" in long_body.message
     assert "custom_id has 600 characters" in long_id.message
-
-
-class BlockedEndpoint:
-    """Answers no request."""
-
-    def __init__(self) -> None:
-        self.asked = asyncio.Semaphore(0)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.asked.release()
-        await asyncio.Event().wait()
-
-
-class WatchedStore(BatchStore):
-    """Tells which batches have begun to run."""
-
-    def __init__(self, folder: Folder, batches_max: int) -> None:
-        super().__init__(folder, batches_max)
-        self.begun = threading.Semaphore(0)
-
-    def save(self, stored: StoredBatch) -> None:
-        super().save(stored)
-        if stored.batch.status == "in_progress":
-            self.begun.release()
-
-
-def open_files() -> int:
-    return len([*Path("/proc/self/fd").iterdir()])
-
-
-def test_waiting_batches_hold_no_memory_and_no_file(tmp_path: Path) -> None:
-    """A client may start 1,000 batches of one file of 32 MB."""
-    config = BatchesConfig(requests_max=2)
-    folder, endpoint, count = Folder(str(tmp_path)), BlockedEndpoint(), 50
-    files, batches = FileStore(folder, config), WatchedStore(folder, count)
-    content = as_file([question(number, user="x" * 100_000) for number in range(10)])
-    file = files.add("me", "in", content, FOR_BATCHES)
-
-    async def run_all() -> tuple[int, int]:
-        """Start all batches. Return the further open files and the bytes that they hold."""
-        runner = BatchRunner(config, files, batches, {CHAT: endpoint}, Budgets(LimitsConfig()), 1 << 20)
-        before = open_files()
-        tracemalloc.start()
-        for number in range(count):
-            one = stored(number, "validating")
-            made = structs.replace(one, batch=structs.replace(one.batch, input_file_id=file.id))
-            batches.add(made)
-            runner.start(made)
-        for _ in range(count):
-            await asyncio.to_thread(batches.begun.acquire)
-        for _ in range(config.requests_max):
-            await endpoint.asked.acquire()
-        held_bytes = tracemalloc.get_traced_memory()[0]
-        tracemalloc.stop()
-        further = open_files() - before
-        await runner.close()
-        return further, held_bytes
-
-    further, held_bytes = asyncio.run(run_all())
-    assert further < count
-    assert held_bytes < 2 * len(content), f"{held_bytes >> 10} KiB for {count} x {len(content) >> 10} KiB"
-    folder.close()

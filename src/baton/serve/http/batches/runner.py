@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 from msgspec import json
@@ -59,7 +60,8 @@ class _Run:
 class BatchRunner:
     """Runs batches, each in a task. At most `batches.requests_max` requests of all batches are in the cluster.
 
-    A waiting batch holds no request in memory and no file open, since clients may start a thousand of them.
+    A waiting batch holds no request in memory and no file open, since clients may start a thousand of them. One whose
+    requests the cluster rejects for now does not hold up the others.
     """
 
     def __init__(
@@ -156,21 +158,22 @@ class BatchRunner:
         status: Status = "cancelling" if run.is_cancelled else "in_progress"
         began_at = batch.in_progress_at or unix_s()
         await self._save(run, replace(run.stored.batch, status=status, request_counts=counts, in_progress_at=began_at))
-        offset, size_bytes = 0, path.stat().st_size
+        offset, size_bytes, own = 0, path.stat().st_size, asyncio.Semaphore(self._config.requests_max)
         async with asyncio.TaskGroup() as group:
             while offset < size_bytes and not run.is_cancelled:
-                async with _Place(self._places) as place:
-                    raw, offset = await asyncio.to_thread(line_at, path, offset)
-                    if raw and (line := json.decode(raw, type=BatchLine)).custom_id not in done:
-                        place.keep_until_done(group.create_task(self._run_line(run, line, results)))
+                async with _Place(own, self._places) as place:
+                    start = offset
+                    raw, offset = await asyncio.to_thread(line_at, path, start)
+                    if raw and json.decode(raw, type=BatchLine).custom_id not in done:
+                        place.keep_until_done(group.create_task(self._run_line(run, path, start, results, place)))
         await self._finish(run)
 
     def _line_check(self, batch: Batch) -> LineCheck:
         return LineCheck(batch.endpoint, self._config.lines_max, self._body_bytes_max)
 
-    async def _run_line(self, run: _Run, line: BatchLine, results: ResultFiles) -> None:
-        """Run a request, and append its result to the output or to the errors."""
-        result = await self._ask(run, line)
+    async def _run_line(self, run: _Run, path: Path, offset: int, results: ResultFiles, place: _Place) -> None:
+        """Run the request at an offset of the input file, and append its result to the output or to the errors."""
+        result = await self._ask(run, path, offset, place)
         if result is None:
             return
         is_done = result.response.status_code == 200
@@ -208,16 +211,21 @@ class BatchRunner:
         else:
             await self._save(run, replace(run.stored.batch, status="completed", completed_at=unix_s(), **files))
 
-    async def _ask(self, run: _Run, line: BatchLine) -> ResultLine | None:
-        """Send a request until the cluster has a place for it. None: the batch was cancelled meanwhile."""
-        batch, raw = run.stored.batch, bytes(line.body)
-        request_id = f"{batch.id}-{line.custom_id}"[:128]
+    async def _ask(self, run: _Run, path: Path, offset: int, place: _Place) -> ResultLine | None:
+        """Send a request until the cluster accepts it. None: the batch was cancelled meanwhile.
+
+        Between two tries, other batches have its place, and its body is not in memory.
+        """
+        batch = run.stored.batch
         while not run.is_cancelled:
-            status, body, wait_s = await self._call(run.stored, batch.endpoint, request_id, raw)
+            line = json.decode((await asyncio.to_thread(line_at, path, offset))[0], type=BatchLine)
+            request_id, custom_id = f"{batch.id}-{line.custom_id}"[:128], line.custom_id
+            status, body, wait_s = await self._call(run.stored, batch.endpoint, request_id, bytes(line.body))
             if status not in BUSY_STATUSES:
                 response = LineResponse(status_code=status, request_id=request_id, body=msgspec.Raw(body))
-                return ResultLine(id=f"batch_req_{request_id}", custom_id=line.custom_id, response=response)
-            await asyncio.sleep(wait_s)
+                return ResultLine(id=f"batch_req_{request_id}", custom_id=custom_id, response=response)
+            del line, body
+            await place.leave(wait_s)
         return None
 
     async def _call(self, stored: StoredBatch, path: str, request_id: str, raw: bytes) -> tuple[int, bytes, float]:
@@ -277,18 +285,43 @@ class _Exchange:
 class _Place:
     """A place for a request in the cluster. It is free again at the end of the block, or of the request's task."""
 
-    def __init__(self, places: asyncio.Semaphore) -> None:
+    def __init__(self, own: asyncio.Semaphore, places: asyncio.Semaphore) -> None:
+        """`own`: bounds the requests of the batch. `places`: bounds those of all batches in the cluster."""
+        self._own = own
         self._places = places
+        self._is_held = False
+        """Whether it has one of `places`."""
         self._is_kept = False
 
     async def __aenter__(self) -> _Place:
-        await self._places.acquire()
+        await self._own.acquire()
+        try:
+            await self._take()
+        except asyncio.CancelledError:
+            self._own.release()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
         if not self._is_kept:
-            self._places.release()
+            self._give_back()
 
     def keep_until_done(self, task: asyncio.Task[None]) -> None:
         self._is_kept = True
-        task.add_done_callback(lambda _: self._places.release())
+        task.add_done_callback(lambda _: self._give_back())
+
+    async def leave(self, wait_s: float) -> None:
+        """Let requests of other batches use the place in the cluster for some seconds."""
+        self._places.release()
+        self._is_held = False
+        await asyncio.sleep(wait_s)
+        await self._take()
+
+    async def _take(self) -> None:
+        await self._places.acquire()
+        self._is_held = True
+
+    def _give_back(self) -> None:
+        self._own.release()
+        if self._is_held:
+            self._places.release()
