@@ -29,6 +29,8 @@ STARTS_MIN = 4
 """Minimum number of starts, since the queue was last empty, to compute a rate from."""
 STARTS_MAX = 64
 """Maximum number of starts, the latest ones, to compute the rate from."""
+CHECK_S = 0.5
+"""Seconds between two checks while a deferred request waits."""
 _ROUNDING_S = 1e-6
 """Float tolerance, so that the deadline timer sees the oldest request as overdue."""
 
@@ -59,6 +61,14 @@ class StartQueue:
         deferred, queued = self._deferred_s, self._since_s.items()
         waits = [*(queued if deferred else islice(queued, 1)), *self._granted_s.items()]  # the oldest one is first
         return min((since_s + self._wait_s(request_id) for request_id, since_s in waits), default=None)
+
+    def next_check_s(self, now_s: float) -> float | None:
+        """Return when to look for overdue requests. None: no request waits.
+
+        The deadline of a new request may be earlier than that of a deferred one, so checks are then more frequent.
+        """
+        deadline_s = self.deadline_s
+        return deadline_s if deadline_s is None or not self._deferred_s else min(deadline_s, now_s + CHECK_S)
 
     def enter(self, request: Request, now_s: float, *, has_blocks: bool = False) -> None:
         """Record that a request waits for its turn, or was sent to its worker."""

@@ -227,10 +227,10 @@ class SimServer:
         """Schedule a check for when the oldest request in the queue is overdue."""
         if self._is_watching_queue:
             return
-        deadline_s = self.coordinator.queue.deadline_s
-        if deadline_s is not None:
+        check_s = self.coordinator.queue.next_check_s(self.loop.now_s)
+        if check_s is not None:
             self._is_watching_queue = True
-            self.loop.at(deadline_s, self._reject_overdue)
+            self.loop.at(check_s, self._reject_overdue)
 
     def _reject_overdue(self) -> None:
         self._is_watching_queue = False

@@ -98,9 +98,9 @@ class WaitTimers:
         """Set the queue's timer, if the queue has a request and the timer is not set."""
         if self._queue_timer is not None:
             return
-        deadline_s = self._driver.cluster.coordinator.queue.deadline_s
-        if deadline_s is not None:
-            left_s = max(0.0, deadline_s - now_s())
+        check_s = self._driver.cluster.coordinator.queue.next_check_s(now_s())
+        if check_s is not None:
+            left_s = max(0.0, check_s - now_s())
             self._queue_timer = asyncio.get_running_loop().call_later(left_s, self._reject_overdue)
 
     def _reject_overdue(self) -> None:

@@ -207,3 +207,16 @@ def test_a_queue_that_was_empty_forgets_its_rate() -> None:
         queue.start(RequestId(f"r{number}"), 30.0)
     queue.enter(request("late"), 3600.0)
     assert queue.refuse(request("new"), 3604.0) is None
+
+
+def test_a_deferred_request_does_not_hide_the_earlier_deadline_of_a_newer_one() -> None:
+    queue = StartQueue(10.0)
+    queue.enter(msgspec.structs.replace(request("deferred"), deferred_s=60.0), 0.0)
+    check_s = queue.next_check_s(0.0)
+    assert check_s is not None
+    queue.enter(request("a"), 0.0)
+    while check_s < 10.0:
+        assert not queue.is_overdue(check_s)
+        check_s = queue.next_check_s(check_s) or 60.0
+    assert check_s == 10.0
+    assert [close.request_id for close in queue.reject_overdue(check_s)] == ["a"]
