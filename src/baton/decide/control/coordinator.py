@@ -143,8 +143,8 @@ class Coordinator:
     @property
     def needs_ticks(self) -> bool:
         """True if a policy or an administrator may change the present fleet, requests may move, or a worker drains."""
-        is_pinned = bool(self.reshaping.pinned)
-        return is_pinned or self.moves.need_ticks() or need_ticks(self.policies, len(self._fleet.views()))
+        is_busy = bool(self.reshaping.pinned) or self.moves.need_ticks()
+        return is_busy or need_ticks(self.policies, len(self._fleet.views()))
 
     @property
     def starting(self) -> Mapping[Role, int]:
@@ -210,19 +210,22 @@ class Coordinator:
         while (flight := self.slot_queue.give(self._fleet)) is not None:
             commands += self._dispatch(flight, self._view(flight))
         while (turn := self.turns.give(self._fleet, self._flights.values(), self._now_s)) is not None:
-            start = self._start_prefill if turn.flight.stage == "prefill" else self._start_decode
-            commands += [*turn.stops, *start(turn.flight, turn.candidates, self._view(turn.flight))]
+            commands += [*turn.stops, *self._start(turn.flight, turn.candidates, self._view(turn.flight))]
         return commands
 
     def _dispatch(self, flight: Flight, cluster: ClusterView) -> list[CoordinatorCommand]:
         """Assign the flight to a worker, of another role if need be, or put it into the waiting room."""
-        candidates = self._fleet.having(flight.stage, flight.request.hosts) or list(cluster.workers)
         self.slot_queue.begin(flight.request)
-        if not candidates:
+        return self._start(
+            flight, self._fleet.having(flight.stage, flight.request.hosts) or [*cluster.workers], cluster
+        )
+
+    def _start(self, flight: Flight, able: Sequence[WorkerView], cluster: ClusterView) -> list[CoordinatorCommand]:
+        if not able:
             self._room.enter(flight.request.id, self._now_s)
             return [*self.reshaping.wake(self._cluster(), self.policies, self._fleet, self._now_s)]
         start = self._start_prefill if flight.stage == "prefill" else self._start_decode
-        return start(flight, candidates, cluster)
+        return start(flight, able, cluster)
 
     def _start_prefill(
         self, flight: Flight, candidates: Sequence[WorkerView], cluster: ClusterView
@@ -281,7 +284,7 @@ class Coordinator:
                 return []  # a repeated event: the request decodes already
             self._unload(flight)
             flight.stage = "decode"
-            return self._dispatch(flight, self._view(flight))
+            return self._enqueue(flight, self._view(flight))  # a parked one waits for its turn
         if isinstance(event, RequestFinished):
             self.policies.learn(flight.request, event.output_tokens)
             return self._close(event.request_id, "finished")
@@ -320,13 +323,14 @@ class Coordinator:
         orphans = [flight for flight in self._flights.values() if flight.worker in workers]
         for worker in workers:
             self._fleet.leave(worker)
-        commands: list[CoordinatorCommand] = []
+        commands = list[CoordinatorCommand]()
         for flight in orphans:
             flight.worker = flight.moving_to = None
             self.bound.release(flight.request.id)
             self.queue.leave(flight.request.id)
-            is_alone = len(orphans) == 1
-            refusal = None if is_planned else self.retries.refuse(flight, death, self._now_s, is_alone=is_alone)
+            refusal = (
+                None if is_planned else self.retries.refuse(flight, death, self._now_s, is_alone=len(orphans) == 1)
+            )
             if refusal is not None:
                 commands += self._end(refusal)
                 continue
@@ -373,8 +377,7 @@ class Coordinator:
 
     def _waiting_requests(self) -> int:
         """Return the number of requests without a worker, and of those on workers that drain."""
-        waiting = len(self._room) + len(self.slot_queue.waiting) + len(self.turns.waiting)
-        return waiting + self.moves.draining_requests()
+        return sum(map(len, (self._room, self.slot_queue.waiting, self.turns.waiting))) + self.moves.draining_requests()
 
     def _view(self, flight: Flight) -> ClusterView:
         """Return the view of the cluster for a decision about this request."""
@@ -384,8 +387,7 @@ class Coordinator:
             starting=self.reshaping.starting, bound=self.bound.loads, step_began_s=self._fleet.step_began_s,
             prefix_hit_tokens=self._prefixes.hit_tokens(request, self.block_tokens, self.window),
             expected_output_tokens=policies.expected_tokens(request),
-            tier_hits=flight.tier_hits,
-            first_token_by=policies.first_token_by(request),
+            tier_hits=flight.tier_hits, first_token_by=policies.first_token_by(request),
             is_sent_ahead=policies.run_tokens(request) > 0,
             errors=self._meter.errors(self._now_s) if request.slo else NO_ERRORS,
         )  # fmt: skip

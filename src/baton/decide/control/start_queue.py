@@ -72,7 +72,7 @@ class StartQueue:
 
     def enter(self, request: Request, now_s: float, *, has_blocks: bool = False) -> None:
         """Record that a request waits for its turn, or was sent to its worker."""
-        if not self.has_deadline(request):
+        if not self._has_deadline(request):
             return
         if request.deferred_s:
             self._deferred_s[request.id] = request.deferred_s
@@ -125,7 +125,7 @@ class StartQueue:
         `overtaken`: waiting requests that it overtakes for another reason.
         """
         oldest_s = next(iter(self._since_s.values()), None)
-        if oldest_s is None or not self.has_deadline(request):
+        if oldest_s is None or not self._has_deadline(request):
             return None
         wait_s = request.deferred_s or self._wait_s(request.id)
         ahead = len(self._since_s) - overtaken
@@ -160,7 +160,7 @@ class StartQueue:
         """
         return self._late(request_id, now_s) if request_id in self._stopping else None
 
-    def has_deadline(self, request: Request) -> bool:
+    def _has_deadline(self, request: Request) -> bool:
         """Return whether the deadline holds for a request. Clients cannot avoid it by asking for a very long TTFT."""
         if request.may_wait or request.deferred_s:
             return not request.may_wait

@@ -53,7 +53,7 @@ class Turn:
 
     flight: Flight
     candidates: Sequence[WorkerView]
-    """Workers that may run it."""
+    """Workers that may run it. Empty: it has to wait for one."""
     stops: Sequence[StopRequest]
     """Command that stops the request whose slot this one takes. Empty if a slot was free."""
 
@@ -117,7 +117,11 @@ class TurnQueue:
             return None
         slots = count_decode_slots(fleet)
         flight = self._next(slots, now_s)
-        able = fleet.having(flight.stage) or list(fleet.views())
+        hosts = flight.request.hosts
+        able = fleet.having(flight.stage, hosts) or list(fleet.views(hosts))
+        if not able:  # its hosts are lost: it must not hold up the requests behind it
+            self._remove(flight.request.id)
+            return Turn(flight, [], [])
         has_reserve = self._has_reserve(flight.request, slots)
         candidates = with_room(able, self.policies.cost) or (able if has_reserve else [])
         if not candidates:

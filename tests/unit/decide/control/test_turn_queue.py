@@ -250,3 +250,26 @@ def test_slow_prompts_wait_at_the_coordinator_so_that_the_next_turn_comes_soon()
     assert len(crowd(made, 20)) == ceil(AHEAD_S / prompt_s) < 5
     quick = coordinator(VirtualTokenCounter(), replace(wide, prices=StepPrices(0.01, (1.0,) * 5, 0.0, 50)))
     assert len(crowd(quick, 40)) == 30
+
+
+def test_a_turn_respects_the_hosts_that_a_request_may_use() -> None:
+    """A proxy may allow some servers of a pool only."""
+    here, there = view(P, "mixed"), replace(view(D, "mixed"), host=HostId("other"))
+    for allowed in (here, there):
+        made = coordinator(VirtualTokenCounter(), here, there)
+        request = replace(asked("a", "x"), hosts=(allowed.host,))
+        (start,) = made.handle(RequestArrived(request), 0.0)
+        assert isinstance(start, StartPrefill)
+        assert start.worker == allowed.id
+
+
+def test_a_request_whose_hosts_are_lost_does_not_hold_up_the_queue() -> None:
+    other = replace(view(D, "mixed", requests_max=1), host=HostId("other"))
+    made = coordinator(VirtualTokenCounter(), view(P, "mixed", requests_max=1), other)
+    for number, (name, hosts) in enumerate({"a": ("h",), "b": ("other",), "c": ("other",), "d": ()}.items()):
+        request = replace(asked(name, "x", float(number)), hosts=tuple(map(HostId, hosts)))
+        made.handle(RequestArrived(request), float(number))
+    made.handle(WorkerLost(D, "killed"), 4.0)
+    made.handle(RequestCancelled(RequestId("b")), 4.0)
+    assert started(made.handle(RequestFinished(RequestId("a"), 1, P, "stop"), 5.0)) == ["d"], "c has no worker"
+    assert started(made.handle(WorkerJoined(other), 6.0)) == ["c"]
