@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from baton.core.errors import ConfigError
+from baton.core.http_config import HttpConfig
 from baton.serve.live.live_request import LiveRequest
 from tests.engines.fake_engine import FakeEngine, answer_to, servers
 from tests.engines.fleets import Baton, baton_over, finished, tokens_of
@@ -64,6 +66,30 @@ def test_a_restarted_server_joins_again_with_an_empty_cache(engine: type[FakeEng
             await fake.restart()
             assert (await finished(live)).outcome == "finished"
             assert live.tokens[len(PROMPT) :] == answer_to(PROMPT, 30)
+            baton.check()
+
+    asyncio.run(run())
+
+
+def test_a_server_joins_again_while_the_key_file_is_invalid(
+    engine: type[FakeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keys in use stay: a wrong edit of the file must not cost a server."""
+
+    def fail(_: HttpConfig) -> int:
+        raise ConfigError("the key file is invalid")
+
+    async def run() -> None:
+        fake = engine()
+        async with servers(fake), baton_over(fake.config()) as baton:
+            await baton.joined(1)
+            monkeypatch.setattr(HttpConfig, "tenants", fail)
+            await fake.stop()
+            await baton.joined(0)
+            await fake.restart()
+            async with asyncio.timeout(30):
+                await baton.joined(1)
+            await baton.ask(PROMPT, 4)
             baton.check()
 
     asyncio.run(run())

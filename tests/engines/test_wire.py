@@ -69,6 +69,14 @@ def test_the_load_of_several_engine_cores_is_added_up() -> None:
     assert load.started_unix_s == 1.5e9
 
 
+def test_values_that_are_no_finite_numbers_are_left_out() -> None:
+    """A proxy before a server may answer anything, and the server is checked again."""
+    names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+    bad = "\n".join(f"vllm:{name} {value}" for name, value in zip(names, ("NaN", "+Inf", "none"), strict=True))
+    load = read_load(bad + "\nvllm:num_requests_waiting 3\nprocess_start_time_seconds NaN\n")
+    assert (load.running_requests, load.waiting_requests, load.kv_used_ratio) == (0, 3, 0.0)
+
+
 def test_metrics_without_a_cache_size_say_so() -> None:
     load = read_load('vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0\n')
     assert load.kv_tokens == 0

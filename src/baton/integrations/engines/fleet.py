@@ -66,6 +66,8 @@ class EngineFleet:
         self._pods = pods
         self._processes = processes
         self._config = parts.config.engines
+        self._fairness = policy_of(parts.config, tenants=parts.config.http.tenants()).fairness
+        """Read once: the key file may be invalid when a server joins again."""
         self._tell = tell
         self._handoffs = Handoffs()
         self._members: dict[WorkerId, Member] = {}
@@ -299,8 +301,7 @@ class EngineFleet:
         return msgspec.structs.replace(limits, requests_max=most)
 
     def _batcher(self, view: WorkerView, limits: BatchLimits) -> Batcher:
-        config = self._parts.config
-        fairness = policy_of(config, tenants=config.http.tenants()).fairness
+        config, fairness = self._parts.config, self._fairness
         return Batcher(
             view,
             block_tokens=self._parts.driver.layout.block_tokens,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import cache
+from math import isfinite
 from typing import Any, TypeVar
 
 import aiohttp
@@ -157,9 +158,14 @@ def decoded(data: bytes, kind: type[Body]) -> Body:
 
 
 def samples(metrics: str, prefix: str) -> Iterator[tuple[str, dict[str, str], float]]:
-    """Yield the name, the labels and the value of each sample whose name begins with `prefix`, or of the start time."""
+    """Yield the name, the labels and the value of each sample whose name begins with `prefix`, or of the start time.
+
+    Values that are no finite numbers are left out.
+    """
     for name, labels, value in _pattern(prefix).findall(metrics):
-        yield name, dict(_LABEL.findall(labels)), float(value)
+        with suppress(ValueError):
+            if isfinite(number := float(value)):
+                yield name, dict(_LABEL.findall(labels)), number
 
 
 @cache
