@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,27 @@ def test_an_adapter_is_loaded_and_unloaded_while_the_base_serves(client: httpx.C
     assert len({_text(client, name) for name in ("base", "poet", "lawyer")}) == 3
     client.post("/v1/unload_lora_adapter", json={"lora_name": "lawyer"}).raise_for_status()
     assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["base", "poet"]
+
+
+def test_an_adapter_that_is_unloaded_while_it_loads_ends_the_loading_request(
+    client: httpx.Client, server: RunningServer, adapters: Path
+) -> None:
+    body = {"lora_name": "lawyer", "lora_path": str(adapters / "lawyer")}
+    with ThreadPoolExecutor(1) as pool, server.client() as other:
+        for _ in range(5):  # the adapter may be ready before it is unloaded
+            loading = pool.submit(other.post, "/v1/load_lora_adapter", json=body)
+            server.wait_until(lambda _: _is_known(client, "lawyer"), reason="the adapter loads")
+            client.post("/v1/unload_lora_adapter", json={"lora_name": "lawyer"}).raise_for_status()
+            response = loading.result()
+            if response.status_code == 500:
+                break
+    assert "it was unloaded" in response.json()["error"]["message"]
+    assert client.post("/v1/load_lora_adapter", json=body).raise_for_status().json()["state"] == "ready"
+    client.post("/v1/unload_lora_adapter", json={"lora_name": "lawyer"}).raise_for_status()
+
+
+def _is_known(client: httpx.Client, name: str) -> bool:
+    return any(model["id"] == name for model in client.get("/cluster/models").json()["models"])
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,8 @@ class ModelFleet:
     async def close(self) -> None:
         """Stop everything that was started. No process is left when this returns, and the arena is unmapped."""
         parts = self.parts
+        self.failure = self.failure or "it was unloaded"
+        self._settled.set()
         if self.services is not None:
             self.services.close()
         self.services = None  # frees the tokenizer now: the rest of an unloaded model waits for the garbage collector

@@ -119,6 +119,9 @@ class Models:
         fleet = self._fleets[name]
         await fleet.wait_settled()
         if fleet.failure:
+            async with self._changing:
+                if self._fleets.get(name) is fleet:
+                    await self._unload(fleet)  # so that it can be loaded again
             raise RequestError(f"the adapter {name!r} cannot be served: {fleet.failure}", status=500)
         return fleet.status()
 
@@ -162,12 +165,15 @@ class Models:
             if len(self._fleets) == 1:
                 message = f"{name!r} is the only model of this server: load another one first, or end the server"
                 raise RequestError(message, param="model", status=409, code="only_model")
-            unloaded = self.served.get(name)
-            for known in [known for known, model in self.served.items() if model is unloaded]:
-                del self.served[known]
-            await fleet.drain()
-            await fleet.close()
-            del self._fleets[name]
-            fleet.check_blocks()
-            self._facts.tell(f"model {name} is unloaded")
-            self._changed()
+            await self._unload(fleet)
+
+    async def _unload(self, fleet: ModelFleet) -> None:
+        unloaded = self.served.get(fleet.name)
+        for known in [known for known, model in self.served.items() if model is unloaded]:
+            del self.served[known]
+        await fleet.drain()
+        await fleet.close()
+        del self._fleets[fleet.name]
+        fleet.check_blocks()
+        self._facts.tell(f"model {fleet.name} is unloaded")
+        self._changed()
