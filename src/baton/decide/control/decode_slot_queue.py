@@ -30,7 +30,7 @@ class DecodeSlotQueue:
     _by_client: Counter[int] = field(default_factory=Counter[int])
     """Number of these requests by client. Clients without any are left out."""
     waiting: dict[RequestId, Flight] = field(default_factory=dict[RequestId, Flight])
-    _full_at: float = 0.0
+    _full_slots: float = 0.0
     """Number of decode slots at the last `give` that found no slot for a waiting request."""
     _has_ended: bool = False
     """True if a request has ended since then."""
@@ -61,13 +61,13 @@ class DecodeSlotQueue:
     def give(self, fleet: Fleet) -> Flight | None:
         """Remove and return the next request that has a slot. None: no request has one."""
         slots = count_decode_slots(fleet)
-        if slots == self._full_at and not self._has_ended:
+        if slots == self._full_slots and not self._has_ended:
             return None
         able = [flight for flight in self.waiting.values() if not self.has_to_wait(flight.request, fleet)]
         if able:
             chosen = min(able, key=in_order)
             return self.waiting.pop(chosen.request.id)
-        self._full_at, self._has_ended = slots, False
+        self._full_slots, self._has_ended = slots, False
         return None
 
     def drain(self) -> list[Flight]:
