@@ -55,11 +55,11 @@ def test_premium_requests_start_at_once_while_another_class_fills_every_place(se
             headers = {"x-tier": "premium", "X-Request-Id": f"premium-{number}"}
             assert client.post("/v1/completions", json=body, headers=headers).status_code == 200
     server.wait_until(nothing_used, reason="no blocks are used")
-    at_once = parked = 0
+    at_once = paused = 0
     for decision in read_log(log)[1]:
         if isinstance(decision.event, RequestArrived) and decision.event.request.id.startswith("premium"):
             started = [command.request.id for command in decision.commands if isinstance(command, StartPrefill)]
             at_once += decision.event.request.id in started
-            parked += any(isinstance(command, StopRequest) for command in decision.commands)
+            paused += any(isinstance(command, StopRequest) for command in decision.commands)
     assert at_once == PREMIUM
-    assert parked == PREMIUM, "a request of the crowd gave its place back for each"
+    assert paused == PREMIUM, "a request of the crowd gave its place back for each"

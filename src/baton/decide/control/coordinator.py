@@ -196,12 +196,12 @@ class Coordinator:
 
     def _enqueue(self, flight: Flight, cluster: ClusterView) -> list[CoordinatorCommand]:
         """Let a flight wait for its turn if there is a fair queue, else for a decode slot, or dispatch it now."""
-        request, has_had_turn = flight.request, flight.request.turn > 0 and not flight.is_parked
+        request, has_had_turn = flight.request, flight.request.turn > 0 and not flight.is_paused
         has_to_wait = self.turns.is_used or self.slot_queue.has_to_wait(request, self._fleet)
         if not cluster.workers or has_had_turn or not has_to_wait:
             return self._dispatch(flight, cluster)
         (self.turns if self.turns.is_used else self.slot_queue).put(flight)
-        if not flight.is_parked:
+        if not flight.is_paused:
             self.queue.enter(request, self._now_s)
         return []
 
@@ -284,7 +284,7 @@ class Coordinator:
                 return []  # a repeated event: the request decodes already
             self._unload(flight)
             flight.stage = "decode"
-            return self._enqueue(flight, self._view(flight))  # a parked one waits for its turn
+            return self._enqueue(flight, self._view(flight))  # a paused one waits for its turn
         if isinstance(event, RequestFinished):
             self.policies.learn(flight.request, event.output_tokens)
             return self._close(event.request_id, "finished")
@@ -357,9 +357,9 @@ class Coordinator:
         return commands
 
     def _dropped(self, flight: Flight) -> list[CoordinatorCommand]:
-        """Start a moving or parked request again, or reject an overdue one, after its worker has dropped it."""
+        """Start a moving or paused request again, or reject an overdue one, after its worker has dropped it."""
         rejection = self.queue.dropped(flight.request.id, self._now_s)
-        if rejection is None and flight.moving_to is None and not flight.is_parked:
+        if rejection is None and flight.moving_to is None and not flight.is_paused:
             return []
         self._unload(flight)
         if rejection is not None:

@@ -34,8 +34,8 @@ class Flight:
     """None while the request waits."""
     host: HostId | None = None
     """Host that has its KV. None: no host has any."""
-    is_parked: bool = False
-    """Its worker was told to drop it, since its place is reserved for another class. Then it waits for a turn again."""
+    is_paused: bool = False
+    """Its worker was told to drop it: its place is reserved for another class. It waits for its turn again."""
     queued_tokens: int = 0
     """Prompt tokens that were assigned to its worker and are not known to be computed."""
     until: Until = "end"

@@ -78,7 +78,7 @@ class TurnQueue:
     _tenants: dict[tuple[str, str], _TenantQueue] = field(default_factory=dict[tuple[str, str], _TenantQueue])
     """Queues by class and tenant. Empty ones are removed."""
     _on_workers: Counter[str] = field(default_factory=Counter[str])
-    """Number of live requests that have had their turn, by class, except those that workers were told to drop."""
+    """Number of live requests that have had their turn, by class, except paused ones."""
     waiting: dict[RequestId, Flight] = field(default_factory=dict[RequestId, Flight])
     _turns: int = 0
     """Number of turns so far."""
@@ -111,7 +111,7 @@ class TurnQueue:
     def give(self, fleet: Fleet, flights: Iterable[Flight], now_s: float) -> Turn | None:
         """Give the next turn. Return None if no request waits, or no worker has room for the next one.
 
-        A class that uses less than its reserve need not wait for room: the youngest request of another is stopped.
+        A class that uses less than its reserve need not wait for room: a request of another one is paused.
         """
         if not self.waiting:
             return None
@@ -128,23 +128,23 @@ class TurnQueue:
             return None
         stops: list[StopRequest] = []
         if self._on_workers.total() >= slots:
-            parked = self._to_park(flight.request, slots, flights) if has_reserve else None
-            if parked is None or parked.worker is None:
+            paused = self._to_pause(flight.request, slots, flights) if has_reserve else None
+            if paused is None or paused.worker is None:
                 return None
-            self._park(parked)
-            stops.append(StopRequest(parked.request.id, parked.attempt, parked.worker))
+            self._pause(paused)
+            stops.append(StopRequest(paused.request.id, paused.attempt, paused.worker))
         self._take(flight)
         return Turn(flight, candidates, stops)
 
     def _take(self, flight: Flight) -> None:
         """Remove a request whose turn has come, and charge its tenant.
 
-        A request that workers had to drop keeps its first turn, and is not charged again.
+        A paused request keeps its first turn, and is not charged again.
         """
         request, expected_tokens = flight.request, self.policies.expected_tokens(flight.request)
         self._remove(request.id)
         self._on_workers[class_of(request)] += 1
-        flight.is_parked = False
+        flight.is_paused = False
         if not request.turn:
             self._turns += 1
             flight.request = replace(request, turn=self._turns)
@@ -181,22 +181,22 @@ class TurnQueue:
         """Return whether the class of a request uses less than its reserve of the decode workers' slots."""
         return self._on_workers[class_of(request)] < _reserved(request, slots)
 
-    def _to_park(self, request: Request, slots: float, flights: Iterable[Flight]) -> Flight | None:
+    def _to_pause(self, request: Request, slots: float, flights: Iterable[Flight]) -> Flight | None:
         """Return the flight that must leave its slot for a class that uses less than its reserve. None: there is none.
 
         It is the last one by `turn_key` of all classes above their own reserve.
         """
 
-        def may_park(flight: Flight) -> bool:
+        def may_pause(flight: Flight) -> bool:
             name, reserved = class_of(flight.request), _reserved(flight.request, slots)
-            has_slot = flight.worker is not None and flight.moving_to is None and not flight.is_parked
+            has_slot = flight.worker is not None and flight.moving_to is None and not flight.is_paused
             return has_slot and name != class_of(request) and self._on_workers[name] > reserved
 
-        return max(filter(may_park, flights), key=lambda flight: flight.request.turn_key, default=None)
+        return max(filter(may_pause, flights), key=lambda flight: flight.request.turn_key, default=None)
 
-    def _park(self, flight: Flight) -> None:
-        """Record that the worker of a flight was told to drop it."""
-        flight.is_parked = True
+    def _pause(self, flight: Flight) -> None:
+        """Record that a flight is paused: its worker is told to drop it."""
+        flight.is_paused = True
         self._on_workers[class_of(flight.request)] -= 1
 
     def _key(self, flight: Flight) -> tuple[tuple[float, ...], RequestId]:
@@ -239,7 +239,7 @@ class TurnQueue:
         request = flight.request
         if request.turn:
             self._tell(lambda policy: policy.ended(request))
-            self._on_workers[class_of(request)] -= not flight.is_parked
+            self._on_workers[class_of(request)] -= not flight.is_paused
         self._remove(request.id)
 
     def _tell(self, call: Callable[[ServiceFairness], Answer]) -> Answer | None:

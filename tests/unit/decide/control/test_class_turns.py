@@ -83,7 +83,7 @@ def test_a_request_that_finishes_before_its_stop_frees_its_place() -> None:
     assert starts(made.handle(RequestFinished(RequestId("p0"), 1, P, "stop"), 1.0)) == ["f4"]
 
 
-def test_a_parked_decode_continues_with_its_tokens() -> None:
+def test_a_paused_decode_continues_with_its_tokens() -> None:
     made = coordinator(
         VirtualTokenCounter(), view(P, "prefill", requests_max=1), view(WorkerId("d"), "decode", requests_max=1)
     )
@@ -119,7 +119,7 @@ def test_requests_of_batches_come_after_all_classes() -> None:
     assert starts(made.handle(RequestFinished(RequestId("f1"), 1, P, "stop"), 9.0)) == ["batch"]
 
 
-def test_a_worker_that_dies_before_it_drops_a_parked_request_loses_nothing() -> None:
+def test_a_worker_that_dies_before_it_drops_a_paused_request_loses_nothing() -> None:
     made = crowded()
     arrive(made, of("p0", PREMIUM))
     made.handle(WorkerLost(P, "killed"), 1.0)
@@ -144,7 +144,7 @@ def test_a_class_with_free_places_in_its_reserve_is_not_refused_for_the_queue_of
     assert "p0" in starts(arrive(made, of("p0", PREMIUM, 16.0), now_s=16.0))
 
 
-def test_a_parked_request_that_had_no_step_is_rejected_at_its_deadline() -> None:
+def test_a_paused_request_that_had_no_step_is_rejected_at_its_deadline() -> None:
     """Its worker has dropped it, so no worker can reject it."""
     made = coordinator(VirtualTokenCounter(), view(P, "mixed", requests_max=PLACES), wait_s_max=10.0)
     arrive(made, *(of(f"f{n}", FREE) for n in range(PLACES)))
