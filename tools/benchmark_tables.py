@@ -195,11 +195,15 @@ def _short(name: str) -> str:
 
 
 def decoding() -> list[str]:
-    rows = [
-        [text, " / ".join(f"{row[f'tokens_max {n}']['tokens_per_s']:.0f}" for n in (0, 4, 8))]
-        for text, row in load("speculation")["texts"].items()
-    ]
-    lines = section("Speculation by prompt lookup", "speculation", ["Text", "Tokens/s, 0 / 4 / 8 guesses"], rows)
+    texts = load("speculation")["texts"]
+
+    def pair(figures: dict[str, Any]) -> str:
+        without, drafted = (figures[f"tokens_max {n}"]["tokens_per_s"] for n in (0, 8))
+        return f"{without:.0f} / {drafted:.0f}"
+
+    rows = [[text, *map(pair, by_requests.values())] for text, by_requests in texts.items()]
+    header = ["Tokens/s, without / with drafts; requests at once", *next(iter(texts.values()))]
+    lines = section("Speculation by prompt lookup", "speculation", header, rows)
     cpu = load("sampling")["cpu_s"]
     lines += section("Sampling of 32 rows", "sampling", ["Setting", "CPU ms"], [[k, ms(v)] for k, v in cpu.items()])
     grammar = load("grammars")["llguidance"]

@@ -51,7 +51,7 @@ SETTINGS = {
     "sim_bytecodes": f"--trace {CONVERSATION}",
     "sim_instructions": f"--trace {CONVERSATION}",
     "sim_speed": f"--trace {CONVERSATION} --limit 200 --runs 1",
-    "speculation": "--repeats 1",
+    "speculation": "--repeats 1 --requests 2",
     "start": "--runs 1",
     "stores": "--folder . --sizes 65536 --total-bytes 1e6 --repeats 1",
     "streaming": "--tokens 512 --rounds 1 --no-links",

@@ -44,13 +44,13 @@ class BatchLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class SpeculationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Speculative decoding by prompt lookup: drafts come from the request's own text. Output text does not change."""
 
-    tokens_max: Annotated[int, Range(least=0, most=64)] = 0
-    """Maximum drafted tokens per request and step. 0: no speculation."""
+    tokens_max: Annotated[int, Range(least=0, most=64)] | None = None
+    """Maximum drafted tokens per request and step. Empty: 8 in the native engine, else 0."""
     ngram_min: Annotated[int, Range(least=1, most=16)] = 2
     """Minimum number of newest tokens to search for in the earlier text."""
     ngram_max: Annotated[int, Range(least=1, most=16)] = 4
     """Maximum number of these tokens; longer runs are tried first."""
-    requests_max: Annotated[int, Range(least=1, most=2**16)] = 4
+    requests_max: Annotated[int, Range(least=1, most=2**16)] = 8
     """No drafts in steps with more decoding requests than this."""
 
 

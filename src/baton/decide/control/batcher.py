@@ -234,7 +234,7 @@ class Batcher:
         return [(places[index], count) for index, count in chosen]
 
     def _step(self, chosen: Sequence[tuple[int, int]]) -> Step:
-        drafts = drafts_for(self._ready, chosen, self._limits, self._policies.speculation)
+        drafts = drafts_for(self._ready, chosen, self._limits, self._policies.speculation, self.learner)
         return Step(tuple(self._slice(self._ready[index], count, drafts.get(index, ())) for index, count in chosen))
 
     def _asks_later(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Literal
@@ -12,7 +13,19 @@ from msgspec.structs import replace
 from baton.core.config import BatchLimits, SpeculationConfig
 from baton.core.spill import spilled_blocks
 from baton.core.step import LayerStream
-from baton.core.types import BlockHash, BlockId, FinishReason, Request, RequestId, TokenLogprob, Until
+from baton.core.types import (
+    BlockHash,
+    BlockId,
+    FinishReason,
+    Request,
+    RequestId,
+    StepShape,
+    TokenLogprob,
+    Until,
+    prefill_pairs,
+)
+from baton.decide.control.drafting import Drafter, worth_count
+from baton.decide.cost.online import StepLearner
 from baton.decide.kv.hashing import block_hash, hashes_per_block, root_hash
 
 LaneState = Literal["waiting", "asking", "ready"]
@@ -227,75 +240,61 @@ def load_of(lanes: Iterable[Lane]) -> tuple[int, int, int]:
 
 
 def drafts_for(
-    lanes: Sequence[Lane], chosen: Sequence[tuple[int, int]], limits: BatchLimits, config: SpeculationConfig
+    lanes: Sequence[Lane],
+    chosen: Sequence[tuple[int, int]],
+    limits: BatchLimits,
+    config: SpeculationConfig,
+    learner: StepLearner,
 ) -> dict[int, list[int]]:
-    """Return drafts for the decoding lanes of a step, by index, as far as the step and their blocks have room.
+    """Return drafts for the decoding lanes of a step, by index: as many tokens as raise the expected tokens per second.
 
     `chosen`: pairs (index of the lane, tokens). No drafts if more than `config.requests_max` lanes decode.
     """
-    if config.tokens_max == 0:
+    if not config.tokens_max:
         return {}
     decoding = [index for index, count in chosen if count == 1 == lanes[index].remaining_tokens]
-    if len(decoding) > config.requests_max:
+    if not 0 < len(decoding) <= config.requests_max:
         return {}
     spare_tokens = limits.step_tokens_max - sum(count for _, count in chosen)
-    drafts: dict[int, list[int]] = {}
+    guesses: dict[int, list[int]] = {}
     for index in decoding:
         lane = lanes[index]
         most = min(spare_tokens, lane.room_tokens - 1, lane.tokens_max - len(lane.tokens) - 1)
-        if lane.until == "end" and most > 0:
+        if lane.until == "end" and most > 0 and not lane.spilled_tokens:
             lane.drafter = lane.drafter or Drafter(config)
-            drafts[index] = lane.drafter.guess(lane.tokens, most, lane.request.sampling.stop_token_ids)
-            spare_tokens -= len(drafts[index])
-    return drafts
+            if guess := lane.drafter.guess(lane.tokens, most, lane.request.sampling.stop_token_ids):
+                guesses[index] = guess
+    if not guesses:
+        return {}
+    gains = [(gain, index) for index, guess in guesses.items() for gain in _drafter(lanes[index]).gains(len(guess))]
+    gains.sort(reverse=True)
+    times_s = learner.grown_s(_shape(lanes, chosen), min(len(gains), spare_tokens))
+    lengths = Counter(index for _, index in gains[: worth_count(len(decoding), [gain for gain, _ in gains], times_s)])
+    for index in guesses.keys() - lengths.keys():
+        _drafter(lanes[index]).skip()
+    return {index: guesses[index][:length] for index, length in lengths.items()}
 
 
-class Drafter:
-    """Drafts for one request: the tokens that followed the previous occurrence of its newest tokens.
-
-    Useful if an answer repeats its prompt or itself: edits, quotations, tables, code. The price is a dictionary entry
-    per token and run length, and a longer step if a draft is wrong. So drafts are shorter after a wrong one.
-    Source: prompt lookup decoding (Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding).
-    """
-
-    def __init__(self, config: SpeculationConfig) -> None:
-        self._sizes = range(config.ngram_max, config.ngram_min - 1, -1)
-        self._tokens_max = config.tokens_max
-        self._length = config.tokens_max
-        """Current maximum draft length."""
-        self._next: dict[tuple[int, ...], int] = {}
-        """Maps a run of tokens to the index of the token that followed it last."""
-        self._known = 0
-        """Number of tokens that are indexed."""
-
-    def guess(self, tokens: Sequence[int], most: int, stop_token_ids: Sequence[int]) -> list[int]:
-        """Return up to `most` likely next tokens, none of which is a stop token.
-
-        `tokens`: all tokens so far. They must begin with those of the last call.
-        """
-        self._learn(tokens)
-        count = min(most, self._length)
-        start = next((found for size in self._sizes if (found := self._next.get(tuple(tokens[-size:])))), None)
-        if start is None or count <= 0:
-            return []
-        guessed = _copied(tokens, start, count)
-        end = next((index for index, token in enumerate(guessed) if token in stop_token_ids), count)
-        return guessed[:end]
-
-    def note(self, drafted: int, accepted: int) -> None:
-        """Record the result of a draft, which sets the length of the next one."""
-        if drafted:
-            self._length = self._tokens_max if accepted == drafted else min(accepted + 1, self._tokens_max)
-
-    def _learn(self, tokens: Sequence[int]) -> None:
-        for index in range(max(1, self._known), len(tokens)):
-            for size in self._sizes:
-                if index >= size:
-                    self._next[tuple(tokens[index - size : index])] = index
-        self._known = len(tokens)
+def _drafter(lane: Lane) -> Drafter:
+    assert lane.drafter is not None, f"{lane.request.id} has no drafter"
+    return lane.drafter
 
 
-def _copied(tokens: Sequence[int], start: int, count: int) -> list[int]:
-    """Return `count` tokens from `start` on. Past the end, the copied tokens repeat."""
-    period = len(tokens) - start
-    return [tokens[start + offset % period] for offset in range(count)]
+def _shape(lanes: Sequence[Lane], chosen: Sequence[tuple[int, int]]) -> StepShape:
+    """Return the shape of a step without drafts."""
+    tokens = chunks = decoding = context_tokens = 0
+    pairs = 0.0
+    for index, count in chosen:
+        lane = lanes[index]
+        if count == 1 == lane.remaining_tokens:
+            decoding, context_tokens = decoding + 1, context_tokens + len(lane.tokens)
+        else:
+            tokens, chunks = tokens + count, chunks + 1
+            pairs += prefill_pairs(count, lane.computed_tokens)
+    return StepShape(
+        prefill_tokens=tokens,
+        prefill_chunks=chunks,
+        prefill_pairs=pairs,
+        decode_requests=decoding,
+        context_tokens=context_tokens,
+    )

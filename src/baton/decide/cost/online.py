@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import exp, log, sqrt
 
+from msgspec import structs
+
 from baton.core.ports import CostModel
 from baton.core.types import StepPrices, StepShape, WorkerView, prompt_step
 
@@ -36,6 +38,10 @@ _FACTOR_MIN, _FACTOR_MAX = 1e-6, 1e6
 _ERROR_MEMORY = 0.95
 _STEP_S_MIN = 1e-9
 _SWEEPS = 4
+_RATIO_GAIN = 0.3
+"""Share by which a step changes the ratio of its number of rows."""
+_RATIO_MEMORY = 0.999
+"""Weight of a ratio, relative to one step later."""
 _REPORT_LOG = 0.1
 """Relative change of the prices, as a logarithm, above which they are reported to the coordinator."""
 
@@ -117,6 +123,11 @@ class StepLearner:
     """Predicts the next steps: the given model until a step was observed, then the learned one."""
     prices: StepPrices | None = None
     """The learned prices. None: no step was observed."""
+    row_ratios: dict[int, tuple[float, int]] = field(default_factory=dict[int, tuple[float, int]])
+    """Actual by predicted time of steps without prompts, by their number of rows, and the step that it is from.
+
+    A model that is linear in rows does not know that a step grows where rows need a further tile of the hardware.
+    """
     _is_report_due: bool = False
     """True if the prices differ much from those of the last report."""
     _reported: StepPrices | None = None
@@ -143,6 +154,9 @@ class StepLearner:
         square = before.error_ratio**2
         if steps > 1:
             error_log = min(_ERROR_LOG_MAX, max(-_ERROR_LOG_MAX, error_log))
+            if not shape.prefill_tokens:
+                ratio = self._row_ratio(shape.decode_requests)
+                self.row_ratios[shape.decode_requests] = (ratio + _RATIO_GAIN * (exp(error_log) - ratio), steps)
             memory = min(_ERROR_MEMORY, 1.0 - 1.0 / steps)
             square = memory * square + (1.0 - memory) * error_log**2
         speed = before.speed * exp(max(_SPEED_GAIN, 1.0 / steps) * error_log)
@@ -155,6 +169,22 @@ class StepLearner:
         reported_s = _priced_s(self._reported, parts_s) if self._reported is not None else 0.0
         if reported_s == 0.0 or abs(log(_priced_s(learned, parts_s) / reported_s)) > _REPORT_LOG:
             self._is_report_due = True
+
+    def grown_s(self, shape: StepShape, rows: int) -> list[float]:
+        """Return the predicted time of a step with 0, 1, ... `rows` further decoding rows of its mean context."""
+        decoding = shape.decode_requests
+        context_tokens = shape.context_tokens * (decoding + 1) // decoding
+        larger = structs.replace(shape, decode_requests=decoding + 1, context_tokens=context_tokens)
+        step_s = self.cost.step_s(shape)
+        row_s = max(0.0, self.cost.step_s(larger) - step_s)
+        ratios = [1.0] * (rows + 1) if shape.prefill_tokens else [self._row_ratio(decoding + n) for n in range(rows + 1)]
+        return [(step_s + n * row_s) * ratio for n, ratio in enumerate(ratios)]
+
+    def _row_ratio(self, rows: int) -> float:
+        """Return the ratio of a number of rows. It falls back to 1 with time, so that old ones are measured again."""
+        ratio, step = self.row_ratios.get(rows, (1.0, 0))
+        steps = self.prices.steps if self.prices is not None else 0
+        return 1.0 + (ratio - 1.0) * _RATIO_MEMORY ** (steps - step)
 
     def _fitted(self, factors: Sequence[float], shares: Sequence[float], error: float) -> tuple[float, ...]:
         """Return the factors after a step with this relative error. `shares`: share of each part in the predicted step.

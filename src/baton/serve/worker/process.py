@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec import structs
+
 from baton.compute.constrained import ConstrainedEngine
 from baton.compute.load_engine import EngineChoice, RankComputation, choose_engine, load_engine, load_parallel_engine
 from baton.compute.native.build import has_to_be_built
@@ -34,6 +36,9 @@ from baton.serve.worker.loop import StepLoop, WorkerSpill
 from baton.serve.worker.rank_wire import open_rank_arena, rank_cores
 from baton.serve.worker.step_log import StepLogWriter
 
+DRAFTED_TOKENS_MAX = 8
+"""Maximum drafted tokens per request and step in the native engine, unless configured."""
+
 
 def run_worker(descriptor: int) -> int:
     """Serve on an inherited Unix socket until the host hangs up. Return the exit code."""
@@ -54,7 +59,7 @@ def run_worker(descriptor: int) -> int:
             spill=spill.memory.memory if spill is not None else None,
         )
         engine = _load(setup, arena.memory, link, crew, choice)
-        batcher = _batcher(setup)
+        batcher = _batcher(setup, choice)
         steps = _step_log(setup)
     except BatonError as error:
         link.put(WorkerFailed(setup.view.id, str(error)))
@@ -120,7 +125,10 @@ def _engine(
     return ConstrainedEngine(engine, card, setup.sandbox)
 
 
-def _batcher(setup: WorkerSetup) -> Batcher:
+def _batcher(setup: WorkerSetup, choice: EngineChoice) -> Batcher:
+    speculation = setup.speculation
+    if speculation.tokens_max is None and choice.kind == "native":  # its texts are the same with drafts
+        speculation = structs.replace(speculation, tokens_max=DRAFTED_TOKENS_MAX)
     return Batcher(
         setup.view,
         block_tokens=setup.layout.block_tokens,
@@ -130,7 +138,7 @@ def _batcher(setup: WorkerSetup) -> Batcher:
             batching=load_plugin(setup.batching.use, setup.batching.options, expects=BatchingPolicy),
             fairness=load_plugin(setup.fairness.use, setup.fairness.options, expects=FairnessPolicy),
             cost=load_cost(setup.cost, folder=Path()).cost.on(setup.view.kind),
-            speculation=setup.speculation,
+            speculation=speculation,
         ),
     )
 

@@ -17,12 +17,13 @@ from baton.core.types import (
     Request,
     RequestId,
     Sampling,
+    StepShape,
     WorkerId,
     WorkerView,
     pack_tokens,
 )
 from baton.decide.control.batcher import Batcher
-from baton.decide.control.lane import Drafter
+from baton.decide.control.drafting import Drafter, worth_count
 from baton.decide.cost.linear import LinearCost
 from baton.decide.policy.batching import BatcherPolicies, MixedChunked
 from baton.decide.policy.fairness import FirstComeFirstServed
@@ -51,14 +52,62 @@ def test_an_end_is_never_guessed() -> None:
     assert Drafter(CONFIG).guess([1, 2, 3, 0, 4, 1, 2], 5, (0,)) == [3]
 
 
-def test_wrong_guesses_make_the_next_ones_shorter() -> None:
-    drafter, tokens = Drafter(CONFIG), [4, 7, 4, 7, 4, 7]
-    drafter.note(5, 1)
-    assert len(drafter.guess(tokens, 5, ())) == 2
-    drafter.note(2, 0)
-    assert len(drafter.guess(tokens, 5, ())) == 1
-    drafter.note(1, 1)
-    assert len(drafter.guess(tokens, 5, ())) == 5
+def test_the_chance_of_a_draft_is_learned() -> None:
+    """A new request counts on one accepted token of three."""
+    drafter = Drafter(CONFIG)
+    assert drafter.gains(2) == pytest.approx([1 / 3, 1 / 9])
+    for _ in range(20):
+        drafter.note(1, 0)
+    assert drafter.gains(1)[0] < 0.1
+    for _ in range(20):
+        drafter.note(5, 5)
+    assert drafter.gains(5)[4] > 0.5
+
+
+def test_only_compared_tokens_count() -> None:
+    """The first of five drafted tokens was rejected: nothing is known of the other four."""
+    long, short = Drafter(CONFIG), Drafter(CONFIG)
+    for _ in range(5):
+        long.note(5, 0)
+        short.note(1, 0)
+    assert long.gains(5) == short.gains(5)
+
+
+def test_a_low_chance_is_forgotten_while_no_draft_is_worth_its_time() -> None:
+    drafter = Drafter(CONFIG)
+    for _ in range(30):
+        drafter.note(1, 0)
+    for _ in range(50):
+        drafter.skip()
+    assert drafter.gains(1)[0] < 0.15
+    for _ in range(250):
+        drafter.skip()
+    assert drafter.gains(1)[0] > 0.3
+
+
+@pytest.mark.parametrize(
+    ("tokens", "times_s", "count"),
+    [
+        (1, [1.0, 1.05, 1.1, 1.15], 3),  # further rows cost little
+        (1, [1.0, 1.7, 2.4, 3.1], 0),
+        (1, [1.0, 1.6, 1.6, 1.6], 3),  # one row needs a further tile, which then has room for three
+        (4, [1.0, 1.1, 1.2, 1.3], 0),  # others wait for the drafts of one
+        (1, [1.0, 1.4, 1.7, 1.9], 0),  # a gain of 7 % is within the errors
+        (1, [1.0, 1.1], 1),  # no room for more
+    ],
+)
+def test_drafts_raise_the_expected_tokens_per_second(tokens: int, times_s: list[float], count: int) -> None:
+    assert worth_count(tokens, [0.5, 0.25, 0.125], times_s) == count
+
+
+def test_a_long_prompt_is_indexed_over_several_steps() -> None:
+    """The index of a prompt of 100,000 tokens would delay the first step of every other request."""
+    prompt = [*range(100_000), 5, 6]
+    drafter = Drafter(CONFIG)
+    assert drafter.guess(prompt, 3, ()) == [7, 8, 9], "the beginning is known at once"
+    prompt[-2:] = [90_000, 90_001]
+    drafter = Drafter(CONFIG)
+    assert [bool(drafter.guess(prompt, 3, ())) for _ in range(100)].index(True) > 50
 
 
 @given(tokens=st.lists(st.integers(0, 3), min_size=1, max_size=40), most=st.integers(0, 9), cut=st.integers(0, 40))
@@ -71,17 +120,20 @@ def test_guesses_do_not_depend_on_when_the_text_was_learnt(tokens: list[int], mo
 
 BLOCK_TOKENS = 4
 W = WorkerId("w")
+DRAFTS_ARE_CHEAP = LinearCost(decode_request_s=0.0, context_token_s=0.0)
 
 
 class House:
     """A batcher over the hash engine, with requests that hold all the blocks that they can need."""
 
-    def __init__(self, speculation: SpeculationConfig, limits: BatchLimits) -> None:
+    def __init__(
+        self, speculation: SpeculationConfig, limits: BatchLimits, cost: LinearCost = DRAFTS_ARE_CHEAP
+    ) -> None:
         layout = hash_card().layout(block_tokens=BLOCK_TOKENS, dtype="uint8")
         self.engine = HashEngine(layout, memoryview(bytearray(layout.block_bytes * 512)))
         view = WorkerView(id=W, host=HostId("h"), role="mixed")
         rules = BatcherPolicies(
-            batching=MixedChunked(), fairness=FirstComeFirstServed(), cost=LinearCost(), speculation=speculation
+            batching=MixedChunked(), fairness=FirstComeFirstServed(), cost=cost, speculation=speculation
         )
         self.batcher = Batcher(view, block_tokens=BLOCK_TOKENS, limits=limits, policies=rules)
         self.limits = limits
@@ -196,6 +248,24 @@ def test_right_guesses_save_steps_and_stay_within_every_bound() -> None:
     assert house.text("b") == [70 + (2 + index) % 6 for index in range(23)]
     assert house.accepted == house.drafted > 50
     assert house.steps < 20
+
+
+class RowCost(LinearCost, frozen=True):
+    """Every further row costs as much as the step: no draft pays."""
+
+    def step_s(self, shape: StepShape) -> float:
+        return 0.01 * max(1, shape.decode_requests)
+
+
+def test_a_draft_that_costs_more_than_it_can_bring_is_not_made() -> None:
+    for cost, drafts in ((RowCost(), False), (DRAFTS_ARE_CHEAP, True)):
+        house = House(SpeculationConfig(tokens_max=4), BatchLimits(), cost)
+        layout = house.engine.layout
+        house.engine = Parrot(layout, memoryview(bytearray(layout.block_bytes * 512)))
+        for name in ("a", "b"):
+            house.start(name, [70, 71, 72, 73, 74, 75, 70, 71], Sampling(temperature=0.0), 30)
+        house.run()
+        assert (house.drafted > 0) == drafts
 
 
 def test_a_busy_step_makes_no_guesses() -> None:

@@ -157,3 +157,28 @@ def test_prices_are_reported_when_they_have_changed() -> None:
     errors_over(learner, draw, "decode", 5, factor=3.0)
     assert learner.take_report_due(is_due=False)
     assert learner.take_report_due(is_due=True)
+
+
+def test_further_rows_have_the_time_of_their_tile() -> None:
+    """Weights are read once for each four rows: a fifth row costs as much as four further ones."""
+    learner = StepLearner(LinearCost())
+    for turn in range(400):
+        rows = turn % 8 + 1
+        learner.observe(StepShape(decode_requests=rows, context_tokens=rows * 100), 0.01 if rows <= 4 else 0.02)
+    times_s = learner.grown_s(StepShape(decode_requests=3, context_tokens=300), 5)
+    assert times_s == pytest.approx([0.01, 0.01, 0.02, 0.02, 0.02, 0.02], rel=0.1)
+
+
+def test_an_old_time_of_a_number_of_rows_is_forgotten() -> None:
+    """It may come from a step that another program slowed down, and rows that are expensive are not tried."""
+    learner = StepLearner(LinearCost())
+    one = StepShape(decode_requests=1, context_tokens=100)
+    for _ in range(100):
+        learner.observe(one, 0.01)
+    expected_s = learner.grown_s(one, 1)[1]
+    for _ in range(5):
+        learner.observe(StepShape(decode_requests=2, context_tokens=200), 0.05)
+    assert learner.grown_s(one, 1)[1] > 1.5 * expected_s
+    for _ in range(2000):
+        learner.observe(one, 0.01)
+    assert learner.grown_s(one, 1)[1] < 1.5 * expected_s
