@@ -73,9 +73,6 @@ class GroupCollectives:
         self._stage = stage
         self._column = column
 
-    def all_reduce(self, partial: Tensor) -> Tensor:
-        return self.begin_sum(partial).wait()
-
     def begin_sum(self, partial: Tensor) -> PendingSum:
         if self.place.tensor == 1:
             return Ready(partial)

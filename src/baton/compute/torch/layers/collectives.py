@@ -27,12 +27,8 @@ class Collectives(Protocol):
 
     place: RankPlace
 
-    def all_reduce(self, partial: Tensor) -> Tensor:
-        """Return the sum of [rows, hidden] over the ranks of this stage, equal on all. May overwrite `partial`."""
-        ...
-
     def begin_sum(self, partial: Tensor) -> PendingSum:
-        """Begin `all_reduce`, and return without waiting for the other ranks."""
+        """Begin the sum of [rows, hidden] over the ranks of this stage, equal on all. It may overwrite `partial`."""
         ...
 
     def gather(self, columns: Tensor) -> Tensor | None:
@@ -73,9 +69,6 @@ class SingleRank:
     """Implements `Collectives` for a model that one process computes alone."""
 
     place = RankPlace(rank=0, tensor=1, pipeline=1)
-
-    def all_reduce(self, partial: Tensor) -> Tensor:
-        return partial
 
     def begin_sum(self, partial: Tensor) -> Ready:
         return Ready(partial)

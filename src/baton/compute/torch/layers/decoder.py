@@ -68,15 +68,7 @@ class Decoder:
 
     def run_layers(self, hidden: Tensor, attention: AttentionPass) -> Tensor:
         """Run hidden states [tokens, hidden] through the layers, and return them in the same shape."""
-        ops, eps, all_reduce = self._ops, self.config.rms_eps, self._collectives.all_reduce
-        added: Tensor | None = None  # the last MLP's result, which the next norm adds to the residual stream
-        for index, layer in enumerate(self._layers):
-            normal, hidden = ops.add_norm(hidden, added, layer.input_norm, eps)
-            attended = all_reduce(attention.attend(index, normal))
-            self.progress.layers = index + 1
-            normal, hidden = ops.add_norm(hidden, attended, layer.mlp_norm, eps)
-            added = all_reduce(layer.mlp(normal)) if layer.mlp_sums else layer.mlp(normal)
-        return hidden if added is None else hidden + added
+        return self.run_micro_batches([(hidden, attention)])[0]
 
     def run_micro_batches(self, batches: Sequence[tuple[Tensor, AttentionPass]]) -> list[Tensor]:
         """Run micro-batches, each as `run_layers`. While the ranks sum results of one, they compute the next.
@@ -94,12 +86,13 @@ class Decoder:
         return finished
 
     def _run(self, hidden: Tensor, attention: AttentionPass) -> Generator[None, None, Tensor]:
-        """Run one micro-batch through the layers. Yields where a sum has begun; `run_layers` without that."""
+        """Run one micro-batch through the layers. Yields where a sum has begun."""
         ops, eps, begin = self._ops, self.config.rms_eps, self._collectives.begin_sum
-        added: Tensor | None = None
+        added: Tensor | None = None  # the last MLP's result, which the next norm adds to the residual stream
         for index, layer in enumerate(self._layers):
             normal, hidden = ops.add_norm(hidden, added, layer.input_norm, eps)
             attended = begin(attention.attend(index, normal))
+            self.progress.layers = index + 1
             yield
             normal, hidden = ops.add_norm(hidden, attended.wait(), layer.mlp_norm, eps)
             computed = layer.mlp(normal)

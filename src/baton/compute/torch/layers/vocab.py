@@ -54,7 +54,7 @@ class ParallelVocabLayers:
         places = tokens - self.part.start
         held = (places >= 0) & (places < len(self.part))  # [tokens]
         found = self.table[places.where(held, 0)].masked_fill(~held[:, None], 0.0)
-        return self.collectives.all_reduce(found)
+        return self.collectives.begin_sum(found).wait()
 
     def project(self, final: Tensor) -> Tensor:
         """Project to logits on the first rank; the other ranks, which do not sample, return no rows."""
