@@ -177,7 +177,9 @@ class StepLearner:
         larger = structs.replace(shape, decode_requests=decoding + 1, context_tokens=context_tokens)
         step_s = self.cost.step_s(shape)
         row_s = max(0.0, self.cost.step_s(larger) - step_s)
-        ratios = [1.0] * (rows + 1) if shape.prefill_tokens else [self._row_ratio(decoding + n) for n in range(rows + 1)]
+        ratios = (
+            [1.0] * (rows + 1) if shape.prefill_tokens else [self._row_ratio(decoding + n) for n in range(rows + 1)]
+        )
         return [(step_s + n * row_s) * ratio for n, ratio in enumerate(ratios)]
 
     def _row_ratio(self, rows: int) -> float:
