@@ -16,6 +16,7 @@ from baton.compute.torch.engine import TorchEngine
 from baton.compute.torch.load_torch import TorchComputation, load_torch_engine
 from baton.core.config import AttentionName
 from baton.core.errors import ModelError
+from tests.attention_cases import TORCH_WARNINGS
 from tests.unit.compute.models import VOCAB, all_logprobs, engine_of, generate, tiny_llama
 
 BLOCKS, BLOCK_TOKENS = 64, 4
@@ -37,7 +38,7 @@ def _on(device: str, card: ModelCard) -> TorchEngine:
     return load_torch_engine(card, layout, arena, TorchComputation(dtype="float32", threads=1, device=device))
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+@pytest.mark.filterwarnings(*TORCH_WARNINGS)
 @pytest.mark.parametrize("attention", ["jagged", "reference", pytest.param("flex", marks=pytest.mark.deep)])
 def test_each_attention_backend_gives_the_text_of_the_default(card: ModelCard, attention: AttentionName) -> None:
     layout = card.layout(block_tokens=BLOCK_TOKENS, dtype="float32")
