@@ -28,6 +28,7 @@ SETTINGS = {
     "gpu_staging": "--rehearse",
     "grammars": "--repeats 1",
     "idle_cores": "--rounds 1 --requests 1",
+    "lent_workers": "--rounds 1",
     "live_control": "deaths",
     "model_parts": "--repeats 1",
     "moves": "--tokens 60 --rounds 1",
