@@ -184,6 +184,10 @@ def poisson(rate_rps: float, duration_s: float, request: Planned, seed: int) -> 
     return plan
 
 
+NO_DRAFTS = "speculation = { tokens_max = 0 }\n"
+"""Configuration of servers whose latencies become an SLO: requests with an SLO are not drafted."""
+
+
 @contextmanager
 def configured(config: str, *arguments: str) -> Iterator[RunningServer]:
     """Run the server with the text of a configuration file, and with the default deadline of the queue."""

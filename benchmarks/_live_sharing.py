@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 import aiohttp
-from _live_load import Answer, Load, Planned, configured, latencies, percentile
+from _live_load import NO_DRAFTS, Answer, Load, Planned, configured, latencies, percentile
 
 from baton.cli.logs import open_log
 from baton.core.types import Slo
@@ -196,7 +196,7 @@ def roles() -> dict[str, Any]:
     so that a change of the machine's speed concerns all of them. The roles know the targets, and admission does not:
     arms differ in nothing but their roles.
     """
-    static = ROLES.format(roles="static-roles", options="")
+    static = NO_DRAFTS + ROLES.format(roles="static-roles", options="")
     requests, alone = {"prompts": PROMPTS, "answers": ANSWERS}, dict[str, Answer]()
     capacities: dict[str, dict[str, float]] = {}
     for name, fleet in FLEETS.items():
@@ -204,7 +204,9 @@ def roles() -> dict[str, Any]:
             capacities[name] = asyncio.run(_capacities(server, requests, alone))
     ttft_s, tpot_s = TTFT_RATIO * alone["prompts"].ttft_s, TPOT_RATIO * alone["answers"].tpot_s
     targets = {"prompts": Slo(ttft_s=ttft_s, tpot_s=1.0), "answers": Slo(ttft_s=ttft_s, tpot_s=tpot_s)}
-    adaptive = ROLES.format(roles="demand-roles", options=f"options = {{ ttft_s = {ttft_s}, tpot_s = {tpot_s} }}")
+    adaptive = NO_DRAFTS + ROLES.format(
+        roles="demand-roles", options=f"options = {{ ttft_s = {ttft_s}, tpot_s = {tpot_s} }}"
+    )
     arms = {name: (fleet, static) for name, fleet in FLEETS.items()} | {ADAPTIVE: (FLEETS[SPLIT], adaptive)}
 
     def play(turns: Sequence[tuple[str, float]], capacity_of: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import record
 from _live_faults import aborts, deaths, hosts, prices
-from _live_load import Answer, Load, Planned, configured, latencies, percentile, poisson
+from _live_load import NO_DRAFTS, Answer, Load, Planned, configured, latencies, percentile, poisson
 from _live_sharing import classes, fairness, roles
 from _live_storm import storm
 
@@ -86,7 +86,7 @@ async def offer(server: RunningServer, rate_rps: float, slo: Slo, seed: int) -> 
 
 def overload() -> dict[str, Any]:
     """Three times the capacity, with admission and without."""
-    with configured("", *FLEET) as server:
+    with configured(NO_DRAFTS, *FLEET) as server:
         measured = asyncio.run(measure(server))
     slo = f"[slo]\nttft_s = {measured.slo.ttft_s}\ntpot_s = {measured.slo.tpot_s}\n"
     rows: dict[str, Any] = {}

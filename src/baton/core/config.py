@@ -47,11 +47,13 @@ class SpeculationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tokens_max: Annotated[int, Range(least=0, most=64)] | None = None
     """Maximum drafted tokens per request and step. Empty: 8 in the native engine, else 0."""
     ngram_min: Annotated[int, Range(least=1, most=16)] = 2
-    """Minimum number of newest tokens to search for in the earlier text."""
+    """Fewest newest tokens to search for."""
     ngram_max: Annotated[int, Range(least=1, most=16)] = 4
-    """Maximum number of these tokens; longer runs are tried first."""
+    """Most of them; longer runs are tried first."""
     requests_max: Annotated[int, Range(least=1, most=2**16)] = 8
     """No drafts in steps with more decoding requests than this."""
+    with_slo: bool = False
+    """Also draft beside requests with an SLO."""
 
 
 class PhaseConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -248,12 +248,15 @@ def drafts_for(
 ) -> dict[int, list[int]]:
     """Return drafts for the decoding lanes of a step, by index: as many tokens as raise the expected tokens per second.
 
-    `chosen`: pairs (index of the lane, tokens). No drafts if more than `config.requests_max` lanes decode.
+    `chosen`: pairs (index of the lane, tokens). No drafts if more than `config.requests_max` lanes decode, or one with
+    an SLO: predicted errors of a TPOT with drafts are wrong once there are too many requests for drafts.
     """
     if not config.tokens_max:
         return {}
     decoding = [index for index, count in chosen if count == 1 == lanes[index].remaining_tokens]
     if not 0 < len(decoding) <= config.requests_max:
+        return {}
+    if not config.with_slo and any(lanes[index].request.slo for index in decoding):
         return {}
     spare_tokens = limits.step_tokens_max - sum(count for _, count in chosen)
     guesses: dict[int, list[int]] = {}

@@ -17,6 +17,7 @@ from baton.core.types import (
     Request,
     RequestId,
     Sampling,
+    Slo,
     StepShape,
     WorkerId,
     WorkerView,
@@ -142,13 +143,16 @@ class House:
         self.tokens: dict[RequestId, list[OutputToken]] = {}
         self.events: list[object] = []
 
-    def start(self, name: str, prompt: list[int], sampling: Sampling, output_tokens_max: int) -> None:
+    def start(
+        self, name: str, prompt: list[int], sampling: Sampling, output_tokens_max: int, slo: Slo | None = None
+    ) -> None:
         request = Request(
             id=RequestId(name),
             prompt_tokens=len(prompt),
             output_tokens_max=output_tokens_max,
             arrived_at_s=0.0,
             sampling=sampling,
+            slo=slo,
         )
         count = -(-(len(prompt) + output_tokens_max) // BLOCK_TOKENS)
         table = tuple(BlockId(self.blocks + index) for index in range(count))
@@ -157,20 +161,25 @@ class House:
         self.batcher.apply([StartRequest(request, 1, pack_tokens(prompt), "end", table)])
 
     def run(self) -> None:
-        while True:
-            step = self.batcher.plan()
-            if not step.slices:
-                return
-            self.steps += 1
-            assert step.tokens <= self.limits.step_tokens_max
-            self.batcher.commit(step, self.engine.execute(step))
-            report = self.batcher.take_report(now_s=0.0, step_s=1.0)
-            assert report is not None
-            self.drafted += report.drafted_tokens
-            self.accepted += report.accepted_tokens
-            self.events += report.events
-            for token in report.tokens:
-                self.tokens[token.request_id].append(token)
+        while self.step():
+            pass
+
+    def step(self) -> bool:
+        """Run a step. Return whether there was work."""
+        step = self.batcher.plan()
+        if not step.slices:
+            return False
+        self.steps += 1
+        assert step.tokens <= self.limits.step_tokens_max
+        self.batcher.commit(step, self.engine.execute(step))
+        report = self.batcher.take_report(now_s=0.0, step_s=1.0)
+        assert report is not None
+        self.drafted += report.drafted_tokens
+        self.accepted += report.accepted_tokens
+        self.events += report.events
+        for token in report.tokens:
+            self.tokens[token.request_id].append(token)
+        return True
 
     def text(self, name: str) -> list[int]:
         found = self.tokens[RequestId(name)]
@@ -266,6 +275,21 @@ def test_a_draft_that_costs_more_than_it_can_bring_is_not_made() -> None:
             house.start(name, [70, 71, 72, 73, 74, 75, 70, 71], Sampling(temperature=0.0), 30)
         house.run()
         assert (house.drafted > 0) == drafts
+
+
+@pytest.mark.parametrize("with_slo", [False, True])
+def test_no_drafts_are_made_beside_a_request_with_an_slo(with_slo: bool) -> None:
+    """Its admission predicts the time of its tokens by steps without drafts."""
+    house = House(SpeculationConfig(tokens_max=4, with_slo=with_slo), BatchLimits())
+    layout = house.engine.layout
+    house.engine = Parrot(layout, memoryview(bytearray(layout.block_bytes * 512)))
+    house.start("a", [70, 71, 72, 73, 74, 75, 70, 71], Sampling(temperature=0.0), 9, Slo(ttft_s=1.0, tpot_s=1.0))
+    house.start("b", [70, 71, 72, 73, 74, 75, 70, 71], Sampling(temperature=0.0), 40)
+    while len(house.tokens[RequestId("a")]) < 9:
+        house.step()
+        assert house.drafted == 0 or with_slo
+    house.run()
+    assert house.drafted > 0, "the request without an SLO is alone at the end"
 
 
 def test_a_busy_step_makes_no_guesses() -> None:
