@@ -81,6 +81,12 @@ class Slice(Struct, frozen=True, kw_only=True, gc=False):
         output = self.tokens[self.prompt_tokens : self.start + self.count]
         return [word[-1] for word in words if len(word) == 1 or tuple(output[1 - len(word) :]) == word[:-1]]
 
+    def with_drafts(self, drafts: Sequence[int]) -> Slice:
+        """Return the slice with drafted tokens after its own."""
+        if not drafts:
+            return self
+        return replace(self, tokens=[*self.tokens, *drafts], count=self.count + len(drafts), drafts=len(drafts))
+
     def at(self, draft: int) -> Slice:
         """Return the slice with only its first `draft` drafts (0 .. drafts)."""
         if self.drafts == 0:

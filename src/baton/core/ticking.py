@@ -20,7 +20,7 @@ class WaitedTooLong(Struct, frozen=True, tag=True):
 class QueuedTooLong(Struct, frozen=True, tag=True):
     """The oldest request without a first step is overdue: reject every overdue request.
 
-    The driver sends it; see `StartQueue.deadline_s`.
+    The driver sends it; see `StartQueue.next_check_s`.
     """
 
 

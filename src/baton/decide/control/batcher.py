@@ -32,7 +32,7 @@ from baton.core.spill import BlocksSpilled, SpillBlocks, with_slots
 from baton.core.step import EMPTY_STEP, LayerStream, Slice, SliceResult, Step, StepResult
 from baton.core.types import BlockHash, HostId, RequestId, Role, WorkerId, WorkerView, unpack_tokens
 from baton.decide.control.decode_run import DecodeRun, asks_after, plan_decode_run, room_steps, takes_turns
-from baton.decide.control.lane import LOOKAHEAD_TOKENS, Lane, drafts_for, in_order, load_of, share_step
+from baton.decide.control.lane import LOOKAHEAD_TOKENS, Lane, in_order, load_of, share_step, with_drafts
 from baton.decide.control.lane_order import LaneOrder
 from baton.decide.control.report_builder import ReportBuilder
 from baton.decide.cost.online import StepLearner
@@ -234,8 +234,9 @@ class Batcher:
         return [(places[index], count) for index, count in chosen]
 
     def _step(self, chosen: Sequence[tuple[int, int]]) -> Step:
-        drafts = drafts_for(self._ready, chosen, self._limits, self._policies.speculation, self.learner)
-        return Step(tuple(self._slice(self._ready[index], count, drafts.get(index, ())) for index, count in chosen))
+        lanes = [self._ready[index] for index, _ in chosen]
+        step = Step(tuple(self._slice(lane, count) for lane, (_, count) in zip(lanes, chosen, strict=True)))
+        return with_drafts(lanes, step, self._limits, self._policies.speculation, self.learner)
 
     def _asks_later(self) -> bool:
         """Return whether a waiting lane may ask for blocks during the next steps."""
@@ -277,16 +278,15 @@ class Batcher:
         lane.expect(lane.blocks_for(length_tokens + self._growth_tokens))
         self._add_event(BlocksWanted(lane.request.id, lane.attempt, self.worker, lane.asked_blocks, prefix))
 
-    def _slice(self, lane: Lane, count: int, drafts: Sequence[int]) -> Slice:
+    def _slice(self, lane: Lane, count: int) -> Slice:
         self._report.start(lane)
         self._turns += 1
         lane.last_turn = self._turns
         return Slice(
             request_id=lane.request.id,
-            tokens=[*lane.tokens, *drafts] if drafts else lane.tokens,
+            tokens=lane.tokens,
             start=lane.computed_tokens,
-            count=count + len(drafts),
-            drafts=len(drafts),
+            count=count,
             block_table=lane.table,
             sample=count == lane.remaining_tokens and lane.until != "prompt",
             sampling=lane.request.sampling,

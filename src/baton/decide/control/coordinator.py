@@ -216,9 +216,8 @@ class Coordinator:
     def _dispatch(self, flight: Flight, cluster: ClusterView) -> list[CoordinatorCommand]:
         """Assign the flight to a worker, of another role if need be, or put it into the waiting room."""
         self.slot_queue.begin(flight.request)
-        return self._start(
-            flight, self._fleet.having(flight.stage, flight.request.hosts) or [*cluster.workers], cluster
-        )
+        able = self._fleet.having(flight.stage, flight.request.hosts) or cluster.workers
+        return self._start(flight, able, cluster)
 
     def _start(self, flight: Flight, able: Sequence[WorkerView], cluster: ClusterView) -> list[CoordinatorCommand]:
         if not able:

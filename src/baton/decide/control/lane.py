@@ -12,17 +12,15 @@ from msgspec.structs import replace
 
 from baton.core.config import BatchLimits, SpeculationConfig
 from baton.core.spill import spilled_blocks
-from baton.core.step import LayerStream
+from baton.core.step import LayerStream, Step
 from baton.core.types import (
     BlockHash,
     BlockId,
     FinishReason,
     Request,
     RequestId,
-    StepShape,
     TokenLogprob,
     Until,
-    prefill_pairs,
 )
 from baton.decide.control.drafting import Drafter, worth_count
 from baton.decide.cost.online import StepLearner
@@ -239,26 +237,22 @@ def load_of(lanes: Iterable[Lane]) -> tuple[int, int, int]:
     return queued_tokens, queued_requests, context_tokens
 
 
-def drafts_for(
-    lanes: Sequence[Lane],
-    chosen: Sequence[tuple[int, int]],
-    limits: BatchLimits,
-    config: SpeculationConfig,
-    learner: StepLearner,
-) -> dict[int, list[int]]:
-    """Return drafts for the decoding lanes of a step, by index: as many tokens as raise the expected tokens per second.
+def with_drafts(
+    lanes: Sequence[Lane], step: Step, limits: BatchLimits, config: SpeculationConfig, learner: StepLearner
+) -> Step:
+    """Return a step with drafts for its decoding lanes: as many tokens as raise the expected tokens per second.
 
-    `chosen`: pairs (index of the lane, tokens). No drafts if more than `config.requests_max` lanes decode, or one with
+    `lanes`: the lane of each slice of `step`. No drafts if more than `config.requests_max` lanes decode, or one with
     an SLO: predicted errors of a TPOT with drafts are wrong once there are too many requests for drafts.
     """
     if not config.tokens_max:
-        return {}
-    decoding = [index for index, count in chosen if count == 1 == lanes[index].remaining_tokens]
+        return step
+    decoding = [index for index, part in enumerate(step.slices) if part.sample and part.count == 1]
     if not 0 < len(decoding) <= config.requests_max:
-        return {}
+        return step
     if not config.with_slo and any(lanes[index].request.slo for index in decoding):
-        return {}
-    spare_tokens = limits.step_tokens_max - sum(count for _, count in chosen)
+        return step
+    spare_tokens = limits.step_tokens_max - step.tokens
     guesses: dict[int, list[int]] = {}
     for index in decoding:
         lane = lanes[index]
@@ -268,36 +262,17 @@ def drafts_for(
             if guess := lane.drafter.guess(lane.tokens, most, lane.request.sampling.stop_token_ids):
                 guesses[index] = guess
     if not guesses:
-        return {}
+        return step
     gains = [(gain, index) for index, guess in guesses.items() for gain in _drafter(lanes[index]).gains(len(guess))]
     gains.sort(reverse=True)
-    times_s = learner.grown_s(_shape(lanes, chosen), min(len(gains), spare_tokens))
+    times_s = learner.grown_s(step.shape, min(len(gains), spare_tokens))
     lengths = Counter(index for _, index in gains[: worth_count(len(decoding), [gain for gain, _ in gains], times_s)])
     for index in guesses.keys() - lengths.keys():
         _drafter(lanes[index]).skip()
-    return {index: guesses[index][:length] for index, length in lengths.items()}
+    drafts = {index: guesses[index][:length] for index, length in lengths.items()}
+    return Step(tuple(part.with_drafts(drafts.get(index, ())) for index, part in enumerate(step.slices)))
 
 
 def _drafter(lane: Lane) -> Drafter:
     assert lane.drafter is not None, f"{lane.request.id} has no drafter"
     return lane.drafter
-
-
-def _shape(lanes: Sequence[Lane], chosen: Sequence[tuple[int, int]]) -> StepShape:
-    """Return the shape of a step without drafts."""
-    tokens = chunks = decoding = context_tokens = 0
-    pairs = 0.0
-    for index, count in chosen:
-        lane = lanes[index]
-        if count == 1 == lane.remaining_tokens:
-            decoding, context_tokens = decoding + 1, context_tokens + len(lane.tokens)
-        else:
-            tokens, chunks = tokens + count, chunks + 1
-            pairs += prefill_pairs(count, lane.computed_tokens)
-    return StepShape(
-        prefill_tokens=tokens,
-        prefill_chunks=chunks,
-        prefill_pairs=pairs,
-        decode_requests=decoding,
-        context_tokens=context_tokens,
-    )
