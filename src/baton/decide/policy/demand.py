@@ -81,7 +81,8 @@ class ForecastScaling:
     """Scale each role to the demand at the time when a worker that starts now becomes ready.
 
     With the default forecast, `RecentDemand`, scaling reacts to load; other forecasts look ahead. Workers are retired
-    one at a time, and only after the demand has been lower for `calm_s`.
+    one at a time, and only after the demand has been lower for `calm_s`. Mixed workers are for the phases without a
+    worker of their own.
     """
 
     forecast: str = RECENT
@@ -125,7 +126,8 @@ class ForecastScaling:
         demand = self._forecast.ahead(history, self.start_s)
         prompts, answers = (cluster.having(role)[0] if cluster.having(role) else cluster.workers[0] for role in _PHASES)
         work = workers_needed(demand, prompts, answers, cost, recent_slo_tpot_s(history, self.tpot_s))
-        load: dict[Role, float] = {"prefill": work.prefill, "decode": work.decode, "mixed": work.prefill + work.decode}
+        load: dict[Role, float] = {"prefill": work.prefill, "decode": work.decode}
+        load["mixed"] = sum(load[role] for role in _PHASES if not live[role] and role not in self._asleep)
         return {
             role: self._steady(role, live[role], max(1, ceil(load[role] / self.busy_ratio)), now_s)
             for role in ROLES

@@ -144,6 +144,21 @@ def test_scaling_asks_for_what_the_demand_needs_and_retires_one_at_a_time_after_
     assert scaling.target(many, calm, COST, 1061.0)["prefill"] == 3, "the next one after another calm"
 
 
+def test_a_mixed_worker_beside_phase_workers_does_not_count_the_load_again() -> None:
+    """Prompts of 0.5 s, 4 a second, with 200 output tokens. A mixed worker decodes in place of a missing decode one."""
+    busy = [window(float(second), arrived=4, prompt_tokens=490, output_tokens=200) for second in range(1, 31)]
+
+    def target(prefill: int, decode: int, mixed: int) -> dict[Role, int]:
+        counts: dict[Role, int] = {"prefill": prefill, "decode": decode, "mixed": mixed}
+        view = cluster(*(worker(f"{role}{place}", role) for role in ROLES for place in range(counts[role])))
+        scaling = ForecastScaling(calm_s=60.0)
+        scaling.target(view, busy, COST, 30.0)
+        return dict(scaling.target(view, busy, COST, 90.0))
+
+    assert sum(target(5, 0, 1).values()) <= sum(target(5, 1, 0).values()) + 1
+    assert target(5, 1, 5)["mixed"] == 4, "both phases have workers of their own: the mixed ones end one by one"
+
+
 def test_a_forecast_is_a_plugin_with_options_and_refused_at_once_when_it_is_none() -> None:
     made = ForecastScaling(forecast="recent-demand", forecast_options={"span_s": 5.0})
     roles: tuple[Role, ...] = ROLES
