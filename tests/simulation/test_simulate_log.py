@@ -13,8 +13,11 @@ from baton.core.messages import CloseRequest, PrefillFinished, RequestArrived, R
 from baton.core.ticking import WaitedTooLong
 from baton.core.types import HostId, RequestId, StepShape, WorkerId, WorkerView
 from baton.decide.control.decision_log import Decision, LogHeader
+from baton.decide.cost.load import load_cost
+from baton.decide.kv.window import PromptRules
 from baton.lab.report.log_records import run_of_log
 from baton.lab.sim.log_cluster import cluster_of_log
+from baton.lab.sim.spec import ClusterSpec
 from baton.serve.live.log_file import LogWriter
 from tests.unit.lab.report.logs import BLOCK_TOKENS, COST, NEAR, P0, POLICY, log_of, request, said
 
@@ -137,6 +140,25 @@ def test_the_cluster_of_a_live_log_is_the_fleet_that_it_was_started_with() -> No
     assert spec.cost_model().step_s(StepShape()) == COST["step_overhead_s"]
     with pytest.raises(ConfigError, match="no worker ever joined"):
         cluster_of_log(HEADER, decisions[2:3])
+
+
+@pytest.mark.parametrize("kv_tokens", [400, 0])
+def test_the_cluster_of_a_live_log_has_its_kinds_and_its_rules_of_memory(kv_tokens: int) -> None:
+    """Before, all workers had the cost of the first kind, and blocks were granted and restored as by default."""
+    cost = {"kinds": {"slow": {"step_overhead_s": 0.5}, "fast": {"step_overhead_s": 0.1}}}
+    rules = PromptRules(growth_tokens=2**20, preemption="recompute")
+    header = LogHeader(policy=POLICY, block_tokens=BLOCK_TOKENS, cost=cost, prompts=rules)
+    views = [
+        WorkerView(id=WorkerId(kind), host=NEAR, role="mixed", kind=kind, kv_tokens_max=kv_tokens)
+        for kind in ("fast", "slow", "of no kind")
+    ]
+    spec = cluster_of_log(header, [Decision(1.0, WorkerJoined(view), ()) for view in views])
+    costs = [spec.cost_model().on(view.kind).step_s(StepShape()) for view in spec.views()]
+    logged = load_cost(cost, folder=ROOT).cost
+    assert costs == [logged.on(view.kind).step_s(StepShape()) for view in views] == [0.1, 0.5, 0.5]
+    assert spec.kv_of(NEAR).blocks == (kv_tokens // BLOCK_TOKENS or ClusterSpec().kv.blocks)
+    assert (spec.prompt_rules.growth_tokens, spec.prompt_rules.preemption) == (2**20, "recompute")
+    assert {spec.batch_of(view.kind).growth_tokens for view in spec.views()} == {2**20}
 
 
 def test_what_a_log_cannot_know_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from baton.core.config import BatchLimits
 from baton.core.errors import ConfigError
@@ -24,6 +25,8 @@ def cluster_of_log(header: LogHeader, decisions: Iterable[Decision]) -> ClusterS
     spec = ClusterSpec(
         kv=SimKV(block_tokens=header.block_tokens),
         window=header.prompts.window,
+        preemption=header.prompts.preemption,
+        batch=_limits(header, 0, 0),
         workers=tuple(
             SimWorkers(role=view.role, kind=_kind_name(view), host=view.host) for view in sorted(views, key=_place)
         ),
@@ -62,18 +65,29 @@ def _place(view: WorkerView) -> tuple[str, str]:
 
 
 def _kind_name(view: WorkerView) -> str:
-    """Return the kind of a worker: workers with equal limits of KV, step tokens and requests are of one kind."""
-    return f"{view.kv_tokens_max}-{view.step_tokens_max}-{view.requests_max}"
+    """Return the name of a worker's kind in the simulation: equal limits and an equal kind in the log."""
+    return f"{view.kv_tokens_max}-{view.step_tokens_max}-{view.requests_max}-{view.kind}"
 
 
 def _kind(view: WorkerView, header: LogHeader) -> SimKind:
-    usual = BatchLimits()
     blocks = view.kv_tokens_max // header.block_tokens
     return SimKind(
-        cost=header.cost,
+        cost=_cost_of(view.kind, header.cost),
         kv=SimKV(blocks=blocks, block_tokens=header.block_tokens) if blocks else None,
-        batch=BatchLimits(
-            step_tokens_max=view.step_tokens_max or usual.step_tokens_max,
-            requests_max=view.requests_max or usual.requests_max,
-        ),
+        batch=_limits(header, view.step_tokens_max, view.requests_max),
+    )
+
+
+def _cost_of(kind: str, cost: dict[str, Any]) -> dict[str, Any]:
+    """Return the cost section of one kind of worker. In a log, `kinds` has no keys beside it."""
+    kinds = cost.get("kinds")
+    return kinds.get(kind, next(iter(kinds.values()))) if kinds else cost
+
+
+def _limits(header: LogHeader, step_tokens_max: int, requests_max: int) -> BatchLimits:
+    usual = BatchLimits()
+    return BatchLimits(
+        step_tokens_max=step_tokens_max or usual.step_tokens_max,
+        requests_max=requests_max or usual.requests_max,
+        growth_tokens=header.prompts.growth_tokens or usual.growth_tokens,
     )
