@@ -7,15 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from baton.lab.plan.admission import describe_admission, play_admissions
 from baton.lab.plan.cluster import cluster_spec
 from baton.lab.plan.demand import LengthClass, strata
 from baton.lab.plan.planned_fleet import PlannedFleet
-from baton.lab.plan.play import FleetSimulator, describe_results, sample_trace
+from baton.lab.plan.play import FleetResults, FleetSimulator, PlayLength, describe_results, sample_trace
 from baton.lab.plan.search import Search
-from baton.lab.plan.verify import DERATING_STEP, HEADROOM, VerifiedFleet, verify
-from baton.lab.report.summary import RequestRecord
+from baton.lab.plan.verify import DERATING_STEP, DERATINGS, HEADROOM, VerifiedFleet, verify
+from baton.lab.report.summary import RequestRecord, SloTargets, summarize
 from baton.lab.sim.cells import CellJob
 from baton.lab.sim.replay_trace import play_cell
 from tests.unit.lab.plan.questions import WORKED, search
@@ -104,6 +105,34 @@ def test_the_same_fleet_at_the_same_rate_is_played_once(monkeypatch: pytest.Monk
     assert once.play(fleet, load=1.0) is first
     with pytest.raises(TypeError):
         once.play(fleet, load=1.1)
+
+
+@pytest.mark.parametrize("attained_ratio", [0.5, 1.0])
+@pytest.mark.parametrize(
+    ("headroom", "missed"), [(1.02, 1.0), (1.07, 1 / HEADROOM), (1.18, DERATINGS[2]), (1.25, DERATINGS[4])]
+)
+def test_a_fleet_with_spares_is_verified_where_the_stock_has_no_larger_one(
+    headroom: float, missed: float, attained_ratio: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, a stock without a fleet for 1.05 times the rate led to no simulation, and one that ended early to none
+    of the smaller steps, so the plan recommended a fleet that no simulation had judged."""
+    spared = {**WORKED, "spare_workers": 1, "tp": [1], "workload": {**WORKED["workload"], "rate_rps": 1.0}}
+    few = search(spared)
+    most_rps = 3 * few.capacity("mixed", few.options[0], 3).rate_rps
+    found = search(spared, workload={**WORKED["workload"], "rate_rps": most_rps / headroom})
+
+    def play(self: FleetSimulator, fleet: PlannedFleet, *, load: float, wanted_ratio: float = 0.0) -> object:
+        results = summarize([], slo=SloTargets(), wall_s=0.0)
+        results = structs.replace(results, slo=structs.replace(results.slo, attainment_ratio=attained_ratio))
+        played = FleetResults(length=PlayLength(1, 1, 1), results=results, ratios=(attained_ratio,))
+        return played if attained_ratio >= wanted_ratio else None
+
+    monkeypatch.setattr(FleetSimulator, "play", play)
+    verified = verify(found, "mixed", simulator(found))
+    assert verified is not None
+    assert verified.played is not None
+    assert verified.holds is (attained_ratio == 1.0)
+    assert verified.derate == (max(missed, 1 / HEADROOM) if verified.holds else missed)
 
 
 def test_a_shape_that_cannot_be_ahead_is_not_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ def verify(
     """Return the fleet with the largest derating factor that meets the SLO in simulation.
 
     With `beat`, only fleets that are worth more are simulated. If no factor meets the SLO, return the fleet of
-    the smallest factor, with `holds` false. None: the screening finds no fleet.
+    the smallest factor that has one, with `holds` false. None: the screening finds no fleet.
     """
     wanted, last = search.demand.attainment_ratio, len(DERATINGS) - 1
     misses, holds = -1, len(DERATINGS)
@@ -52,8 +52,11 @@ def verify(
         place = 0 if misses < 0 else (misses + holds) // 2
         derate = search.derate * DERATINGS[place]
         fleet = replace(search, derate=derate).fleet(shape)
-        if fleet is None or not fleet.groups:
-            return found
+        if fleet is None and not place:  # the GPUs carry the rate, with their reserve, but not `HEADROOM` times it
+            derate, fleet, holds, last = search.derate, search.fleet(shape), 1, 0
+        if fleet is None:
+            holds, last = place, place - 1
+            continue
         if beat is not None and search.worth(fleet) <= beat:
             holds = place
             found = found or VerifiedFleet(fleet=fleet, derate=derate, played=None, holds=False)
@@ -65,4 +68,6 @@ def verify(
             misses = place
             if found is None or not found.holds:
                 found = VerifiedFleet(fleet=fleet, derate=derate, played=played, holds=False)
+    if found is not None and misses == last and found.played is None:  # a miss that ended early, and the last fleet
+        return replace(found, played=simulator.play(found.fleet, load=HEADROOM))
     return found
