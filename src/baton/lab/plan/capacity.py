@@ -183,6 +183,8 @@ def mixed_capacity_at(
     top_rps = 1 / max(1e-9, prompt_s(cost, new=round(new), cached=0, step_tokens=max(512, step_tokens)) / 2)
     if above_rps > 0 and not holds(above_rps):
         return NOTHING
+    while holds(top_rps):  # short prompts share steps, and so take less time than alone
+        top_rps *= 2
     rate_rps = largest(holds, max(top_rps, 1e-6))
     if rate_rps <= 0:
         return NOTHING
