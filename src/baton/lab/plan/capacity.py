@@ -276,7 +276,7 @@ def _both_s(cost: RooflineCost, demand: WorkloadDemand, requests: float, chunk: 
     """
     tokens = max(1, round(chunk))
     new = max(1.0, demand.input_tokens * (1 - demand.cached_ratio))
-    before = max(0.0, (min(demand.input_tokens, demand.input_tokens - new + max(0.0, new - tokens)))) / 2
+    before = max(0.0, demand.input_tokens - new) + max(0.0, new - tokens) / 2
     chunks = max(1, round(tokens / new))
     pairs = (
         chunks * prefill_pairs(tokens // chunks, round(before)) if chunks > 1 else prefill_pairs(tokens, round(before))
