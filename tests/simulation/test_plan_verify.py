@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from baton.lab.plan.admission import describe_admission, play_admissions
-from baton.lab.plan.cluster import cluster_spec
+from baton.lab.plan.cluster import BLOCK_TOKENS, cluster_spec
 from baton.lab.plan.demand import LengthClass, strata
 from baton.lab.plan.planned_fleet import PlannedFleet
 from baton.lab.plan.play import FleetResults, FleetSimulator, PlayLength, describe_results, sample_trace
@@ -163,9 +163,21 @@ def test_above_its_rate_a_fleet_that_refuses_what_would_be_late_keeps_more_promi
 def test_the_trace_of_a_simulation_is_the_demand() -> None:
     demand = replace(search(WORKED).demand, cached_ratio=0.25)
     trace = sample_trace(demand, demand.lengths, rate_rps=8.0, requests=2000, seed=3)
-    assert {(request.input_tokens, request.output_tokens) for request in trace.requests} == {(384, 64)}
+    assert {(request.input_tokens, request.output_tokens) for request in trace.requests} == {(512, 64)}
+    assert {request.prefix_ids for request in trace.requests} == {tuple(range(512 // 4 // BLOCK_TOKENS))}
     assert trace.requests[-1].at_s == pytest.approx(2000 / 8.0, rel=0.1)
     assert trace == sample_trace(demand, demand.lengths, rate_rps=8.0, requests=2000, seed=3)
+
+
+def test_hits_are_simulated_with_their_context() -> None:
+    """Before, the cached part of a prompt was left out, and with it the attention to it."""
+    found = search(WORKED, tp=[1], workload={**WORKED["workload"], "cached_ratio": 0.75})
+    fleet = found.fleet("mixed")
+    assert fleet is not None
+    played = simulator(found).play(fleet, load=1.0, requests_max=250)
+    assert played is not None
+    assert played.results.prefix_hit_ratio == 0.75
+    assert played.results.input_tokens_per_s == pytest.approx(512 * (played.results.requests_per_s or 0.0))
 
 
 def test_requests_of_a_trace_are_played_as_they_were_and_not_as_the_mean_of_their_class() -> None:

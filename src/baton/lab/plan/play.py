@@ -14,7 +14,7 @@ import msgspec
 from msgspec import structs
 
 from baton.decide.policy.policy_sets import policy_set
-from baton.lab.plan.cluster import cluster_spec
+from baton.lab.plan.cluster import BLOCK_TOKENS, cluster_spec
 from baton.lab.plan.demand import LengthClass, WorkloadDemand
 from baton.lab.plan.planned_fleet import PlannedFleet
 from baton.lab.plan.search import Search
@@ -230,14 +230,21 @@ def sample_trace(
 ) -> Trace:
     """Return a trace of lengths drawn from `drawn` at Poisson times, scaled to the exact mean rate.
 
-    Prompts exclude the tokens that the demand expects in the prefix cache.
+    Prompts begin with the tokens that the demand expects in the prefix cache, which are the same for all. The first
+    request of each worker computes them.
     """
     draw = Random(seed)
     lengths = draw.choices(drawn, [each.weight for each in drawn], k=requests)
     ends = list(accumulate(draw.expovariate(1.0) for _ in range(requests)))
     stretch_s = requests / rate_rps / ends[-1]
     found = [
-        TraceRequest(at_s=end * stretch_s, input_tokens=demand.new_tokens(each), output_tokens=each.output_tokens)
+        TraceRequest(
+            at_s=end * stretch_s,
+            input_tokens=each.input_tokens,
+            output_tokens=each.output_tokens,
+            prefix_ids=tuple(range((each.input_tokens - demand.new_tokens(each)) // BLOCK_TOKENS)),
+            prefix_block_tokens=BLOCK_TOKENS,
+        )
         for end, each in zip(ends, lengths, strict=True)
     ]
     return Trace(format="planned", timing="absolute", requests=tuple(found))
