@@ -15,7 +15,8 @@ import pytest
 
 from tests.serving import POLL_S, POLLS_MAX, RunningServer
 
-LONG = {"prompt": "a long answer", "max_tokens": 2000, "ignore_eos": True}
+LONG = {"prompt": "a long answer", "max_tokens": 2000, "ignore_eos": True, "seed": 0}
+"""With this seed the first token has text, so that a stream begins before the decode worker goes on."""
 
 
 @contextlib.contextmanager
