@@ -17,7 +17,7 @@ _DOUBT = 4.0
 """Number of requests at which the mean and the variance count half. They count less with fewer requests."""
 _ERROR_LOG_MAX = 1.5
 NO_ERRORS = PredictionErrors()
-TTFT_MISSES_RATIO = 0.02
+TTFT_MISSES_RATIO = 0.01
 """Share of the admitted requests that may miss the SLO of their TTFT. Above it the margin grows, below it the margin
 shrinks. A queue that has become too long makes all requests behind it late, so that only few misses are allowed."""
 TPOT_MISSES_RATIO = 0.1
