@@ -106,7 +106,7 @@ def test_a_request_counts_by_how_close_its_prediction_is_to_its_slo() -> None:
 
 
 def test_the_margin_grows_with_many_misses_and_fades_in_seconds() -> None:
-    """Of the requests that were predicted within their SLO, few may miss it: one in 50 for the TTFT."""
+    """Of the requests that were predicted within their SLO, few may miss it: one in 100 for the TTFT."""
 
     def margin(met: int, after_s: float = 0.0) -> float:
         meter = PredictionMeter()
@@ -116,7 +116,7 @@ def test_the_margin_grows_with_many_misses_and_fades_in_seconds() -> None:
                 play(meter, ttft_s=0.9, tpot_s=0.1)
         return meter.errors(1.2 + after_s).ttft.margin_log
 
-    assert margin(60) < 0.1 < 0.4 < margin(9) < margin(1)
+    assert margin(120) < 0.1 < 0.4 < margin(9) < margin(1)
     assert margin(1, after_s=30.0) < 0.1 * margin(1)
 
 
