@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import httpx
 import msgspec
@@ -25,6 +25,7 @@ from baton.serve.http.resume import SavedStream
 from baton.serve.http.stream_marks import STREAM_TYPE, StreamStart
 from baton.serve.live.metrics_registry import Metrics
 from baton.serve.live.recorder import Recorder
+from tests.http.asgi import Connection, scope
 from tests.http.conftest import Server, build_house
 from tests.serving import NO_TLS
 
@@ -152,6 +153,35 @@ def test_a_stream_that_breaks_anywhere_goes_on_in_the_other_cell(urls: list[str]
         assert place > 10
         assert fleet.resumed > 5
         assert [cell.running for cell in fleet.cells] == [0, 0]
+
+    run(urls, check)
+
+
+@pytest.mark.parametrize("read", range(3))
+def test_a_cell_that_is_lost_while_the_client_does_not_read_leaves_no_hole(urls: list[str], read: int) -> None:
+    """The client stops reading before the head, and before each of the next two messages."""
+
+    async def check(client: httpx.AsyncClient, fleet: CellFleet) -> None:
+        body = {**COMPLETION, "stream": True}
+        expected = text((await client.post("/v1/completions", json=body)).text)
+        connection, stopped, app = Connection(body), asyncio.Event(), cast(Any, client)._transport.app
+
+        async def send(message: Message) -> None:
+            if len(connection.sent) == read and not stopped.is_set():
+                stopped.set()
+                connection.reading.clear()
+            await connection.send(message)
+
+        asked = scope()
+        asked["headers"].append((b"authorization", b"Bearer k"))
+        answering = asyncio.create_task(app(asked, connection.receive, send))
+        await stopped.wait()
+        fleet.links[urls[Breaking.posted[-1][0]]].drop()
+        connection.reading.set()
+        await answering
+        starts = [message for message in connection.sent if message["type"] == "http.response.start"]
+        assert (connection.text(), len(starts)) == (expected, 1)
+        assert fleet.resumed == (read > 0)
 
     run(urls, check)
 

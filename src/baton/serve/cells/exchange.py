@@ -62,7 +62,7 @@ class Exchange:
     body: bytes
     send: Send
     _has_begun: bool = False
-    """A part of the response was sent."""
+    """The head of a stream was sent."""
     _marked: MarkedStream | None = field(init=False, default=None)
     """The stream, if another cell can continue it."""
 
@@ -88,6 +88,11 @@ class Exchange:
     def _context(self) -> RequestContext:
         return context_of(self.scope)
 
+    @property
+    def _is_continued(self) -> bool:
+        """The client has text of the stream. Otherwise another cell computes the request anew."""
+        return self._marked is not None and bool(self._marked.tokens)
+
     async def _give_up(self, failure: _Failure, error: ClusterError) -> None:
         if self._has_begun:
             await self._end_with(_cut(str(error)))
@@ -111,17 +116,21 @@ class Exchange:
                     allow_redirects=False,
                 ) as response,
             ):
-                return await self._take(response)
+                taken = await self._take(response)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, msgspec.DecodeError):
             cell.suspected.set()
             return _Failure("broken")
+        if isinstance(taken, _Response):
+            await self._pass_on(taken)
+            return None
+        return taken
 
     def _target(self) -> str:
         query = self.scope["query_string"]
         return self.scope["raw_path"].decode("latin-1") + (f"?{query.decode('latin-1')}" if query else "")
 
     def _sent_body(self) -> bytes | None:
-        if self._marked is None or not self._has_begun:
+        if self._marked is None or not self._is_continued:
             return self.body or None
         start = self._marked.start
         stream = SavedStream(
@@ -141,17 +150,18 @@ class Exchange:
             if name not in _OWN_HEADERS and not name.startswith(_OWN_PREFIXES):
                 yield name.decode("latin-1"), value.decode("latin-1")
         context, client = self._context, self.scope.get("client")
-        if RESUME_HEADER in context.headers and not self._has_begun:
+        if RESUME_HEADER in context.headers and not self._is_continued:
             yield RESUME_HEADER.decode(), context.headers[RESUME_HEADER].decode("latin-1")
         if self.body:
-            yield "content-type", STREAM_TYPE if self._has_begun else "application/json"
+            yield "content-type", STREAM_TYPE if self._is_continued else "application/json"
         yield ASKING_HEADER.decode(), "1"
         yield "accept-encoding", "identity"
         yield "x-request-id", context.request_id
         if client:
             yield "x-forwarded-for", client[0]
 
-    async def _take(self, response: aiohttp.ClientResponse) -> _Failure | None:
+    async def _take(self, response: aiohttp.ClientResponse) -> _Failure | _Response | None:
+        """Return the failure or the response to pass on. None: the client has got it."""
         if response.status == 200 and response.content_type == "text/event-stream":
             return await self._take_stream(response)
         whole = _Response(response.status, _returned(response), await response.read())
@@ -162,18 +172,20 @@ class Exchange:
         elif response.status == 404 and (RESUME_HEADER in self._context.headers or _STORED in self.body):
             return _Failure("unknown", whole)
         else:
-            await self._pass_on(whole)
+            return whole
         return None
 
     async def _take_stream(self, response: aiohttp.ClientResponse) -> _Failure | None:
         start = response.headers.get(START_HEADER.decode())
-        if self._marked is None and start is not None:
+        if start is not None and not self._is_continued:
             self._marked = MarkedStream(msgspec.json.decode(start, type=StreamStart))
         marked = self._marked if start is not None else None
         async for data in response.content.iter_any():
             ready = data if marked is None else marked.feed(data)
             if ready:
-                await self._send_events(ready)
+                await self._send_events(ready)  # `CellLink.drop` ends it, unsent, if the client reads slowly
+            if marked is not None:
+                marked.confirm()
         if marked is not None and marked.is_cut:
             return _Failure("broken")
         await self._send_events(b"" if marked is None else marked.end(), is_last=True)
@@ -182,15 +194,14 @@ class Exchange:
     # ---- the client
 
     async def _pass_on(self, response: _Response) -> None:
-        self._has_begun = True
         headers = [*response.headers, (b"content-length", b"%d" % len(response.body))]
         await self.send({"type": "http.response.start", "status": response.status, "headers": headers})
         await self.send({"type": "http.response.body", "body": response.body})
 
     async def _send_events(self, data: bytes, *, is_last: bool = False) -> None:
         if not self._has_begun:
-            self._has_begun = True
             await self.send({"type": "http.response.start", "status": 200, "headers": [*STREAM_HEADERS]})
+            self._has_begun = True
         await self.send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
     async def _end_with(self, error: RequestError) -> None:

@@ -78,7 +78,9 @@ class MarkedStream:
 
     start: StreamStart
     tokens: array[int] = field(default_factory=lambda: array("I"))
-    """Output tokens whose text was returned."""
+    """Output tokens whose text was sent."""
+    _fed: list[int] = field(default_factory=list[int])
+    """Output tokens whose text was returned and is not sent yet."""
     _waiting: bytearray = field(default_factory=bytearray)
     """Chunks whose mark has not come."""
     _partial: bytes = b""
@@ -89,19 +91,25 @@ class MarkedStream:
         ready = bytearray()
         for event in events:
             if event.startswith(_MARK):
-                self.tokens.extend(map(int, event[len(_MARK) :].split(b",")))
+                self._fed.extend(map(int, event[len(_MARK) :].split(b",")))
                 ready += self._waiting
                 self._waiting.clear()
             else:
                 self._waiting += event + _EVENT_END
         return bytes(ready)
 
+    def confirm(self) -> None:
+        """Note that the chunks so far were sent."""
+        self.tokens.extend(self._fed)
+        self._fed.clear()
+
     def end(self) -> bytes:
         """Return the last chunks of a complete response."""
         return bytes(self._waiting) + self._partial
 
     def drop_waiting(self) -> None:
-        """Forget the chunks without a mark: another server writes them again."""
+        """Forget the chunks that were not sent: another server writes them again."""
+        self._fed.clear()
         self._waiting.clear()
         self._partial = b""
 

@@ -19,6 +19,7 @@ MARKED, REST = b"data: role\n\ndata: a\n\ndata: b\n\n", b"data: last\n\ndata: [D
 def test_pieces_of_any_size_give_the_same_chunks(size: int) -> None:
     stream = MarkedStream(START)
     got = b"".join(stream.feed(STREAM[at : at + size]) for at in range(0, len(STREAM), size))
+    stream.confirm()
     assert (got, stream.tokens.tolist(), stream.end()) == (MARKED, [5, 6, 7], REST)
     assert not stream.is_cut
 
@@ -27,9 +28,19 @@ def test_pieces_of_any_size_give_the_same_chunks(size: int) -> None:
 def test_a_stream_that_breaks_has_sent_what_its_tokens_say(end: int) -> None:
     stream = MarkedStream(START)
     got = stream.feed(STREAM[:end])
+    stream.confirm()
     assert (got, stream.tokens.tolist()) in [(b"", []), (MARKED[:21], [5, 6]), (MARKED, [5, 6, 7])]
     stream.drop_waiting()
     assert stream.end() == b""
+
+
+def test_tokens_count_once_their_chunk_was_sent() -> None:
+    stream = MarkedStream(START)
+    stream.feed(STREAM[:35])
+    assert stream.tokens.tolist() == []
+    stream.drop_waiting()
+    stream.confirm()
+    assert stream.tokens.tolist() == []
 
 
 def test_an_error_of_a_server_that_ends_is_told_from_others() -> None:
