@@ -12,6 +12,7 @@ from baton.core.types import HostId, Request, RequestId
 from baton.decide.control.cluster_messages import ToPool
 from baton.decide.control.host_pools import HostPools
 from baton.decide.control.transfer import Steps, Transfer, TransferTable
+from baton.decide.kv.hashing import hashes_per_block
 from baton.decide.kv.host_pool import HostPool
 
 WARM_USES_MIN = 2
@@ -92,7 +93,7 @@ class PrefixHandover:
             Request(
                 id=RequestId(f"prefix-{self.table.next_number()}"),
                 prompt_tokens=len(prefix.hashes) * pool.block_tokens + 1,  # the last token of a prompt is no prefix
-                block_hashes=prefix.hashes,
+                block_hashes=tuple(each for each in prefix.hashes for _ in range(pool.block_runs)),
                 output_tokens_max=1,
                 arrived_at_s=now_s,
                 tenant=prefix.tenant,
@@ -123,13 +124,12 @@ class PrefixHandover:
         while left and source in pools and target in pools and target not in self.hosts.leaving:
             request = left.pop(0)
             tokens = request.prompt_tokens - 1
-            if pools[target].held_tokens(request.block_hashes) == tokens:
+            hashes = hashes_per_block(request.block_hashes, pools[source].block_runs)
+            if pools[target].held_tokens(hashes) == tokens:
                 continue
             self._under_way.add(request.id)
             self.hosts.homes[request.id] = {source, target}
-            transfer = self.table.begin(
-                request, source=source, target=target, tokens=tokens, hashes=request.block_hashes
-            )
+            transfer = self.table.begin(request, source=source, target=target, tokens=tokens, hashes=hashes)
             yield transfer.ask_for_blocks(1, pools[target].block_tokens)
             return
         self._left.pop((source, target), None)
