@@ -15,7 +15,8 @@ from baton.move.ipc.frames import ControlReader, ControlWriter
 log = logging.getLogger("baton.worker")
 
 _RECEIVE_BYTES = 256 * 1024
-_DESCRIPTORS_MAX = 2
+_DESCRIPTORS_MAX = 3
+"""A worker gets those of the arena, of the spill space and of the file for its weights."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -41,9 +42,11 @@ class ParentSocket:
     def receive_first(self) -> tuple[bytes, list[int]]:
         """Wait for the first message. Return it with the attached descriptors, at least one.
 
-        Raises WorkerError if the parent hangs up before.
+        Raises WorkerError if the parent hangs up before, or if it attaches more than 3 descriptors.
         """
-        data, descriptors, _flags, _address = socket.recv_fds(self._sock, _RECEIVE_BYTES, _DESCRIPTORS_MAX)
+        data, descriptors, flags, _address = socket.recv_fds(self._sock, _RECEIVE_BYTES, _DESCRIPTORS_MAX)
+        if flags & socket.MSG_CTRUNC:
+            raise WorkerError(f"the parent attached more than {_DESCRIPTORS_MAX} descriptors to the setup")
         payloads = list(self._reader.feed(data))
         while data and not payloads:
             data = self._sock.recv(_RECEIVE_BYTES)
