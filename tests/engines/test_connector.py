@@ -85,6 +85,7 @@ def config(store: str) -> Any:
     return SimpleNamespace(
         model_config=SimpleNamespace(model="org/model", revision=None, dtype=torch.bfloat16),
         parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1, rank=0),
+        cache_config=SimpleNamespace(cache_dtype="auto"),
         kv_transfer_config=SimpleNamespace(get_from_extra_config=lambda _name, default: store or default),
     )
 
@@ -221,3 +222,31 @@ def test_requests_whose_kv_depends_on_more_than_tokens_are_left_alone(connector:
     assert server.scheduler.request_finished(adapted, [1, 2, 3, 4])[1]["stored_tokens"] == 0
     assert server.scheduler._lister._store.held() == list[BlockHash]()
     server.close()
+
+
+def yarn(config: Any) -> Any:
+    return config
+
+
+def test_servers_whose_settings_give_different_kv_do_not_share_blocks(connector: Any) -> None:
+    def fingerprint(*, cache_dtype: str = "auto", **settings: object) -> str:
+        made = config("memory://?bytes=1e6")
+        made.cache_config.cache_dtype = cache_dtype
+        vars(made.model_config).update(settings)
+        return connector.BatonConnector(made, Role.SCHEDULER, cache_config())._fingerprint()
+
+    different: list[dict[str, Any]] = [
+        {},
+        {"quantization": "fp8"},
+        {"hf_overrides": {"rope_parameters": {"factor": 2.0, "rope_type": "yarn"}}},
+        {"hf_overrides": {"rope_parameters": {"factor": 4.0, "rope_type": "yarn"}}},
+        {"hf_overrides": yarn},
+        {"rope_theta": 1e6},
+        {"cache_dtype": "fp8_e5m2"},
+        {"hf_text_config": {"rope_type": "longrope"}, "max_model_len": 4096},
+        {"hf_text_config": {"rope_type": "longrope"}, "max_model_len": 8192},
+    ]
+    assert len({fingerprint(**settings) for settings in different}) == len(different)
+    turned = {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}
+    assert fingerprint(hf_overrides=turned) == fingerprint(**different[2]), "the order of names has no effect"
+    assert fingerprint(cache_dtype="fp8_ds_mla") == fingerprint(), "the KV cache's specification tells these apart"

@@ -7,11 +7,13 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -36,6 +38,8 @@ from baton.move.store.store_url import open_store
 _LIST_S = 1.0
 """Pause between two listings of the store, whose blocks other servers write too."""
 _SAMPLE_BYTES = 65536
+_SETTINGS = ("quantization", "hf_overrides", "rope_scaling", "rope_theta")
+"""Settings of a model that change its KV. vLLM has removed the last two."""
 
 
 @dataclass
@@ -72,10 +76,18 @@ class BatonConnector(KVConnectorBase_V1):
         return open_store(url, layout_fingerprint=self._fingerprint(), block_bytes=self._block_bytes)
 
     def _fingerprint(self) -> str:
-        """Return a digest of everything that a block's bytes depend on, except its tokens and its rank."""
+        """Return a digest of everything that a block's bytes depend on, except its tokens and its rank.
+
+        It has no value that vLLM changes while it loads the model: the scheduler would not find the blocks of workers.
+        """
         config, parallel = self._vllm_config.model_config, self._vllm_config.parallel_config
         spec = self._kv_cache_config.kv_cache_groups[0].kv_cache_spec
         parts = [repr(spec), f"{parallel.tensor_parallel_size} {parallel.pipeline_parallel_size}", str(config.dtype)]
+        settings = vars(config)
+        parts += [json.dumps(settings.get(name), sort_keys=True, default=_name) for name in _SETTINGS]
+        parts.append("e5m2" if "e5m2" in self._vllm_config.cache_config.cache_dtype else "")
+        if "longrope" in repr(settings.get("hf_text_config")):  # the length selects the rotary factors
+            parts.append(str(config.max_model_len))
         digest = blake2b("\n".join(["vllm", *parts]).encode(), digest_size=16)
         for part in _model_parts(config.model, config.revision or ""):
             digest.update(part)
@@ -187,6 +199,11 @@ class _Lister:
                 self._listed = []
             self._closed.wait(_LIST_S)
         self._store.close()
+
+
+def _name(override: object) -> str:
+    """Return the name of a function, which is the same in every process, unlike its representation."""
+    return override.__qualname__ if isinstance(override, FunctionType) else type(override).__qualname__
 
 
 def _model_parts(model: str, revision: str) -> Iterable[bytes]:
