@@ -79,7 +79,8 @@ class Staging:
     def take(self, size_bytes: int) -> Buffer:
         """Return the smallest idle buffer of sufficient size, or a new one.
 
-        Raises TransferError if all buffers together would exceed 1 GiB.
+        Drops idle buffers that are too small if all buffers together would exceed 1 GiB. Raises TransferError if those
+        in use leave too little.
         """
         fitting = [buffer for buffer in self._idle if buffer.size_bytes >= size_bytes]
         if fitting:
@@ -87,15 +88,25 @@ class Staging:
             self._idle.remove(buffer)
             return buffer
         made_bytes = max(_BUFFER_BYTES_MIN, 1 << (size_bytes - 1).bit_length())
-        if self._made_bytes + made_bytes > _STAGING_BYTES_MAX:
+        made_bytes = min(made_bytes, max(size_bytes, _STAGING_BYTES_MAX // 2))
+        used_bytes = self._made_bytes - sum(idle.size_bytes for idle in self._idle)
+        if used_bytes + made_bytes > _STAGING_BYTES_MAX:
             raise TransferError(
-                f"converting KV takes a buffer of {made_bytes} bytes, but {self._made_bytes} of the"
+                f"converting KV takes a buffer of {made_bytes} bytes, but {used_bytes} of the"
                 f" {_STAGING_BYTES_MAX} bytes for such buffers are in use; give both hosts one KV layout,"
                 " or hand off fewer requests at once"
             )
-        memory = memoryview(mmap.mmap(-1, made_bytes))
+        while self._made_bytes + made_bytes > _STAGING_BYTES_MAX:
+            self._drop(self._idle.pop())
+        memory = memoryview(mmap.mmap(-1, made_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         self._made_bytes += made_bytes
         return Buffer(self.register(memory), memory)
+
+    def _drop(self, buffer: Buffer) -> None:
+        """Return the pages of a buffer to the system. It stays registered: only its addresses remain in use."""
+        assert isinstance(buffer.memory.obj, mmap.mmap)
+        buffer.memory.obj.madvise(mmap.MADV_DONTNEED)
+        self._made_bytes -= buffer.size_bytes
 
     def give(self, buffer: Buffer) -> None:
         self._idle.append(buffer)

@@ -88,3 +88,19 @@ def test_buffers_are_used_again_and_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     staging.give(second)
     assert staging.take((1 << 20) + 1) is second
     assert made == [1 << 20, 2 << 20]
+
+
+def test_idle_buffers_that_are_too_small_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise, one small conversion would make every later pull of more than half of the bound fail."""
+    monkeypatch.setattr(module, "_STAGING_BYTES_MAX", 4 << 20)
+    staging = Staging(lambda _: 0)
+    small = staging.take(1 << 20)
+    small.memory[0] = 1
+    staging.give(small)
+    large = staging.take((3 << 20) + 5)
+    assert large.size_bytes == (3 << 20) + 5
+    assert small.memory[0] == 0, "its pages are free"
+    with pytest.raises(TransferError, match=f"buffer of 1048576 bytes, but {large.size_bytes} of"):
+        staging.take(5)
+    staging.give(large)
+    assert staging.take(5) is large
