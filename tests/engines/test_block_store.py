@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import wait
 
 import pytest
@@ -221,3 +222,31 @@ def test_ranks_keep_their_parts_under_different_hashes() -> None:
     assert HASHES[0] in names
     assert (len(names), {len(name) for name in names}) == (3, {16})
     assert BlockHash(HASHES[1]) not in names
+
+
+class PiecesStore(MemoryStore):
+    """Notes the number of blocks of each read. Raises an error at the read `fails_at`."""
+
+    def __init__(self, *, fails_at: int) -> None:
+        super().__init__(block_bytes=2 * 8 * 4 * 2, capacity_bytes=1 << 20)
+        self.pieces: list[int] = []
+        self.fails_at = fails_at
+
+    def get(self, blocks: Sequence[tuple[BlockHash, memoryview]]) -> list[bool]:
+        if len(self.pieces) == self.fails_at:
+            raise OSError("the store has a fault")
+        self.pieces.append(len(blocks))
+        return super().get(blocks)
+
+
+@pytest.mark.parametrize(("fails_at", "failed"), [(9, {1}), (1, {5, 3, 1})])
+def test_a_read_has_bounded_memory_and_an_error_ends_no_engine(
+    fails_at: int, failed: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, source, target = PiecesStore(fails_at=fails_at), cache(1), cache(2)
+    monkeypatch.setattr("baton.integrations.vllm.block_copies._READ_BYTES", 300)
+    copies(store, source).write(StepCopies(awaited=[BlockCopy(1, HASHES[0]), BlockCopy(4, HASHES[1])]))
+    wanted = [BlockCopy(block, name) for block, name in zip((5, 3, 1), HASHES, strict=True)]
+    assert read(copies(store, target), *wanted) == failed
+    assert store.pieces == [2, 1][:fails_at]
+    assert torch.equal(target["layer.0"][3], source["layer.0"][4])

@@ -7,6 +7,7 @@ thread.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +20,10 @@ from baton.decide.kv.hashing import HASH_BYTES
 from baton.integrations.vllm.block_plan import BlockCopy, StepCopies
 from baton.move.store.port import Store
 
+log = logging.getLogger("baton.store")
+
+_READ_BYTES = 64 << 20
+"""Maximum memory of a read. Longer ones are done in pieces."""
 _WRITES_MAX = 8
 """Steps whose writes have not ended. The next one waits, which bounds the memory of the copies."""
 
@@ -90,7 +95,17 @@ class BlockCopies:
         self._store.close()
 
     def _read(self, reads: Sequence[BlockCopy]) -> set[int]:
-        """Read blocks into the cache. Return those that the store lacks."""
+        """Read blocks into the cache. Return those that the store lacks, or all if the store or a copy fails."""
+        size, missing = max(1, _READ_BYTES // self.block_bytes), set[int]()
+        try:
+            for start in range(0, len(reads), size):
+                missing |= self._read_piece(reads[start : start + size])
+        except Exception:  # the engine would end with it
+            log.exception("KV blocks of a request were not read: vLLM computes them")
+            return {copy.block for copy in reads}
+        return missing
+
+    def _read_piece(self, reads: Sequence[BlockCopy]) -> set[int]:
         memory = torch.empty((len(reads), self.block_bytes), dtype=torch.uint8)
         keys = [rank_hash(copy.block_hash, self._rank) for copy in reads]
         found = self._store.get([(key, row.data) for key, row in zip(keys, memory.numpy(), strict=True)])
