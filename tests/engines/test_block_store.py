@@ -250,3 +250,26 @@ def test_a_read_has_bounded_memory_and_an_error_ends_no_engine(
     assert read(copies(store, target), *wanted) == failed
     assert store.pieces == [2, 1][:fails_at]
     assert torch.equal(target["layer.0"][3], source["layer.0"][4])
+
+
+def test_copies_are_awaited_on_the_gpu_of_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new thread begins on GPU 0, but the cache of another rank is on its own GPU."""
+    awaited: list[torch.device | None] = []
+
+    class Stream:
+        def __init__(self, device: torch.device | None = None) -> None:
+            self.device = device
+
+        def synchronize(self) -> None:
+            awaited.append(self.device)
+
+    class Layer(torch.Tensor):
+        """A layer on the CPU that looks like one on a GPU."""
+
+        is_cuda = True
+
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    made = copies(memory(), {name: layer.as_subclass(Layer) for name, layer in cache(1).items()})
+    made.write(StepCopies(awaited=[BlockCopy(1, HASHES[0])]))
+    assert read(made, BlockCopy(2, HASHES[0])) == set()
+    assert awaited == 2 * [torch.device("cpu")]

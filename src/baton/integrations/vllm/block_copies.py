@@ -69,8 +69,7 @@ class BlockCopies:
             return
         copied, self._copied = self._copied, {}
         parts = [copied.get(name) or _LayerParts(layer, copies) for name, layer in self._layers.items()]
-        if next(iter(self._layers.values())).is_cuda:
-            torch.cuda.current_stream().synchronize()  # the parts arrive in host memory
+        _synchronize(next(iter(self._layers.values())))  # the parts arrive in host memory
         awaited = self._begin_write(copies.awaited, [part.awaited for part in parts])
         self._begin_write(copies.writes, [part.writes for part in parts])
         if awaited is not None:
@@ -122,8 +121,7 @@ class BlockCopies:
             part = memory[:, start : start + size].contiguous()
             layer[list(blocks)] = part.view(layer.dtype).view(len(blocks), *layer.shape[1:]).to(layer.device)
             start += size
-        if layers[0].is_cuda:
-            torch.cuda.current_stream().synchronize()
+        _synchronize(layers[0])
 
     def _begin_write(self, writes: Sequence[BlockCopy], parts: Sequence[torch.Tensor]) -> Future[None] | None:
         """Store blocks in a thread. `parts`: their bytes of each layer, [blocks, bytes]."""
@@ -154,6 +152,12 @@ def _part(layer: torch.Tensor, copies: Sequence[BlockCopy]) -> torch.Tensor:
     blocks = torch.tensor([copy.block for copy in copies], dtype=torch.long, device=layer.device)
     part = layer[blocks].contiguous().view(len(copies), layer[0].numel()).view(torch.uint8)
     return part.to("cpu", non_blocking=True)
+
+
+def _synchronize(layer: torch.Tensor) -> None:
+    """Wait for the copies that this thread began on the layer's GPU. The thread's own device may be another one."""
+    if layer.is_cuda:
+        torch.cuda.current_stream(layer.device).synchronize()
 
 
 def block_bytes(layers: Sequence[torch.Tensor]) -> int:
