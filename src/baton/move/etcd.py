@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import urllib.request
 from typing import Any
@@ -53,7 +54,7 @@ class Etcd:
         try:
             with urllib.request.urlopen(request, timeout=self._timeout_s) as answer:
                 return json.loads(answer.read())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise EtcdError(f"etcd at {self._url} does not answer {method}: {error}") from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import mmap
 import os
 import queue
@@ -124,7 +125,7 @@ class MooncakeStore:
         try:
             with urllib.request.urlopen(url, timeout=LIST_TIMEOUT_S) as answer:
                 keys = answer.read().decode(errors="replace").split()
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             raise StoreError(
                 f"the Mooncake master does not list its keys at {url}: {error}: set metrics_port in the URL"
             ) from None

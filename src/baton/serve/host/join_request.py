@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import math
 import ssl
 import urllib.error
@@ -61,7 +62,7 @@ def request_terms(url: str, api_key: str | None) -> HostTerms:
             raise JoinFailedError(f"{url} answers {error.code}: {message}") from error
         hint = _HINTS.get(error.code, "")
         raise ConfigError(f"{url} accepts no host: it answers {error.code}: {message}{hint}") from error
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
         why = error.reason if isinstance(error, urllib.error.URLError) else error
         if isinstance(why, ssl.SSLCertVerificationError):
             remedy = "name the file with the certificate of its authority in SSL_CERT_FILE"
