@@ -106,6 +106,8 @@ class FakeEngine:
     """Set once an answer has begun."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set whenever a request has ended."""
+    health: int = 200
+    """Status of its route of health."""
     hides_metrics: bool = False
     """It answers no request for its metrics."""
     speaks_otherwise: bool = False
@@ -197,6 +199,9 @@ class FakeEngine:
         if self.api_key and request.headers.get("authorization") != f"Bearer {self.api_key}":
             return error(401, "Unauthorized")
         return await handler(request)
+
+    async def answer_health(self, _: web.Request) -> web.Response:
+        return web.Response(status=self.health)
 
     async def tokenize(self, _: web.Request) -> web.Response:
         return error(404, "Not Found") if self.tokenizer is None else web.json_response({"tokens": self.tokenizer})

@@ -33,6 +33,7 @@ class FakeVllm(FakeEngine):
     def add_routes(self, app: web.Application) -> None:
         app.router.add_get("/version", self._version)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/health", self.answer_health)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/tokenize", self.tokenize)
         app.router.add_post("/v1/completions", self._generate)

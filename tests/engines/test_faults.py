@@ -11,6 +11,7 @@ from baton.core.errors import ConfigError
 from baton.core.http_config import HttpConfig
 from baton.serve.live.live_request import LiveRequest
 from tests.engines.fake_engine import FakeEngine, answer_to, servers
+from tests.engines.fake_vllm import FakeVllm
 from tests.engines.fleets import Baton, baton_over, finished, tokens_of
 
 PROMPT = [36 + token % 90 for token in range(40)]
@@ -150,6 +151,64 @@ def test_a_request_that_keeps_failing_fails_alone(engine: type[FakeEngine]) -> N
             assert "failed 3 times" in finish.message
             assert await baton.ask(PROMPT, 12) == answer_to(PROMPT, 12)
             baton.check()
+
+    asyncio.run(run())
+
+
+def test_no_request_fails_by_a_server_whose_engine_has_ended() -> None:
+    """It still answers /metrics, and attracts requests because it has none."""
+
+    async def run() -> None:
+        fakes = [FakeVllm(), FakeVllm()]
+        async with servers(*fakes), baton_over(*(fake.config() for fake in fakes)) as baton:
+            fakes[0].fail_posts, fakes[0].health = 1 << 30, 503
+            for number in range(4):
+                assert await baton.ask([*PROMPT, number + 40], 4) == answer_to([*PROMPT, number + 40], 4)
+            await baton.said("is lost: /health answered 503")
+            fakes[0].fail_posts, fakes[0].health = 0, 200
+            await baton.joined(2)
+            baton.check()
+
+    asyncio.run(run())
+
+
+def test_a_server_that_fails_every_request_is_lost_for_silent_s(engine: type[FakeEngine]) -> None:
+    async def run() -> None:
+        fakes = [engine(), engine()]
+        async with servers(*fakes), baton_over(*(fake.config() for fake in fakes), silent_s=1.0) as baton:
+            fakes[0].fail_posts = 1 << 30
+            lives = [baton.submit([*PROMPT, number + 40], 4) for number in range(8)]
+            await baton.said(f"{fakes[0].url} is lost: 3 requests in a row have failed there")
+            assert {(await finished(live)).outcome for live in lives} == {"failed", "finished"}
+            fakes[0].fail_posts = 0
+            await baton.joined(2)
+            baton.check()
+
+    asyncio.run(run())
+
+
+def test_the_only_server_stays_when_it_fails_every_request(engine: type[FakeEngine]) -> None:
+    async def run() -> None:
+        fake = engine()
+        async with servers(fake), baton_over(fake.config()) as baton:
+            fake.fail_posts = 12
+            lives = [baton.submit([*PROMPT, number + 40], 4) for number in range(4)]
+            assert [(await finished(live)).outcome for live in lives] == ["failed"] * 4
+            assert await baton.ask(PROMPT, 4) == answer_to(PROMPT, 4)
+            assert not any("is lost" in line for line in baton.told)
+
+    asyncio.run(run())
+
+
+def test_requests_that_a_server_refuses_do_not_cost_it(engine: type[FakeEngine]) -> None:
+    async def run() -> None:
+        fakes = [engine(), engine()]
+        async with servers(*fakes), baton_over(*(fake.config() for fake in fakes)) as baton:
+            for fake in fakes:
+                fake.fail_posts, fake.failure = 1 << 30, 400
+            ends = [await finished(baton.submit([*PROMPT, number + 40], 4)) for number in range(8)]
+            assert {end.outcome for end in ends} == {"failed"}
+            assert not any("is lost" in line for line in baton.told)
 
     asyncio.run(run())
 

@@ -35,17 +35,20 @@ from baton.integrations.engines.pods import EnginePods
 from baton.integrations.engines.port import (
     PROBE,
     EngineBrokenError,
+    EngineDeadError,
     EngineFacts,
     EngineGoneError,
     EngineRefusedError,
     EngineServer,
 )
 from baton.integrations.engines.process import EngineProcess
-from baton.integrations.engines.worker import EngineWorker, WholeRequests
+from baton.integrations.engines.worker import FAILED_REQUESTS_MAX, EngineWorker, WholeRequests
 from baton.move.clock import now_s
 from baton.serve.host.build import batch_limits
 from baton.serve.host.tasks import spawn
 from baton.serve.live.assembly import Parts
+
+_FAILING = f"{FAILED_REQUESTS_MAX} requests in a row have failed there"
 
 
 class EngineFleet:
@@ -201,8 +204,11 @@ class EngineFleet:
                 problem, facts = str(error), None
             if facts is not None and not problem:
                 self._join(member, facts)
-                self._lose(member, await self._lost(member, facts.load.started_unix_s))
+                reason = await self._lost(member, facts.load.started_unix_s)
+                self._lose(member, reason)
                 await member.server.disconnect()
+                if reason == _FAILING:
+                    await asyncio.sleep(self._config.silent_s)  # it may join again, and would fail as many again
             elif problem != member.said and not (member.process is not None and facts is None):
                 self._tell(f"{member.config.url} takes no requests: {problem}")
                 member.said = problem
@@ -320,10 +326,14 @@ class EngineFleet:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(member.suspected.wait(), self._config.check_s)
             member.suspected.clear()
+            if self._is_failing(member):
+                return _FAILING
             try:
                 load = await member.server.load()
             except EngineGoneError as error:
                 return f"no process listens there: {error}"
+            except EngineDeadError as error:
+                return str(error)
             except (EngineBrokenError, EngineRefusedError) as error:
                 if now_s() - answered_s >= self._config.silent_s:
                     return f"it has not answered for {self._config.silent_s:g} s: {error}"
@@ -334,6 +344,12 @@ class EngineFleet:
             self._handoffs.drop_ended(self._parts.driver.live)
             if member.link is not None:
                 member.link.note_load(load)
+
+    def _is_failing(self, member: Member) -> bool:
+        """Return whether a server fails its requests, and others can serve them. In pairs, the partner may fail."""
+        others = (each for each in self._members.values() if each.link is not None and each is not member)
+        is_known = member.link is not None and member.link.is_failing and not member.server.is_paired
+        return is_known and can_serve(others)
 
     def _lose(self, member: Member, reason: str) -> None:
         """Remove a lost server and its host's pool. Its requests continue on other servers."""

@@ -103,6 +103,10 @@ class EngineGoneError(EngineBrokenError):
     """No process listens at the server's address."""
 
 
+class EngineDeadError(EngineBrokenError):
+    """The server answers, but its engine has ended."""
+
+
 class EngineRefusedError(Exception):
     """The server rejected the request as invalid. Sending it again would not help."""
 

@@ -49,6 +49,8 @@ from baton.serve.host.tasks import spawn
 
 _TRIES_MAX = 3
 """Consecutive attempts without a new token after which a request fails."""
+FAILED_REQUESTS_MAX = 3
+"""Requests that fail in a row before the server counts as failing. One or two may be at fault themselves."""
 _RETRY_S = 0.2
 """Pause before a request is sent again. It doubles with every further attempt."""
 _NO_LOAD = EngineLoad()
@@ -125,6 +127,8 @@ class EngineWorker:
         self._runs: dict[RequestId, _Run] = {}
         self._failures: dict[RequestId, int] = {}
         """Failed attempts of each request since its last token."""
+        self._failed_requests = 0
+        """Requests that have failed since the last answer. Those that the server rejects as invalid do not count."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._serials = itertools.count()
         self._load = _NO_LOAD
@@ -133,6 +137,10 @@ class EngineWorker:
     def requests(self) -> int:
         """Number of requests that were sent to the server and have not ended."""
         return len(self._runs)
+
+    @property
+    def is_failing(self) -> bool:
+        return self._failed_requests >= FAILED_REQUESTS_MAX
 
     def send(self, message: WorkerCommand) -> None:
         """Queue a command. It is applied in the next turn of the event loop, after the driver's current event."""
@@ -281,6 +289,7 @@ class EngineWorker:
         elif answer.leg is not None:
             answer.leg.cancel()
         run.is_prefilled = True
+        self._failed_requests = 0
 
     async def _stream(self, run: _Run) -> None:
         reason = None
@@ -293,6 +302,7 @@ class EngineWorker:
                 if not self._is_current(run):
                     return  # the batcher has ended the request: closing the stream stops the server
                 self._failures.pop(run.start.request.id, None)
+                self._failed_requests = 0
                 run.arrived.extend(choice.token_ids)
                 self._take_turn_soon()
         if reason not in ("stop", "length"):
@@ -307,6 +317,7 @@ class EngineWorker:
         request_id = run.start.request.id
         tries = self._failures[request_id] = self._failures.get(request_id, 0) + 1
         if tries >= _TRIES_MAX:
+            self._failed_requests += 1
             run.failure = f"the server {self._server.url} failed {tries} times on this request: {error}"
             return
         log.warning("%s: request %s is sent again: %s", self.view.id, request_id, error)

@@ -9,6 +9,7 @@ from baton.integrations.engines.http import EngineHttp, decoded, event_data
 from baton.integrations.engines.port import (
     Choice,
     EngineBrokenError,
+    EngineDeadError,
     EngineFacts,
     EngineLoad,
     Generation,
@@ -68,6 +69,9 @@ class VllmServer:
         )
 
     async def load(self) -> EngineLoad:
+        async with self._http.raw("/health", None, self._http.short) as response:
+            if response.status >= 500:  # /metrics is answered without an engine
+                raise EngineDeadError(f"/health answered {response.status}")
         return read_load(await self._http.metrics())
 
     async def tokenize(self, text: str) -> list[int] | None:
