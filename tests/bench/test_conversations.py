@@ -75,12 +75,29 @@ def test_a_chat_sends_its_turns_as_messages(tmp_path: Path) -> None:
     assert len(messages[4]["content"].split()) == 2
 
 
-def test_a_conversation_ends_where_an_answer_fails(tmp_path: Path) -> None:
-    """Both openers are refused: four turns never come."""
+def test_a_conversation_ends_where_an_answer_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both openers are refused: four turns never come. They are rejected too, as in the simulator."""
     server = OddServer(refuse=503)
     with serving_in_thread(server) as url:
-        results = run(url, tmp_path)
-    assert (results["requests"], results["rejected"]) == (2, 2)
+        results = run(url, tmp_path, "--ttft-slo-s", "30")
+    assert len(server.streamed) == 2
+    assert (results["requests"], results["rejected"]) == (6, 6)
+    assert "4 x the previous turn of its conversation failed" in capsys.readouterr().out
+
+
+def test_lost_turns_miss_the_slo(tmp_path: Path) -> None:
+    """One of two conversations fails at its second turn: its third turn counts, as the first does."""
+
+    async def second_turn_fails(stream: Stream, body: dict[str, object]) -> None:
+        if "answer0" in str(body["prompt"]):
+            await stream.token()
+            return
+        await numbered(stream, body)
+
+    with serving_in_thread(OddServer(behave=second_turn_fails)) as url:
+        results = run(url, tmp_path, "--ttft-slo-s", "30")
+    assert (results["requests"], results["completed"], results["failed"]) == (6, 4, 2)
+    assert cast("dict[str, float]", results["slo"])["attainment_ratio"] == pytest.approx(4 / 6)
 
 
 def test_token_ids_cannot_carry_an_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

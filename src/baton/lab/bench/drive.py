@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
+from msgspec import structs
 
 from baton.lab.bench.client import Client, Reply
 from baton.lab.bench.probe import Target
 from baton.lab.bench.wire import Message, Prompt, request_fields
-from baton.lab.workload.conversation import Conversations, Turn, link_conversations
+from baton.lab.workload.conversation import TURN_LOST, Conversations, Turn, link_conversations
 from baton.lab.workload.prompts import PromptMaker
 from baton.lab.workload.request import TraceRequest
 from baton.move.clock import now_s
@@ -124,17 +125,35 @@ class LoadGenerator:
                 due_s=due_s,
                 keep_text=bool(prepared.messages),
             )
-            self.replies.append(reply)
-            self.on_reply(reply)
+            self._note(reply)
             following, due_s = await self._next_turn(prepared, reply), None
 
+    def _note(self, reply: Reply) -> None:
+        self.replies.append(reply)
+        self.on_reply(reply)
+
     async def _next_turn(self, prepared: PreparedRequest, reply: Reply) -> PreparedRequest | None:
-        """Wait for the think time and return the next turn. None: the conversation is over."""
+        """Wait for the think time and return the next turn. None: the conversation is over.
+
+        The turns after a failed or rejected request have the same outcome, as in the simulator.
+        """
+        if reply.record.outcome != "finished":
+            for turn in self.linked.take_rest(prepared.index):
+                self._note(_lost_reply(turn, reply))
         turn = self.linked.take_next(prepared.index)
-        if turn is None or reply.record.outcome != "finished":
+        if turn is None:
             return None
         await asyncio.sleep(turn.request.think_s or 0.0)
         return self._prepare_turn(turn, (*prepared.messages, Message("assistant", reply.text)))
+
+
+def _lost_reply(turn: Turn, before: Reply) -> Reply:
+    """Return the reply to a turn that is not sent, because the request before it did not finish."""
+    request, record = turn.request, before.record
+    lost = structs.replace(
+        record, arrival_s=record.end_s, input_tokens=request.input_tokens, token_times_s=(), slo=request.slo
+    )
+    return replace(before, index=turn.index, record=lost, reason=TURN_LOST, asked_tokens=0, late_s=0.0)
 
 
 def _idle(start_s: float | None, upcoming: TraceRequest) -> bool:

@@ -37,12 +37,11 @@ from baton.lab.sim.loop import EventLoop
 from baton.lab.sim.policies import configured_policies
 from baton.lab.sim.routed_cells import RoutedCells, routed_key
 from baton.lab.sim.spec import ClusterSpec
-from baton.lab.workload.conversation import Conversations, Turn, link_conversations
+from baton.lab.workload.conversation import TURN_LOST, Conversations, Turn, link_conversations
 from baton.lab.workload.prompts import PromptMaker
 from baton.lab.workload.request import Trace, TraceRequest
 
 Invariant = Literal["INV-1", "INV-2", "INV-3", "INV-4", "INV-5", "INV-7", "INV-8", "INV-9"]
-TURN_LOST = "the previous turn of its conversation failed, so its prompt lacks an answer"
 _REFUSALS = frozenset({"queue_full", "queue_deadline", "slo", "retries"})
 """Rejections with which a router tries another cell."""
 _SAMPLING = Sampling(stop_token_ids=(STOP_TOKEN,))

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from baton.lab.workload.request import TraceRequest
 
+TURN_LOST = "the previous turn of its conversation failed, so its prompt lacks an answer"
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:
