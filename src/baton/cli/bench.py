@@ -44,7 +44,7 @@ _LOAD = (
     ("--output-tokens", "B", f"synthetic requests: output tokens (default {OUTPUT_TOKENS})"),
     ("--requests", "N", f"requests to send (default {REQUESTS}; with --trace all)"),
     ("--limit", "N", "take at most the first N requests of the trace"),
-    ("--max-context", "TOKENS", "shorten requests whose prompt and output exceed this (default: send them unchanged)"),
+    ("--max-context", "TOKENS", "shorten requests and end conversations beyond this (default: send them unchanged)"),
     ("--seed", "S", "seed of prompts and arrivals (default 0)"),
     ("--warmup", "N", "requests sent before the run and not measured (default 1)"),
 )

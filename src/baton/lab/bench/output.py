@@ -103,6 +103,8 @@ def remarks(report: BenchReport) -> Iterator[str]:
         yield f"answers shorter than requested, ended by the server: {report.short_answers}"
     if report.load.shortened:
         yield f"requests shortened to fit {report.options.context_tokens} tokens: {report.load.shortened}"
+    if report.load.left_out:
+        yield f"turns left out of conversations beyond {report.options.context_tokens} tokens: {report.load.left_out}"
     if report.load.source.startswith("synthetic") and (report.results.prefix_hit_ratio or 0) > _HIT_NOTABLE_RATIO:
         yield "prompts of an earlier run were still cached; another --seed makes new prompts"
 

@@ -42,6 +42,8 @@ class Load:
     requests: tuple[TraceRequest, ...]
     shortened: int
     """Requests that were shortened to the context."""
+    left_out: int
+    """Turns that were left out, because their conversations exceed the context."""
 
     @property
     def converses(self) -> bool:
@@ -63,10 +65,12 @@ def make_load(options: BenchOptions) -> Load:
             trace = _read(file, options)
             source = f"{file.path.name} ({trace.format})"
     trace = _paced(trace, options, draw)
-    shortened = 0
+    requests, shortened = len(trace.requests), 0
     if options.context_tokens is not None:
         trace, shortened = fit_context(trace, options.context_tokens)
-    return Load(source=source, requests=trace.requests, shortened=shortened)
+    return Load(
+        source=source, requests=trace.requests, shortened=shortened, left_out=requests - len(trace.requests)
+    )  # fmt: skip
 
 
 def _read(file: TraceFile, options: BenchOptions) -> Trace:

@@ -8,6 +8,7 @@ from random import Random
 from msgspec.structs import replace
 
 from baton.lab.workload.arrivals import Arrivals, draw_times_s
+from baton.lab.workload.conversation import Turn, link_conversations
 from baton.lab.workload.request import Trace, TraceRequest
 
 
@@ -108,11 +109,22 @@ def _with_session_starts(trace: Trace, arrivals: Arrivals, draw: Random) -> Trac
 def fit_context(trace: Trace, context_tokens: int) -> tuple[Trace, int]:
     """Shorten every request that is longer than the context (at least 2 tokens). Return also how many were shortened.
 
-    The output keeps at most half of the context; the input keeps its leading tokens, so that prefixes stay shared.
+    The output keeps at most half of the context; the input keeps its leading tokens, so that prefixes stay shared. A
+    later turn of a conversation is left out with all turns after it, because it repeats what was said.
     """
-    fitted = [_fit(request, context_tokens) for request in trace.requests]
-    shortened = sum(new is not old for new, old in zip(fitted, trace.requests, strict=True))
-    return replace(trace, requests=tuple(fitted)), shortened
+    linked, fitted = link_conversations(trace.requests), dict[int, TraceRequest]()
+    for index, opener in linked.openers:
+        fitted[index] = last = _fit(opener, context_tokens)
+        tokens = last.input_tokens + last.output_tokens
+        for turn in linked.take_rest(index):
+            known_tokens = last.input_tokens + last.output_tokens
+            last = turn.request
+            tokens = Turn(turn.index, last, known_tokens).prompt_tokens(tokens) + last.output_tokens
+            if tokens > context_tokens:
+                break
+            fitted[turn.index] = last
+    shortened = sum(new is not trace.requests[index] for index, new in fitted.items())
+    return replace(trace, requests=tuple(fitted[index] for index in sorted(fitted))), shortened
 
 
 def _fit(request: TraceRequest, context_tokens: int) -> TraceRequest:

@@ -23,7 +23,9 @@ from baton.lab.workload.arrivals import (
     follow_rate,
     weibull_shape,
 )
-from baton.lab.workload.generate import synthetic_trace
+from baton.lab.workload.conversation import link_conversations
+from baton.lab.workload.describe import Conversation, Workload
+from baton.lab.workload.generate import generate, synthetic_trace
 from baton.lab.workload.load import read_trace
 from baton.lab.workload.request import Trace, TraceRequest
 from baton.lab.workload.schedule import cut_trace, fit_context, redraw_arrivals, scale_rate, spread_arrivals
@@ -155,6 +157,27 @@ def test_a_long_request_is_cut_to_the_context_and_keeps_its_prefix() -> None:
     assert (trace.requests[1].input_tokens, trace.requests[1].output_tokens) == (70, 30)
     assert trace.requests[1].prefix_ids == (0, 1, 2, 3, 4)
     assert (trace.requests[2].input_tokens, trace.requests[2].output_tokens) == (10, 50)
+
+
+def test_a_conversation_ends_within_the_context() -> None:
+    """Before, each turn was shortened alone, and the conversation that it repeats was sent in full."""
+    turns = Conversation(turns=8, think_s=1.0, followup_tokens=400)
+    workload = Workload(requests=200, input_tokens=1500, output_tokens=300, conversation=turns)
+    drawn = generate(workload, seed=1)
+    kept, shortened = fit_context(drawn, 4096)
+    assert shortened == 0
+    assert 0 < len(kept.requests) < len(drawn.requests)
+    linked, longest = link_conversations(kept.requests), 0
+    for index, opener in linked.openers:
+        tokens = opener.input_tokens + opener.output_tokens
+        for turn in linked.take_rest(index):
+            tokens = turn.prompt_tokens(tokens) + turn.request.output_tokens
+        longest = max(longest, tokens)
+    assert 4096 - 700 < longest <= 4096
+    assert fit_context(kept, 4096)[0] == kept
+    opener, *rest = fit_context(drawn, 1024)[0].requests
+    assert (opener.input_tokens, opener.output_tokens) == (724, 300)
+    assert not any(request.turn for request in rest), "the next turns repeat more than fits"
 
 
 def test_nobody_comes_while_the_rate_is_zero() -> None:
