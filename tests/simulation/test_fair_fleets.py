@@ -82,3 +82,20 @@ def test_a_tenant_with_twice_the_weight_gets_twice_the_service() -> None:
     policy = replace(VTC, fairness=Plugin(use="vtc", options={"weights": {"one": 4.0}}))
     same = (64, 64)
     assert gap(FLEETS[1], policy, same, same) > 2 * gap(FLEETS[1], VTC, same, same)
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_client_with_few_requests_does_not_wait_for_one_with_many(is_named: bool) -> None:
+    """As on a server, where a client is a key or an address. In a trace it has a number of its own, or its tenant's."""
+    flood = [
+        TraceRequest(at_s=0.01 * place, input_tokens=64, output_tokens=64, tenant="many", client=int(is_named))
+        for place in range(40)
+    ]
+    tenant = "many" if is_named else "few"
+    few = [TraceRequest(at_s=2.0 + place, input_tokens=64, output_tokens=64, tenant=tenant) for place in range(3)]
+    spec = ClusterSpec(topology=FLEETS[1], batch=BatchLimits(requests_max=4), queue_s=600.0)
+    trace = Trace(format="made", timing="absolute", requests=(*flood, *few))
+    records = play_cell(CellJob(spec=spec, trace=trace, policy=FCFS, seed=0, slo=None))
+    waits_s = [record.ttft_s or 0.0 for record in records if record.arrival_s >= 2.0]
+    assert len(waits_s) == 3
+    assert max(waits_s) < 1.0

@@ -167,6 +167,7 @@ def trace_of_log(decisions: Iterable[Decision], *, block_tokens: int) -> Trace:
             prefix_ids=tuple(block_ids.setdefault(block, len(block_ids)) for block in request.block_hashes),
             prefix_block_tokens=block_tokens if request.block_hashes else 0,
             tenant=request.tenant,
+            client=request.client,
             priority=request.priority,
             slo=request.slo,
         )

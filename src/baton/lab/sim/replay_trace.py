@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
+from zlib import crc32
 
 import msgspec
 from msgspec import structs
@@ -156,6 +157,7 @@ class _Replay:
             arrived_at_s=cluster.loop.now_s,
             sampling=_SAMPLING,
             tenant=request.tenant,
+            client=request.client or crc32(request.tenant.encode()),
             priority=request.priority,
             shares_blocks=self.shares_blocks,
             slo=request.slo or choice.slo or self.slo,

@@ -26,6 +26,8 @@ class TraceRequest(Struct, frozen=True, kw_only=True, gc=False):
     prefix_block_tokens: Count = 0
     """Tokens of one such block; 0 if the source has no prefixes."""
     tenant: str = ""
+    client: int = 0
+    """Number of the client, for the turns of clients on a server. 0: the tenant is the client."""
     session: str = ""
     turn: Count = 0
     """0 for the first request of a session."""

@@ -12,12 +12,13 @@ import pytest
 from msgspec import structs
 
 from baton.cli.main import main
-from baton.core.messages import SetRole
+from baton.core.messages import RequestArrived, SetRole
 from baton.core.types import Slo, WorkerId
-from baton.decide.control.decision_log import LogHeader
+from baton.decide.control.decision_log import Decision, LogHeader
+from baton.lab.report.log_records import trace_of_log
 from baton.lab.workload.load import read_trace
 from baton.serve.live.log_file import LogWriter
-from tests.unit.lab.report.logs import BLOCK_TOKENS, COST, POLICY, log_of
+from tests.unit.lab.report.logs import BLOCK_TOKENS, COST, POLICY, log_of, request
 
 HEADER = LogHeader(policy=POLICY, block_tokens=BLOCK_TOKENS, cost=COST)
 
@@ -134,6 +135,12 @@ def test_the_arrivals_of_a_log_are_a_trace(log: Path, tmp_path: Path) -> None:
     assert [len(request.prefix_ids) for request in trace.requests] == [0, 90, 0]
     assert trace.requests[1].prefix_block_tokens == BLOCK_TOKENS
     assert trace.requests[2].slo == Slo(ttft_s=0.001, tpot_s=1.0)
+
+
+def test_the_trace_of_a_log_keeps_the_clients() -> None:
+    asked = structs.replace(request("x"), client=7)
+    (found,) = trace_of_log([Decision(1.0, RequestArrived(asked), ())], block_tokens=BLOCK_TOKENS).requests
+    assert found.client == 7
 
 
 def test_replay_draws_the_log(log: Path, tmp_path: Path) -> None:
