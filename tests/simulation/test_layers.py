@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from baton.core.copies import CopyBlocks, LandingEnded
-from baton.core.types import HostId, RequestId, WorkerId
+from baton.core.types import HostId, RequestId, Role, WorkerId
 from baton.lab.sim.cluster import SimCluster
 from baton.lab.sim.faults import Death, HostKill, Kill, WireCut
-from baton.lab.sim.spec import SimWorkers
+from baton.lab.sim.spec import SimWire, SimWorkers
 from tests.campaign.play import play, prepare_play
 from tests.campaign.scenario import FREQUENT_TICKS_WAIT_S, RESTLESS, Scenario, draw_scenario, with_faults
 from tests.campaign.triggers import Cancel
@@ -144,3 +144,22 @@ def test_what_some_layers_take_is_predicted_for_some_layers() -> None:
     assert sum(copy.whole_tokens for copy in begun) == pytest.approx(300, abs=len(begun))
     links, now_s = cluster.server.cluster.transfers.links, cluster.loop.now_s
     assert links.view((A, B), 300, lambda tokens: 0.001 * tokens, now_s).expected_s > 0.3 / 2 > 0.3 / len(begun)
+
+
+@pytest.mark.parametrize("role", ["prefill", "mixed"])
+def test_the_prompt_hides_the_first_handoff_and_no_later_move(role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy_s, moved = SimCluster.copy_s, list[tuple[bool, bool]]()
+
+    def watched(self: SimCluster, copy: CopyBlocks) -> float:
+        seconds, tokens = copy_s(self, copy), len(self.server.journal.lives[copy.request_id].token_times_s)
+        moved.append((tokens <= 1, seconds < 0.001 * copy.tokens))
+        return seconds
+
+    monkeypatch.setattr(SimCluster, "copy_s", watched)
+    made = two_hosts(request("q", output=60), request("r", output=60), policy=RESTLESS)
+    workers = (SimWorkers(role=role, host=A), SimWorkers(role="mixed" if role == "mixed" else "decode", host=B))
+    wire = SimWire(overlap_ratio=1.0, residue_s=0.0)
+    play(replace(made, cluster=replace(made.cluster, workers=workers, wire=wire, tick_s=0.05)))
+    assert (False, False) in moved
+    assert (False, True) not in moved
+    assert ((True, True) in moved) is (role == "prefill")
