@@ -72,6 +72,8 @@ def test_paths_of_flags_are_of_the_working_directory(
     )
     monkeypatch.chdir(tmp_path)
     assert main(["plan", "questions/q.toml", "--trace", "traces/t.jsonl"]) == 0, capsys.readouterr().err
+    assert main(["plan", "questions/q.toml", "--trace", "traces/t.jsonl", "--output-tokens", "20"]) == 2
+    assert "leave out workload.input_tokens and workload.output_tokens" in capsys.readouterr().err
 
 
 def test_what_was_borrowed_for_a_gpu_of_ones_own_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

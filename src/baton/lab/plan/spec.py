@@ -184,6 +184,8 @@ def _range_problems(spec: PlanSpec) -> list[str]:
     found = out_of_range(spec)
     if spec.workload.rate_rps and spec.workload.day_rates_rps:
         found.append("workload.rate_rps and workload.day_rates_rps are both given: leave one of them out")
+    if spec.workload.trace and (spec.workload.input_tokens or spec.workload.output_tokens):
+        found.append("workload.trace has the lengths: leave out workload.input_tokens and workload.output_tokens")
     if not 0 < spec.slo.attainment_ratio < 1:
         found.append(f"slo.attainment_ratio is {spec.slo.attainment_ratio:g}, but must be between 0 and 1: try 0.9")
     if not 0 <= spec.workload.cached_ratio < 1:
