@@ -18,16 +18,19 @@ from baton.core.errors import ConfigError, StoreError, TransferError
 from baton.core.keys import read_shared_secret
 from baton.move.ipc.challenge import WrongSecretError, admit, prove
 from baton.move.ipc.cluster_tls import ClusterTls
+from baton.move.store import node_wire
 from baton.move.store.node import StoreNode
 from baton.move.store.store_url import open_store
 from baton.move.transport.port import Extent
 from baton.move.transport.protection import Protection
 from baton.move.transport.tcp import TcpTransport
 from baton.move.transport.tcp_peer import TcpLimits
+from baton.move.transport.wire import SourceRequest, Verb
 from tests.transfers.wires import Proxy
 
 SECRET, OTHER = b"s" * 32, b"o" * 32
 BLOCK_BYTES = 1024
+REQUEST_BYTES = len(SourceRequest(Verb.PROVE, 0, 0, b"", 0, 0, 0).packed())
 NAME = bytes(range(16))
 KV = random.Random(4).randbytes(1 << 16)
 
@@ -161,6 +164,31 @@ def test_a_silent_client_is_disconnected_soon(monkeypatch: pytest.MonkeyPatch, l
     host, _, port = locked_node.address.rpartition(":")
     with socket.create_connection((host, int(port)), 60) as silent:
         assert silent.recv(1) == b""
+
+
+def is_cut(address: str, bytes_max: int) -> bool:
+    """Return whether a client is disconnected that sends fewer than `bytes_max` bytes, one after the other."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), 60) as slow, suppress(ConnectionError):
+        slow.settimeout(0.05)
+        for _ in range(bytes_max - 1):
+            slow.sendall(b"x")
+            with suppress(TimeoutError):
+                return slow.recv(1) == b""
+        return False
+    return True
+
+
+def test_a_client_that_sends_byte_after_byte_is_disconnected_soon(
+    monkeypatch: pytest.MonkeyPatch, locked_node: StoreNode
+) -> None:
+    """A limit of each call would never end it."""
+    monkeypatch.setattr("baton.move.store.node.FIRST_REQUEST_S", 0.2)
+    monkeypatch.setattr("baton.move.transport.tcp_source.FIRST_REQUEST_S", 0.2)
+    assert is_cut(locked_node.address, node_wire.HELLO.size)
+    source = TcpTransport("127.0.0.1:0", protection=Protection(SECRET))
+    assert is_cut(source.address, REQUEST_BYTES)
+    source.close()
 
 
 def test_a_client_with_a_secret_uses_no_node_without_one(node: StoreNode, files: dict[bytes, Path]) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 _BACKLOG = 128
 _ACCEPT_RETRY_S = 0.1
@@ -103,6 +104,18 @@ def hang_up(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError:
         return
+
+
+@contextmanager
+def hang_up_after(connection: socket.socket, limit_s: float) -> Iterator[None]:
+    """Hang up if the body takes longer. `limit_waits` does not end a client that sends byte after byte."""
+    timer = threading.Timer(limit_s, hang_up, [connection])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def limit_waits(connection: socket.socket, *, receive_s: float, send_s: float) -> None:

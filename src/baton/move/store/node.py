@@ -20,7 +20,7 @@ from baton.core.errors import StoreError
 from baton.core.types import BlockHash
 from baton.move.ipc.challenge import admit
 from baton.move.ipc.cluster_tls import ClusterTls
-from baton.move.ipc.connections import ConnectionServer, receive_views, send_views
+from baton.move.ipc.connections import ConnectionServer, hang_up_after, receive_views, send_views
 from baton.move.ipc.shared_memory import (
     bind_abstract,
     bind_in_folder,
@@ -104,19 +104,19 @@ class StoreNode:
     def _serve(self, connection: socket.socket) -> None:
         """Serve one client until it hangs up, stalls (OSError) or sends an invalid request."""
         wire.bound_waits(connection, FIRST_REQUEST_S)
-        hello = wire.receive(connection, wire.HELLO.size)
-        if not hello.startswith(wire.MAGIC) or (_is_near(connection) and not is_same_user(connection)):
-            return
-        if not self._secret:
+        with ExitStack() as opened:
+            with hang_up_after(connection, FIRST_REQUEST_S):
+                hello = wire.receive(connection, wire.HELLO.size)
+                if not hello.startswith(wire.MAGIC) or (_is_near(connection) and not is_same_user(connection)):
+                    return
+                if self._secret:
+                    send_views(connection, [wire.ANSWER.pack(wire.PROVE_SECRET, wire.MAGIC, b"", 0, b"")])
+                if self._secret and (self._tls is None or _is_near(connection)):
+                    admit(connection, self._secret)
+                elif self._tls is not None:
+                    connection = opened.enter_context(closing(self._tls.accept(connection)))
+                    hello = wire.receive(connection, wire.HELLO.size)
             self._serve_admitted(connection, hello)
-            return
-        send_views(connection, [wire.ANSWER.pack(wire.PROVE_SECRET, wire.MAGIC, b"", 0, b"")])
-        if self._tls is None or _is_near(connection):
-            admit(connection, self._secret)
-            self._serve_admitted(connection, hello)
-            return
-        with closing(self._tls.accept(connection)) as encrypted:
-            self._serve_admitted(encrypted, wire.receive(encrypted, wire.HELLO.size))
 
     def _serve_admitted(self, connection: socket.socket, hello: bytes) -> None:
         wire.bound_waits(connection, IDLE_S)

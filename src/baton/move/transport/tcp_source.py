@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import xxhash
 
 from baton.core.errors import TransferError
-from baton.move.ipc.connections import limit_waits, send_views
+from baton.move.ipc.connections import hang_up_after, limit_waits, send_views
 from baton.move.transport.offers import Offer, Offers, OfferStatus
 from baton.move.transport.protection import Protection
 from baton.move.transport.wire import (
@@ -26,7 +26,7 @@ from baton.move.transport.wire import (
 log = logging.getLogger("baton.transfer")
 
 FIRST_REQUEST_S = 5.0
-"""A client that sends no request within this time is disconnected."""
+"""A client that is not admitted, or sends no request, within this time is disconnected."""
 
 _IDLE_S = 120.0
 """Maximum time between two requests."""
@@ -43,12 +43,14 @@ def serve_reads(offers: Offers, connection: socket.socket, protection: Protectio
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     fit_buffers(connection)
     limit_waits(connection, receive_s=FIRST_REQUEST_S, send_s=_STALL_S)
-    with closing(protection.accept(connection)) as protected:
-        _answer_requests(offers, protected)
+    with ExitStack() as opened:
+        with hang_up_after(connection, FIRST_REQUEST_S):
+            protected = opened.enter_context(closing(protection.accept(connection)))
+            request = receive_request(protected)
+        _answer_requests(offers, protected, request)
 
 
-def _answer_requests(offers: Offers, connection: socket.socket) -> None:
-    request = receive_request(connection)
+def _answer_requests(offers: Offers, connection: socket.socket, request: SourceRequest | None) -> None:
     limit_waits(connection, receive_s=_IDLE_S, send_s=_STALL_S)
     while request is not None:
         offer = offers.find(request.epoch, request.number, request.secret)
