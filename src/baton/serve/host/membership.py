@@ -126,7 +126,7 @@ class Membership:
         self._answer: asyncio.Future[Welcome | JoinRefused] = asyncio.get_running_loop().create_future()
         self._mover: MoverSupervisor | None = None
         self._supervisor: Supervisor | None = None
-        self._keep_arena = False
+        self._keep_as = ""
         self.is_leaving = False
         """This host was told to leave: by a signal, or by an operator of the server."""
         self.restarts = False
@@ -155,10 +155,11 @@ class Membership:
                 task.cancel()
             self._stream.end("the membership has ended")
             await self._stop()
-            if self.kept is None and not self._keep_arena:
+            if self.kept is None and not self._keep_as:
                 parts.arena.close()
             else:
-                self.kept = KeptArena(self._key, HostArena(parts.arena_id, parts.arena, parts.blocks_total))
+                arena_id = self._keep_as or parts.arena_id
+                self.kept = KeptArena(self._key, HostArena(arena_id, parts.arena, parts.blocks_total))
 
     @property
     def _key(self) -> str:
@@ -301,8 +302,8 @@ class Membership:
             case Welcome() | JoinRefused():
                 if not self._answer.done():
                     self._answer.set_result(message)
-            case Dismissed(reason=reason, keep_arena=keep_arena):
-                self._keep_arena = keep_arena
+            case Dismissed(reason=reason, keep_as=keep_as):
+                self._keep_as = keep_as
                 self._end(reason)
             case LeaveCluster(reason=reason, restarts=restarts):
                 if not self.is_leaving:  # a second call of `leave` would not wait

@@ -35,7 +35,7 @@ from baton.serve.host.tier_opening import is_shared
 from baton.serve.live.assembly import Parts, window_of
 from baton.serve.live.gateway import SERVING_STATES
 from baton.serve.live.joined_host import AgentReceiver, JoinedHost
-from baton.serve.live.kept_arenas import KeptArenas
+from baton.serve.live.kept_arenas import ArenaTable, KeptArenas
 from baton.serve.live.waiting import TOKEN_S
 from baton.serve.messages.hosting import HostHello, HostTerms, JoinRefused, Welcome
 from baton.serve.messages.moving import MoverEvent, MoverReady, MoverSetup, TierOrder
@@ -260,9 +260,12 @@ class Hosts:
             self._listening.close()
         for connection in [*self._arrivals.unauthenticated]:
             connection.dismiss("the server ends")
-        tables = {host.arena_id: self._kept.table(self.driver.pools[host.id]) for host in self._joined.values()}
+        tables: dict[str, ArenaTable] = {}
         for host in [*self._joined.values()]:  # no block changes after its table
-            host.dismiss("the server ends", keep_arena=tables[host.arena_id] is not None)
+            table, keep_as = self._kept.table(self.driver.pools[host.id]), secrets.token_hex(16)
+            if table is not None:
+                tables[keep_as] = table  # new: after another server, the arena has other KV than in an earlier table
+            host.dismiss("the server ends", keep_as=keep_as if table is not None else "")
         await asyncio.to_thread(self._kept.save, tables)
         if self._mover is not None:
             await self._mover.stop()

@@ -104,7 +104,6 @@ class JoinedHost:
             FromAgentMessage, on_message=self._on_message, on_end=self._ended
         )
         self.stream.frames.bytes_max = _HELLO_BYTES_MAX
-        self.arena_id = ""
         self._registry = registry
         self._deadline = asyncio.get_running_loop().call_later(
             _HELLO_S, self._give_up, f"it has sent no hello for {_HELLO_S:.0f} s"
@@ -136,9 +135,9 @@ class JoinedHost:
         """Ask the agent to leave the cluster in order, and then to end. `restarts`: to start its program again."""
         self.stream.put(LeaveCluster(reason, restarts))
 
-    def dismiss(self, reason: str, *, keep_arena: bool = False) -> None:
-        """Close the connection. The agent may ask to join again, with its KV if `keep_arena`."""
-        self.stream.end(reason, Dismissed(reason, keep_arena))
+    def dismiss(self, reason: str, *, keep_as: str = "") -> None:
+        """Close the connection. The agent may ask to join again, with its KV if `keep_as` names a table of it."""
+        self.stream.end(reason, Dismissed(reason, keep_as))
 
     def _give_up(self, reason: str) -> None:
         """End the connection. If its TLS handshake has failed, report the end here, because the stream does not."""
@@ -192,7 +191,7 @@ class JoinedHost:
     def _admit(self, hello: HostHello) -> Welcome | JoinRefused:
         answer = self._registry.admit(self, hello)
         if isinstance(answer, Welcome):
-            self.id, self.arena_id = hello.host, hello.arena_id
+            self.id = hello.host
             self.stream.frames.bytes_max = FRAME_BYTES_MAX
             self._deadline.cancel()
         return answer

@@ -44,10 +44,10 @@ class KeptArenas:
         blocks = pool.hot_prefixes.sealed(KEPT_BLOCKS_MAX) if self._folder is not None else ()
         return ArenaTable(blocks_total=pool.view().blocks_total, blocks=tuple(blocks)) if blocks else None
 
-    def save(self, tables: Mapping[str, ArenaTable | None]) -> None:
+    def save(self, tables: Mapping[str, ArenaTable]) -> None:
         """Save tables by the ids of their arenas. If that fails, the KV will be dropped; the reason is logged."""
         for arena_id, table in tables.items():
-            if self._folder is None or table is None or _ID.fullmatch(arena_id) is None:
+            if self._folder is None:
                 continue
             try:
                 make_private_folder(self._folder)

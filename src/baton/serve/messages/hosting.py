@@ -45,7 +45,7 @@ class HostHello(Struct, frozen=True, kw_only=True, tag=True):
     mover: MoverReady
     mover_generation: int
     arena_id: str = ""
-    """32 hexadecimal digits, drawn with the arena. A server that saved a table of its blocks uses them again."""
+    """32 hexadecimal digits, drawn with the arena or with the table of its blocks that the last server saved."""
     prices: dict[str, float] = {}
     """Expected prices of its workers' steps, by the keys of the linear cost model. Empty: not known."""
 
@@ -148,8 +148,8 @@ class Dismissed(Struct, frozen=True, tag=True):
     """The server shuts down or has given up the host. The host may ask to join again."""
 
     reason: str
-    keep_arena: bool = False
-    """The next server will know which KV is in the host's arena."""
+    keep_as: str = ""
+    """New id of the host's arena, under which a server finds the table of its KV. Empty: the KV is of no use."""
 
 
 class LeaveCluster(Struct, frozen=True, tag=True):
