@@ -320,13 +320,19 @@ class _ClientProcess:
 
     @contextmanager
     def lane(self) -> Iterator[_Lane]:
-        """Borrow an idle lane. Raises OSError if none gets idle in time."""
+        """Borrow an idle lane. Raises OSError if none gets idle in time.
+
+        An OSError of the body ends the process: a later call could take the answer of the one that failed for its own.
+        """
         try:
             lane = self._idle.get(timeout=ANSWER_TIMEOUT_S)
         except queue.Empty:
             raise TimeoutError("every lane to the process of Mooncake's client is busy") from None
         try:
             yield lane
+        except OSError:
+            self.kill()
+            raise
         finally:
             self._give_back(lane)
 
