@@ -92,7 +92,11 @@ class BatonStoreConnector(RemoteConnector):
         return True
 
     async def batched_put(self, keys: Sequence[CacheEngineKey], memory_objs: Sequence[MemoryObj]) -> None:
-        await asyncio.wrap_future(self._threads.submit(self._write, keys, memory_objs))
+        for memory in memory_objs:
+            memory.ref_count_up()  # LMCache releases its own count also if this is cancelled while the thread reads
+        writing = self._threads.submit(self._write, keys, memory_objs)
+        writing.add_done_callback(lambda _: _release_all(memory_objs))
+        await asyncio.wrap_future(writing)
 
     def remove_sync(self, key: CacheEngineKey) -> bool:
         block_hash = _block_hash(key)
