@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from baton.cli.ask_server import check_url
 from baton.cli.serve import tell
@@ -51,6 +53,17 @@ def run(args: argparse.Namespace) -> int:
     return standby.run()
 
 
+@dataclass(slots=True)
+class _Lease:
+    id: str
+    renewed_s: float
+    """Time just before the request that renewed it last. It begins after that, so it lasts at least `--ttl-s` longer.
+
+    -inf: it is lost.
+    """
+    is_over: threading.Event = field(default_factory=threading.Event)
+
+
 class _Standby:
     """Campaigns for the lease, and runs the command while it holds it."""
 
@@ -77,7 +90,7 @@ class _Standby:
                 lease = self._etcd.grant(self._ttl_s)
                 if self._etcd.create(self._key, self._url, lease):
                     tell(f"this server is active: {self._url}")
-                    code = self._serve(lease, asked_s)
+                    code = self._serve(_Lease(lease, asked_s))
                     if code is not None:
                         return code
                     continue
@@ -91,36 +104,38 @@ class _Standby:
             self._stopped.wait(self._ttl_s / 3)
         return 0
 
-    def _serve(self, lease: str, renewed_s: float) -> int | None:
-        """Run the server until it ends, and return its exit code. If the lease is lost first, kill it and return None.
-
-        `renewed_s`: time just before the request that renewed the lease last. The lease begins after that, so this
-        process never assumes that it lasts longer than it does.
-        """
+    def _serve(self, lease: _Lease) -> int | None:
+        """Run the server until it ends. Return its exit code. If the lease is lost first, kill it and return None."""
         server = self._server = subprocess.Popen(
             [sys.executable, "-c", _START, *self._command], stdin=subprocess.DEVNULL, start_new_session=True
         )
         if self._stopped.is_set():
             server.send_signal(signal.SIGTERM)  # the signal came before the server was known
-        while now_s() - renewed_s < self._ttl_s / 2:  # a turn takes a third of it at most
+        threading.Thread(target=self._renew, args=(lease,), daemon=True).start()
+        while now_s() - lease.renewed_s < self._ttl_s * 2 / 3:
             try:
-                code = server.wait(self._ttl_s / 6)
+                code = server.wait(self._ttl_s / 12)
             except subprocess.TimeoutExpired:
-                pass
-            else:
-                with contextlib.suppress(EtcdError):
-                    self._etcd.revoke(lease)
-                return code
-            asked_s = now_s()
-            try:
-                if not self._etcd.keep_alive(lease):
-                    break
-                renewed_s = asked_s
-            except EtcdError as error:
-                tell(str(error))
+                continue
+            lease.is_over.set()
+            with contextlib.suppress(EtcdError):
+                self._etcd.revoke(lease.id)
+            return code
+        lease.is_over.set()
         self._server = None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)
         server.wait()
         tell("the lease is lost: the server was killed, another one may be active")
         return None
+
+    def _renew(self, lease: _Lease) -> None:
+        """Renew a lease until it is over or lost. A thread does it, because the look-up of a name has no deadline."""
+        while not lease.is_over.wait(self._ttl_s / 6):
+            asked_s = now_s()
+            try:
+                is_held = self._etcd.keep_alive(lease.id)
+            except EtcdError as error:
+                tell(str(error))
+                continue
+            lease.renewed_s = asked_s if is_held else -math.inf
