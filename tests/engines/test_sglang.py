@@ -51,6 +51,28 @@ def test_a_stream_of_new_tokens_only_is_read_as_well() -> None:
     asyncio.run(run())
 
 
+def test_a_stream_that_hangs_breaks_once_the_server_is_lost() -> None:
+    async def run() -> None:
+        got: asyncio.Queue[Choice] = asyncio.Queue()
+
+        async def read() -> None:
+            async for choice in server.stream(generation):
+                got.put_nowait(choice)
+
+        fake = FakeSglang(free_tokens=1)
+        async with servers(fake):
+            server = SglangServer(fake.url, "", answer_s=10)
+            generation = Generation(id="a", tokens=PROMPT, output_tokens=0, tokens_max=9, sampling=Sampling())
+            reading = asyncio.create_task(read())
+            assert (await got.get()).token_ids == ANSWER[:1]
+            await server.disconnect()
+            with pytest.raises(EngineBrokenError):
+                await asyncio.wait_for(reading, 10)
+            await server.close()
+
+    asyncio.run(run())
+
+
 def event(tokens: list[int], completion_tokens: int, reason: FinishReason | None = None) -> Event:
     return Event(output_ids=tokens, meta_info=MetaInfo(completion_tokens=completion_tokens, finish_reason=reason))
 

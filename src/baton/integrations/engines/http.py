@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -64,9 +65,12 @@ class EngineHttp:
         """Limits of requests other than generations."""
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._session = _session(self._headers)
+        self._requests: set[asyncio.Timeout] = set()
 
     async def disconnect(self) -> None:
         """Break all requests under way. Later ones get new connections."""
+        for request in self._requests:  # a closed session leaves their reads waiting
+            request.reschedule(asyncio.get_running_loop().time())
         session, self._session = self._session, _session(self._headers)
         await session.close()
 
@@ -130,14 +134,27 @@ class EngineHttp:
         if self._session.closed:
             raise EngineGoneError(f"{path}: Baton has closed its connections to this server")
         try:
-            async with self._session.request(
-                method, self.url + path, json=body, headers=headers, timeout=allowed, allow_redirects=False
-            ) as response:
+            async with (
+                self._breakable(),
+                self._session.request(
+                    method, self.url + path, json=body, headers=headers, timeout=allowed, allow_redirects=False
+                ) as response,
+            ):
                 yield response
         except aiohttp.ClientConnectorError as error:
             raise EngineGoneError(f"{path}: {error}") from error
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:  # ValueError: a line is too long
             raise EngineBrokenError(f"{path}: {type(error).__name__}: {error}") from error
+
+    @asynccontextmanager
+    async def _breakable(self) -> AsyncGenerator[None]:
+        """Make `disconnect` raise TimeoutError in this block."""
+        async with asyncio.timeout(None) as limit:
+            self._requests.add(limit)
+            try:
+                yield
+            finally:
+                self._requests.discard(limit)
 
 
 def _session(headers: dict[str, str]) -> aiohttp.ClientSession:
