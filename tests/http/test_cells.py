@@ -295,6 +295,7 @@ def test_stored_state_is_looked_for_in_each_cell_and_every_decision_is_replayed(
     [
         ("/v1/completions", {}, (999,), 400),
         ("/v1/completions", {"n": 2}, (70,), 400),
+        ("/v1/completions", {"echo": True, "logprobs": 1}, (70,), 400),
         ("/v1/completions", {}, (70,) * 12, 409),
         ("/v1/completions", {"prompt": "another one"}, (70,), 409),
         ("/v1/messages", {}, (70,), 415),

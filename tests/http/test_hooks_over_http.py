@@ -6,8 +6,11 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 import pytest
 
+from baton.serve.http.resume import SavedStream
+from baton.serve.http.stream_marks import STREAM_TYPE, StreamStart
 from baton.serve.live.hooks import Hooks
 from examples.hooks.system_prompt import SystemPrompt
 from tests.unit.serve.http.test_hooks import Shout
@@ -31,6 +34,15 @@ class BreaksAfter:
 
     def flush(self) -> str:
         return ""
+
+
+class Breaks(BreaksAfter):
+    """Raises on the first piece."""
+
+    def begin(self, body: Mapping[str, Any], route: str) -> BreaksAfter:
+        made = BreaksAfter()
+        made.pieces = 2
+        return made
 
 
 def test_a_request_hook_changes_the_prompt(build: Callable, serve: Callable) -> None:
@@ -67,3 +79,16 @@ def test_a_hook_that_breaks_fails_its_request_and_frees_its_blocks(
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "hook_failed"
     while client.get("/cluster").json()["workers"][0]["kv_blocks_used"]:
         pass  # each round is one request served; the test's timeout bounds it
+
+
+def test_a_hook_that_breaks_on_a_continued_stream_leaves_no_request(build: Callable, serve: Callable) -> None:
+    path, body = "/v1/completions", {"prompt": "hi", "stream": True, "max_tokens": 9, "ignore_eos": True}
+    started = serve(build()).post(path, json=body, headers={"x-baton-marks": "1"})
+    start = msgspec.json.decode(started.headers["x-baton-stream"], type=StreamStart)
+    sent = {"path": "", "owner": "", "body": json.dumps(body).encode(), "output": (70,), "expires_unix_s": 0}
+    stream = msgspec.msgpack.encode(SavedStream(**sent, **msgspec.structs.asdict(start)))
+    house = build(hooks=Hooks(output=(Breaks(),)))
+    cancelled: list[Any] = []
+    house.gateway.cancel = cancelled.append
+    response = serve(house).post(path, content=stream, headers={"content-type": STREAM_TYPE})
+    assert (response.status_code, response.json()["error"]["code"], len(cancelled)) == (500, "hook_failed", 1)

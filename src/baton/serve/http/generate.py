@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -196,30 +197,35 @@ class Generate:
         asked_tokens = request.output_tokens_max()
         shown_tokens = frozenset[int]() if request.tools is None else request.tools.shown_tokens(model.tokenizer)
         choices: list[ChoiceText] = []
-        for index, choice_filters in enumerate(filters):
-            prompt_index, number = divmod(index, request.fields.n or 1)
-            prompt = prompts[prompt_index]
-            room_tokens = gateway.request_tokens_max - len(prompt.tokens)
-            tokens_max = room_tokens if asked_tokens is None else min(asked_tokens, room_tokens)
-            own_sampling = for_choice(sampling, number, output_tokens_max=tokens_max)
-            if continued is not None:
-                continued.check(prompt.whole_hash, tokens_max)
-                check_tokens(sent, gateway.card.vocab_tokens, "output")
-            made = maker.make(index, prompt, own_sampling, max(1, tokens_max), resumed_tokens=len(sent))
-            choice = ChoiceText(
-                index=index,
-                prompt_index=prompt_index,
-                prompt=prompt,
-                live=gateway.submit(made, [*prompt.tokens, *sent]),
-                rules=self._rules(request, sampling, shown_tokens, tokens_max=tokens_max),
-                filters=choice_filters,
-                calls=None if request.tools is None else request.tools.parser(made.id),
-                reasoning=request.reasoning(prompt, is_constrained=constraint is not None),
-            )
-            choice.replay(sent)
-            choices.append(choice)
-            if maker.context.trace is not None:
-                maker.context.trace.follow(model.name, choice.live)
+        with ExitStack() as failing:  # it cancels the submitted requests if a later step fails
+            for index, choice_filters in enumerate(filters):
+                prompt_index, number = divmod(index, request.fields.n or 1)
+                prompt = prompts[prompt_index]
+                room_tokens = gateway.request_tokens_max - len(prompt.tokens)
+                tokens_max = room_tokens if asked_tokens is None else min(asked_tokens, room_tokens)
+                own_sampling = for_choice(sampling, number, output_tokens_max=tokens_max)
+                if continued is not None:
+                    if prompt.echo is not None or sampling.top_logprobs is not None:
+                        raise RequestError("a stream with echo or log probabilities cannot be continued")
+                    continued.check(prompt.whole_hash, tokens_max)
+                    check_tokens(sent, gateway.card.vocab_tokens, "output")
+                made = maker.make(index, prompt, own_sampling, max(1, tokens_max), resumed_tokens=len(sent))
+                choice = ChoiceText(
+                    index=index,
+                    prompt_index=prompt_index,
+                    prompt=prompt,
+                    rules=self._rules(request, sampling, shown_tokens, tokens_max=tokens_max),
+                    filters=choice_filters,
+                    calls=None if request.tools is None else request.tools.parser(made.id),
+                    reasoning=request.reasoning(prompt, is_constrained=constraint is not None),
+                    live=gateway.submit(made, [*prompt.tokens, *sent]),
+                )
+                failing.callback(gateway.cancel, choice.live)
+                choice.replay(sent)
+                choices.append(choice)
+                if maker.context.trace is not None:
+                    maker.context.trace.follow(model.name, choice.live)
+            failing.pop_all()
         return choices
 
     def _rules(
