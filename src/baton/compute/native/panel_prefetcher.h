@@ -10,20 +10,22 @@ namespace {
 
 inline int tile_count(int rows, int rows_max) { return (rows + rows_max - 1) / rows_max; }
 
-// The fewest rows for which prefetching saves time. On Zen 4 (AVX-512), the hardware's prefetcher alone is faster for
-// fewer; on Zen 3 (AVX2) it never is. Other processors are not measured.
-#if defined(__AVX2__) && !defined(__AVX512F__)
-constexpr int PREFETCH_ROWS_MIN = 1;
+// The fewest rows for which prefetching saves time, and with 4-bit weights. For fewer, the hardware's prefetcher alone is
+// faster. Measured on Zen 5 (AVX-512) and Zen 3 (AVX2).
+#if defined(__AVX512F__)
+constexpr int PREFETCH_ROWS_MIN = 2, PREFETCH_ROWS_MIN_4_BITS = 1;
+#elif defined(__AVX2__)
+constexpr int PREFETCH_ROWS_MIN = 1, PREFETCH_ROWS_MIN_4_BITS = 1;
 #else
-constexpr int PREFETCH_ROWS_MIN = 5;
+constexpr int PREFETCH_ROWS_MIN = 5, PREFETCH_ROWS_MIN_4_BITS = 5;
 #endif
 constexpr int PREFETCH_ROWS_MAX = 64;  // for more, the time to read weights does not count
 
 class PanelPrefetcher {
 public:
     // Return whether prefetching saves time.
-    static bool pays(const PanelItem& item) {
-        return item.next != NO_PANEL && item.count >= PREFETCH_ROWS_MIN && item.count <= PREFETCH_ROWS_MAX;
+    static bool pays(const PanelItem& item, int rows_min = PREFETCH_ROWS_MIN) {
+        return item.next != NO_PANEL && item.count >= rows_min && item.count <= PREFETCH_ROWS_MAX;
     }
 
     // Spread the next panel evenly over `passes` over the current one's inputs, of `steps` each.
