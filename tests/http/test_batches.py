@@ -207,6 +207,19 @@ def test_requests_of_a_batch_come_after_all_others(asked: int | None, given: int
 # ---- the store and the parsers
 
 
+def test_responses_of_requests_with_long_odd_ids_are_read_by_their_own_ids(client: Client) -> None:
+    ids = ["long/" * 25 + end for end in ("a\nb", "c/d")]
+    lines = [{**line(0, input=custom_id, max_output_tokens=4), "custom_id": custom_id} for custom_id in ids]
+    lines = [{**each, "url": "/v1/responses"} for each in lines]
+    file = client.api.files.create(file=("in.jsonl", as_file(lines)), purpose="batch")
+    made = client.api.batches.create(input_file_id=file.id, endpoint="/v1/responses", completion_window="24h")
+    results = client.results(client.wait(made.id).output_file_id)
+    answers = [results[custom_id]["body"] for custom_id in ids]
+    assert len({answer["id"] for answer in answers}) == 2
+    for answer in answers:
+        assert client.api.responses.retrieve(answer["id"]).output_text == answer["output"][0]["content"][0]["text"]
+
+
 def stored(number: int, status: str = "completed") -> StoredBatch:
     made = Batch(
         id=new_id("batch"),

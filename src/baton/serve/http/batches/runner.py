@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
@@ -219,7 +220,8 @@ class BatchRunner:
         batch = run.stored.batch
         while not run.is_cancelled:
             line = json.decode((await asyncio.to_thread(line_at, path, offset))[0], type=BatchLine)
-            request_id, custom_id = f"{batch.id}-{line.custom_id}"[:128], line.custom_id
+            custom_id = line.custom_id
+            request_id = f"{batch.id}-{blake2b(custom_id.encode(), digest_size=12).hexdigest()}"
             status, body, wait_s = await self._call(run.stored, batch.endpoint, request_id, bytes(line.body))
             if status not in BUSY_STATUSES:
                 response = LineResponse(status_code=status, request_id=request_id, body=msgspec.Raw(body))
