@@ -19,6 +19,7 @@ from baton.integrations.gateway.build import build_picker
 from baton.integrations.gateway.endpoint import Endpoint
 from baton.integrations.gateway.picker import Pick, Picker
 from baton.move.clock import now_s
+from baton.serve.http.wire.schemas import UNSUPPORTED
 from tests.command_line import baton
 
 FIRST, SECOND, THIRD = "127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"
@@ -248,6 +249,9 @@ def test_fields_that_steer_engines_are_removed() -> None:
     kept = chat("hi", max_tokens=3)
     sent = chat("hi", max_tokens=3, kv_transfer_params={"remote_host": "10.0.0.9"}, bootstrap_room=7)
     assert json.loads(without_topology(sent)) == json.loads(kept)
+    steering = [name for name, reason in UNSUPPORTED.items() if reason == UNSUPPORTED["bootstrap_host"]]
+    assert len(steering) > 5
+    assert json.loads(without_topology(chat("hi", max_tokens=3, **dict.fromkeys(steering, 1)))) == json.loads(kept)
     assert without_topology(kept) == kept
     quoted = chat("what is kv_transfer_params?")
     assert without_topology(quoted) == quoted

@@ -36,7 +36,10 @@ _SLO_HEADERS = {
     b"x-llm-d-slo-tpot-ms": TPOT_HEADER.encode(),
 }
 """Headers of llm-d, and those of Baton with the same meaning."""
-TOPOLOGY_FIELDS = ("kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "data_parallel_rank")
+TOPOLOGY_FIELDS = (
+    *("kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key"),
+    *("data_parallel_rank", "disagg_prefill_dp_rank", "routed_dp_rank"),
+)
 """Fields that steer connections between engines, so that clients must not send them."""
 _TOPOLOGY_BYTES = tuple(map(str.encode, TOPOLOGY_FIELDS))
 _EXTRA = "vllm_xargs"
