@@ -172,6 +172,17 @@ def test_sglang_servers_get_their_mode_and_a_key_that_is_no_flag(tmp_path: Path)
     assert "engines.store is for vLLM servers" in stored[0]
 
 
+def test_no_server_gets_the_port_of_another_for_its_bootstrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.integrations.engines.launch._PORTS", free_ports(6))
+    for number in range(10):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        config, commands = planned(folder, "sglang")
+        flag = "--disaggregation-bootstrap-port"
+        ports = {command[command.index(flag) + 1] for command in commands}
+        assert ports.isdisjoint(server.url.rpartition(":")[2] for server in config.engines.servers)
+
+
 def test_a_started_sglang_server_joins_and_answers(tmp_path: Path) -> None:
     async def run() -> None:
         engines = EnginesConfig(start="sglang", command=f"{sys.executable} -m tests.engines.fake_sglang")

@@ -11,9 +11,10 @@ import secrets
 import shlex
 import shutil
 import socket
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -57,10 +58,11 @@ def can_follow_events() -> bool:
     return find_spec("zmq") is not None
 
 
-def free_ports(number: int) -> list[int]:
-    """Return ports of loopback that no process listens on."""
+def free_ports(number: int, taken: Set[int] = frozenset()) -> list[int]:
+    """Return ports of loopback that no process listens on, and that are not `taken` by a server to be started."""
     found: list[int] = []
-    for port in random.sample(_PORTS, len(_PORTS)):
+    free = [port for port in _PORTS if port not in taken]
+    for port in random.sample(free, len(free)):
         if len(found) == number:
             break
         with socket.socket() as probe:
@@ -93,7 +95,8 @@ def engine_processes(config: Config, card: ModelCard, folder: Path) -> list[Engi
     servers, make = engines.servers, _sglang if engine == "sglang" else _vllm
     devices = _devices(len(servers) * config.parallel.tensor * config.parallel.pipeline)
     processes: list[EngineProcess] = []
-    for number, (server, port) in enumerate(zip(servers, free_ports(len(servers)), strict=True)):
+    taken = {urlsplit(server.url).port or 0 for server in servers}
+    for number, (server, port) in enumerate(zip(servers, free_ports(len(servers), taken), strict=True)):
         constant, flags, environment = make(config, server, port, folder / f"{number}.yaml")
         flags = {**flags, **_shared_flags(config, card, server)}
         argv = (path, *leading, "serve", card.path, *constant, *_merged(flags, shlex.split(engines.flags)))
