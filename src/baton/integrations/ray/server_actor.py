@@ -8,6 +8,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 
 from baton.core.errors import BatonError, ConfigError
@@ -17,6 +18,8 @@ from baton.integrations.ray.host_actor import start_baton
 
 _KEPT_LINES = 20
 _NAME = "baton-server"
+_RESTART_S = 5.0
+"""Pause before a server that did not become ready is started again."""
 
 
 class ServerActor:
@@ -30,6 +33,8 @@ class ServerActor:
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._answered = threading.Event()
         self._is_ready = False
+        self._is_again = bool(import_module("ray").get_runtime_context().was_current_actor_reconstructed)
+        self._stopping = threading.Event()
         self._folder = tempfile.TemporaryDirectory(prefix="baton-")
         path = Path(self._folder.name) / "baton.toml"
         with open_private(path, "wb") as file:
@@ -44,6 +49,7 @@ class ServerActor:
 
     def stop(self) -> int:
         """End the server after its running requests. Return its exit code."""
+        self._stopping.set()
         self._process.terminate()
         return self._process.wait()
 
@@ -58,7 +64,8 @@ class ServerActor:
                 self._answered.set()
         was_ready, self._is_ready = self._is_ready, False
         self._answered.set()
-        if self._process.wait() and was_ready:
+        has_failed = self._process.wait() != 0 and (was_ready or self._is_again)  # the first start is told instead
+        if has_failed and not self._stopping.wait(0 if was_ready else _RESTART_S):
             os._exit(1)  # Ray starts the actor again
 
 
