@@ -157,7 +157,7 @@ inline void multiply_dense_panel(const Linear& w, Rows a, const PanelItem& item,
 
 template <class In, class F>
 inline void multiply_dense_panel(const Linear& w, Rows a, const PanelItem& item, F finish) {
-    if (!PanelPrefetcher::pays(item)) return multiply_dense_panel<In>(w, a, item, finish, NoPrefetcher());
+    if (!PanelPrefetcher::pays(item, false)) return multiply_dense_panel<In>(w, a, item, finish, NoPrefetcher());
     const int64_t panel_bytes = int64_t{PANEL} * w.inputs * int64_t(sizeof(typename In::Element));
     const int passes = In::SUMS.passes() * tile_count(item.count, In::ROWS_MAX);
     const PanelPrefetcher prefetcher(static_cast<const uint8_t*>(w.panels), panel_bytes, item, w.inputs / In::K_STEP,

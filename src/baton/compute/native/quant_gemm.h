@@ -307,8 +307,7 @@ inline void multiply_quant_panel(const Linear& w, Rows a, const PanelItem& item,
 
 template <class Format, class F>
 inline void multiply_quant_panel(const Linear& w, Rows a, const PanelItem& item, F finish) {
-    constexpr int rows_min = Format::NIBBLES ? PREFETCH_ROWS_MIN_4_BITS : PREFETCH_ROWS_MIN;
-    if (!PanelPrefetcher::pays(item, rows_min))
+    if (!PanelPrefetcher::pays(item, Format::NIBBLES))
         return multiply_quant_panel<Format>(w, a, item, finish, NoPrefetcher());
     const int passes = PANEL / (QUANT_VECTORS * LANES) * tile_count(item.count, QUANT_ROWS_MAX);
     const PanelPrefetcher prefetcher(static_cast<const uint8_t*>(w.panels), Format::panel_bytes(w.inputs), item,
