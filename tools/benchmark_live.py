@@ -44,7 +44,7 @@ def _overload() -> list[list[str]]:
             f"goodput {percent(row['goodput_rps'] / result['peak_rps'])} of its peak",
             f"{percent(row['admitted_in_slo_ratio'])} of the admitted in SLO",
         ]
-        found += [f"refusals in {ms(row['refusal']['p99_s'])} ms (p99)"] if row["refused"] else []
+        found += [f"refusals in {ms(row['refusal']['p99_s'])} ms (p99)"] if name == "admission" else []
         rows.append([f"3x overload, {name}", ", ".join(found)])
     return rows
 
