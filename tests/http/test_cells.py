@@ -216,6 +216,39 @@ def test_a_stream_that_cannot_go_on_ends_with_an_error(
     run(urls, check)
 
 
+def test_a_stream_without_marks_is_not_computed_again_after_a_lost_stream_with_marks() -> None:
+    """The first cell breaks before its first mark, the second one, which sends no marks, after its first chunk."""
+    start = msgspec.json.encode(StreamStart(response_id="r", seed=1, prompt_hash=b"h")).decode()
+    marks = [f"x-baton-stream: {start}\r\n", "", ""]
+    event = "data: " + json.dumps({"choices": [{"text": "once"}]}) + "\n\n"
+    left = ["", event, event]
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        if head.startswith("get"):
+            writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+        else:
+            await reader.readexactly(int(head.partition("content-length: ")[2].split()[0]))
+            kind = f"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n{marks.pop(0)}Content-Length: 999\r\n\r\n"
+            writer.write((kind + left.pop(0)).encode())
+        await writer.drain()
+        writer.close()
+
+    async def main() -> None:
+        servers = [await asyncio.start_server(answer, "127.0.0.1", 0) for _ in range(3)]
+        cells = [f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in servers]
+        async with routed(cells) as (client, fleet):
+            response = await client.post("/v1/completions", json={**COMPLETION, "stream": True})
+            assert response.text.startswith(event)
+            assert events(response.text)[1]["error"]["code"] == "cell_lost"
+            assert (len(left), fleet.resumed) == (1, 0)
+        for server in servers:
+            server.close()
+            await server.wait_closed()
+
+    asyncio.run(main())
+
+
 def test_a_conversation_stays_in_its_cell_and_a_drained_one_gets_no_request(urls: list[str]) -> None:
     turns = [*CHAT["messages"], {"role": "assistant", "content": "Hi"}, {"role": "user", "content": "And now?"}]
 

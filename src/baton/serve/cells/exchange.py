@@ -177,8 +177,8 @@ class Exchange:
 
     async def _take_stream(self, response: aiohttp.ClientResponse) -> _Failure | None:
         start = response.headers.get(START_HEADER.decode())
-        if start is not None and not self._is_continued:
-            self._marked = MarkedStream(msgspec.json.decode(start, type=StreamStart))
+        if not self._is_continued:
+            self._marked = None if start is None else MarkedStream(msgspec.json.decode(start, type=StreamStart))
         marked = self._marked if start is not None else None
         async for data in response.content.iter_any():
             ready = data if marked is None else marked.feed(data)
