@@ -7,6 +7,7 @@ host memory with one block for each target block. The shadow is then copied to t
 from __future__ import annotations
 
 import mmap
+from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -74,21 +75,22 @@ class Staging:
 
     register: Callable[[memoryview], int]
     _idle: list[Buffer] = field(default_factory=list[Buffer])
+    """By size, the smallest first."""
     _made_bytes: int = 0
 
     def take(self, size_bytes: int) -> Buffer:
-        """Return the smallest idle buffer of sufficient size, or a new one.
+        """Return the smallest idle buffer of sufficient size. If it is over twice as large as needed, prefer a new one.
 
         Drops idle buffers that are too small if all buffers together would exceed 1 GiB. Raises TransferError if those
         in use leave too little.
         """
-        fitting = [buffer for buffer in self._idle if buffer.size_bytes >= size_bytes]
-        if fitting:
-            buffer = min(fitting, key=lambda idle: idle.size_bytes)
-            self._idle.remove(buffer)
-            return buffer
         made_bytes = max(_BUFFER_BYTES_MIN, 1 << (size_bytes - 1).bit_length())
         made_bytes = min(made_bytes, max(size_bytes, _STAGING_BYTES_MAX // 2))
+        fitting = next((idle for idle in self._idle if idle.size_bytes >= size_bytes), None)
+        is_full = self._made_bytes + made_bytes > _STAGING_BYTES_MAX
+        if fitting is not None and (is_full or fitting.size_bytes <= 2 * made_bytes):
+            self._idle.remove(fitting)
+            return fitting
         used_bytes = self._made_bytes - sum(idle.size_bytes for idle in self._idle)
         if used_bytes + made_bytes > _STAGING_BYTES_MAX:
             raise TransferError(
@@ -97,19 +99,22 @@ class Staging:
                 " or hand off fewer requests at once"
             )
         while self._made_bytes + made_bytes > _STAGING_BYTES_MAX:
-            self._drop(self._idle.pop())
+            self._drop(self._idle.pop(0))
         memory = memoryview(mmap.mmap(-1, made_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         self._made_bytes += made_bytes
         return Buffer(self.register(memory), memory)
 
     def _drop(self, buffer: Buffer) -> None:
-        """Return the pages of a buffer to the system. It stays registered: only its addresses remain in use."""
+        """Return the pages of a buffer to the system. It stays registered, so its addresses remain in use.
+
+        NIXL keeps the pages as well if the network card needs them pinned.
+        """
         assert isinstance(buffer.memory.obj, mmap.mmap)
         buffer.memory.obj.madvise(mmap.MADV_DONTNEED)
         self._made_bytes -= buffer.size_bytes
 
     def give(self, buffer: Buffer) -> None:
-        self._idle.append(buffer)
+        insort(self._idle, buffer, key=lambda idle: idle.size_bytes)
 
 
 @dataclass(slots=True)

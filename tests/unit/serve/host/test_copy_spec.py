@@ -104,3 +104,27 @@ def test_idle_buffers_that_are_too_small_make_room(monkeypatch: pytest.MonkeyPat
         staging.take(5)
     staging.give(large)
     assert staging.take(5) is large
+
+
+def test_a_small_conversion_leaves_a_large_buffer_to_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise, the large buffer and a second one exceed the bound, and the next large pull fails."""
+    monkeypatch.setattr(module, "_STAGING_BYTES_MAX", 16 << 20)
+    staging = Staging(lambda _: 0)
+    large = staging.take(9 << 20)
+    staging.give(large)
+    small = staging.take(2 << 20)
+    assert small.size_bytes == 2 << 20
+    assert staging.take(8 << 20) is large
+    staging.give(small)
+    staging.give(large)
+    assert staging.take(3 << 20).size_bytes == 4 << 20
+
+
+def test_the_smallest_idle_buffers_are_dropped_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_STAGING_BYTES_MAX", 12 << 20)
+    staging = Staging(lambda _: 0)
+    small, middle = staging.take(2 << 20), staging.take(4 << 20)
+    staging.give(small)
+    staging.give(middle)
+    staging.take(8 << 20)
+    assert staging.take(4 << 20) is middle
