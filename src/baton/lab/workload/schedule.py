@@ -110,7 +110,7 @@ def fit_context(trace: Trace, context_tokens: int) -> tuple[Trace, int]:
     """Shorten every request that is longer than the context (at least 2 tokens). Return also how many were shortened.
 
     The output keeps at most half of the context; the input keeps its leading tokens, so that prefixes stay shared. A
-    later turn of a conversation is left out with all turns after it, because it repeats what was said.
+    later turn that exceeds the context is left out, with all turns after it, because it repeats the conversation.
     """
     linked, fitted = link_conversations(trace.requests), dict[int, TraceRequest]()
     for index, opener in linked.openers:
