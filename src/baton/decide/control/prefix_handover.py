@@ -93,6 +93,7 @@ class PrefixHandover:
             Request(
                 id=RequestId(f"prefix-{self.table.next_number()}"),
                 prompt_tokens=len(prefix.hashes) * pool.block_tokens + 1,  # the last token of a prompt is no prefix
+                # a request has `block_runs` hashes per block, of which only the last is read here
                 block_hashes=tuple(each for each in prefix.hashes for _ in range(pool.block_runs)),
                 output_tokens_max=1,
                 arrived_at_s=now_s,

@@ -81,8 +81,8 @@ class ForecastScaling:
     """Scale each role to the demand at the time when a worker that starts now becomes ready.
 
     With the default forecast, `RecentDemand`, scaling reacts to load; other forecasts look ahead. Workers are retired
-    one at a time, and only after the demand has been lower for `calm_s`. Mixed workers are for the phases without a
-    worker of their own.
+    one at a time, and only after the demand has been lower for `calm_s`. Mixed workers count for the phases without
+    a worker of their own: beside workers of both phases, they are retired down to one.
     """
 
     forecast: str = RECENT

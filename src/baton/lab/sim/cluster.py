@@ -314,7 +314,7 @@ class SimCluster:
         if life is None or not computed_s or life.started_at_s is None:
             return transfer_s  # a prefix fetch precedes the prefill, so no computation hides it
         if max(len(life.token_times_s), len(life.handoffs_s)) > 1:
-            return transfer_s  # a later handoff: the prefill ended long ago
+            return transfer_s  # a later handoff: counted in full
         hidden_s = wire.overlap_ratio * (computed_s[0] - life.started_at_s)
         return min(transfer_s, max(wire.residue_s, transfer_s - hidden_s))
 
