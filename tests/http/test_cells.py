@@ -176,7 +176,7 @@ def test_a_cell_that_is_lost_while_the_client_does_not_read_leaves_no_hole(urls:
         asked["headers"].append((b"authorization", b"Bearer k"))
         answering = asyncio.create_task(app(asked, connection.receive, send))
         await stopped.wait()
-        fleet.links[urls[Breaking.posted[-1][0]]].drop()
+        fleet.links[urls[Breaking.posted[-1][0]]].attempts.break_all()
         connection.reading.set()
         await answering
         starts = [message for message in connection.sent if message["type"] == "http.response.start"]
@@ -374,14 +374,14 @@ def test_an_attempt_at_a_cell_that_hangs_fails_once_the_cell_is_lost() -> None:
             writer.close()
 
         async def read() -> None:
-            async with link.attempt(), link.session.get(link.url) as response:
+            async with link.attempts.block(), link.session.get(link.url) as response:
                 await response.read()
 
         server = await asyncio.start_server(hang, "127.0.0.1", 0)
         link = CellLink(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         reading = asyncio.create_task(read())
         await asked.wait()
-        link.drop()
+        link.attempts.break_all()
         with pytest.raises(TimeoutError):
             await reading
         await link.session.close()

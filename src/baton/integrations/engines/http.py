@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -15,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from baton.integrations.engines.port import EngineBrokenError, EngineGoneError, EngineRefusedError
+from baton.move.ipc.breakable import BreakableTasks
 
 _CONNECT_S = 5.0
 _SILENT_STREAM_S = 300.0
@@ -65,12 +65,11 @@ class EngineHttp:
         """Limits of requests other than generations."""
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._session = _session(self._headers)
-        self._requests: set[asyncio.Timeout] = set()
+        self._requests = BreakableTasks()
 
     async def disconnect(self) -> None:
         """Break all requests under way. Later ones get new connections."""
-        for request in self._requests:  # a closed session leaves their reads waiting
-            request.reschedule(asyncio.get_running_loop().time())
+        self._requests.break_all()
         session, self._session = self._session, _session(self._headers)
         await session.close()
 
@@ -135,7 +134,7 @@ class EngineHttp:
             raise EngineGoneError(f"{path}: Baton has closed its connections to this server")
         try:
             async with (
-                self._breakable(),
+                self._requests.block(),
                 self._session.request(
                     method, self.url + path, json=body, headers=headers, timeout=allowed, allow_redirects=False
                 ) as response,
@@ -145,16 +144,6 @@ class EngineHttp:
             raise EngineGoneError(f"{path}: {error}") from error
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:  # ValueError: a line is too long
             raise EngineBrokenError(f"{path}: {type(error).__name__}: {error}") from error
-
-    @asynccontextmanager
-    async def _breakable(self) -> AsyncGenerator[None]:
-        """Make `disconnect` raise TimeoutError in this block."""
-        async with asyncio.timeout(None) as limit:
-            self._requests.add(limit)
-            try:
-                yield
-            finally:
-                self._requests.discard(limit)
 
 
 def _session(headers: dict[str, str]) -> aiohttp.ClientSession:

@@ -107,7 +107,7 @@ class Exchange:
             self._marked.drop_waiting()
         try:
             async with (
-                cell.attempt(),
+                cell.attempts.block(),
                 cell.session.request(
                     self.scope["method"],
                     URL(cell.url + self._target(), encoded=True),
@@ -183,7 +183,7 @@ class Exchange:
         async for data in response.content.iter_any():
             ready = data if marked is None else marked.feed(data)
             if ready:
-                await self._send_events(ready)  # `CellLink.drop` ends it, unsent, if the client reads slowly
+                await self._send_events(ready)  # `CellLink.attempts` ends it, unsent, if the client reads slowly
             if marked is not None:
                 marked.confirm()
         if marked is not None and marked.is_cut:

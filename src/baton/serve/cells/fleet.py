@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -31,6 +31,7 @@ from baton.decide.control.cell_router import (
     SendToCell,
 )
 from baton.move.clock import now_s
+from baton.move.ipc.breakable import BreakableTasks
 from baton.serve.cells.log import CellLog
 from baton.serve.http.wire.errors import RETRY_AFTER_S, ClusterError
 
@@ -60,22 +61,8 @@ class CellLink:
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
         )
-        self._attempts: set[asyncio.Timeout] = set()
-
-    @contextlib.asynccontextmanager
-    async def attempt(self) -> AsyncGenerator[None]:
-        """Make `drop` raise TimeoutError in this block."""
-        async with asyncio.timeout(None) as limit:
-            self._attempts.add(limit)
-            try:
-                yield
-            finally:
-                self._attempts.discard(limit)
-
-    def drop(self) -> None:
-        """End the attempts at a cell that does not answer. Closing the session would leave their reads waiting."""
-        for limit in self._attempts:
-            limit.reschedule(asyncio.get_running_loop().time())
+        self.attempts = BreakableTasks()
+        """Broken once the cell does not answer."""
 
     async def ask(self, timeout_s: float) -> CellState | None:
         """Return the state of the cell. None: it did not answer."""
@@ -137,7 +124,7 @@ class CellFleet(Collector):
             if state != cell.state:
                 self.tell(f"cell {cell.name} is {state}")
                 if self._decide(CellSaid(cell.name, state)):
-                    link.drop()
+                    link.attempts.break_all()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(link.suspected.wait(), self.times.check_s)
                 await asyncio.sleep(self.times.check_s / 10)  # a cell that fails every request is not asked for each
