@@ -165,6 +165,7 @@ def test_the_trace_of_a_simulation_is_the_demand() -> None:
     trace = sample_trace(demand, demand.lengths, rate_rps=8.0, requests=2000, seed=3)
     assert {(request.input_tokens, request.output_tokens) for request in trace.requests} == {(512, 64)}
     assert {request.prefix_ids for request in trace.requests} == {tuple(range(512 // 4 // BLOCK_TOKENS))}
+    assert len({id(request.prefix_ids) for request in trace.requests}) == 1, "thousands of ids, in memory once"
     assert trace.requests[-1].at_s == pytest.approx(2000 / 8.0, rel=0.1)
     assert trace == sample_trace(demand, demand.lengths, rate_rps=8.0, requests=2000, seed=3)
 

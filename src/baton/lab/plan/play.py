@@ -235,6 +235,9 @@ def sample_trace(
     """
     draw = Random(seed)
     lengths = draw.choices(drawn, [each.weight for each in drawn], k=requests)
+    blocks = {each: (each.input_tokens - demand.new_tokens(each)) // BLOCK_TOKENS for each in set(lengths)}
+    ids = tuple(range(max(blocks.values())))
+    prefixes = {count: ids[:count] for count in blocks.values()}  # shared, because each id takes 36 bytes
     ends = list(accumulate(draw.expovariate(1.0) for _ in range(requests)))
     stretch_s = requests / rate_rps / ends[-1]
     found = [
@@ -242,7 +245,7 @@ def sample_trace(
             at_s=end * stretch_s,
             input_tokens=each.input_tokens,
             output_tokens=each.output_tokens,
-            prefix_ids=tuple(range((each.input_tokens - demand.new_tokens(each)) // BLOCK_TOKENS)),
+            prefix_ids=prefixes[blocks[each]],
             prefix_block_tokens=BLOCK_TOKENS,
         )
         for end, each in zip(ends, lengths, strict=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -45,21 +46,23 @@ class PromptMaker:
 
     def token_ids(self, request: TraceRequest, index: int) -> list[int]:
         """Return `request.input_tokens` ids: its shared blocks, then tokens that only request `index` has."""
-        shared = self._shared(request)
+        shared = _shared_ids(self, request.prefix_ids, request.prefix_block_tokens)[: request.input_tokens]
         own = _stream(_keys([index], self.seed, _OWN_SALT), request.input_tokens - len(shared))
+        return shared + self.ids(own)
+
+    def ids(self, hashes: _U64) -> list[int]:
         low = min(_SPECIAL_TOKENS_MAX, self.vocab_tokens // 2)
-        return (np.concatenate((shared, own)) % np.uint64(self.vocab_tokens - low) + np.uint64(low)).tolist()
+        return (hashes % np.uint64(self.vocab_tokens - low) + np.uint64(low)).tolist()
 
     def text(self, request: TraceRequest, index: int) -> str:
         """Return one common English word per token id: most vocabularies have each word as one token."""
         return " ".join(_WORDS[token % len(_WORDS)] for token in self.token_ids(request, index))
 
-    def _shared(self, request: TraceRequest) -> _U64:
-        """Return hashes for the tokens of the request's prefix blocks: [tokens]."""
-        if not request.prefix_ids:
-            return np.empty(0, np.uint64)
-        keys = _keys(request.prefix_ids, self.seed, _PREFIX_SALT)
-        return _stream(keys, request.prefix_block_tokens)[: request.input_tokens]
+
+@lru_cache(maxsize=4)  # all simulated prompts of a plan share a prefix, which takes longer than the rest of the prompt
+def _shared_ids(maker: PromptMaker, prefix_ids: tuple[int, ...], block_tokens: int) -> list[int]:
+    """Return the ids of the tokens of prefix blocks. The list must not be changed."""
+    return maker.ids(_stream(_keys(prefix_ids, maker.seed, _PREFIX_SALT), block_tokens))
 
 
 def _keys(ids: Sequence[int], seed: int, salt: int) -> _U64:

@@ -47,6 +47,15 @@ def test_equal_leading_ids_give_equal_leading_tokens(shared: list[int], lengths:
     assert maker.text(one, 0).split()[:both] == maker.text(two, 1).split()[:both]
 
 
+def test_a_caller_that_changes_its_prompt_changes_no_other() -> None:
+    """Tokens of a prefix are computed once for all prompts that follow each other with it."""
+    maker = PromptMaker(seed=1)
+    first = maker.token_ids(request(32, [1, 2]), 0)
+    expected = first.copy()
+    first.clear()
+    assert maker.token_ids(request(32, [1, 2]), 1) == expected
+
+
 def test_requests_without_ids_share_nothing() -> None:
     maker = PromptMaker(seed=1)
     alone = TraceRequest(at_s=0.0, input_tokens=32, output_tokens=1)
