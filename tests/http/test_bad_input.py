@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
+from baton.compute.hash_engine import BYTE_TOKENS_FROM
 from baton.serve.http.services import HttpSettings
 
 COMPLETIONS = "/v1/completions"
@@ -295,3 +298,26 @@ def test_prompts_are_counted_before_they_are_tokenized(client: httpx.Client) -> 
     """A million prompts of one letter took 90 s of CPU time until they were refused."""
     refused = client.post(COMPLETIONS, json={"prompt": ["a"] * 40 + [[259]]})
     assert refused.json()["error"]["message"].startswith("41 prompts with n=1 make 41 choices")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, {"prompt": ["a", "a b"]}),
+        (CHAT, {"messages": [{"role": "user", "content": "a b"}]}),
+        ("/v1/embeddings", {"input": "a b"}),
+        ("/v1/responses", {"input": "a b"}),
+        ("/v1/messages", {"max_tokens": 5, "messages": [{"role": "user", "content": "a b"}]}),
+    ],
+)
+def test_a_text_with_a_token_beyond_the_embedding_table_is_a_400(build, serve, path: str, body: dict[str, Any]) -> None:
+    """A fine-tune adds tokens to its vocabulary and not to its table. The engine cannot compute a step with them."""
+    house = build()
+    house.gateway.card = msgspec.structs.replace(house.gateway.card, vocab_tokens=BYTE_TOKENS_FROM + ord("z"))
+    client = serve(house)
+    assert client.post(path, json=body).status_code == 200
+    refused = client.post(
+        path, content=json.dumps(body).replace("a b", "a z"), headers={"content-type": "application/json"}
+    )
+    assert refused.status_code == 400
+    assert "the token 'z', for which the model has no embedding" in refused.json()["error"]["message"]

@@ -58,8 +58,8 @@ class ModelServices:
 
     @property
     def texts(self) -> TextEncoder:
-        """Encoder that rejects texts longer than a request may be."""
-        return TextEncoder(self.tokenizer, self.gateway.request_tokens_max)
+        """Encoder that rejects texts longer than a request may be, or with tokens that the model cannot read."""
+        return TextEncoder(self.tokenizer, self.gateway.request_tokens_max, self.gateway.card.vocab_tokens)
 
     def close(self) -> None:
         """End the sandboxes, so that a running check does not delay the end of the model."""

@@ -126,14 +126,24 @@ class TextEncoder:
 
     tokenizer: Tokenizer
     request_tokens_max: int
+    vocab_tokens: int
+    """Rows of the model's embedding table. A tokenizer may have further tokens."""
 
     def encode(self, text: str, param: str, *, add_special: bool) -> list[int]:
-        """Return the tokens of a text. Raises RequestError (400), with the field `param`, if it is too long."""
+        """Return the tokens of a text.
+
+        Raises RequestError (400), with the field `param`, if it is too long or the model has no embedding of a token.
+        """
         longest = self.tokenizer.token_chars_max
         if longest is not None and len(text) > longest * self.request_tokens_max:
             size = f"{len(text)} characters, and a token has at most {longest}"
             raise _too_long(size, self.request_tokens_max, param)
-        return self.tokenizer.encode(text, add_special=add_special)
+        tokens = self.tokenizer.encode(text, add_special=add_special)
+        if tokens and (highest := max(tokens)) >= self.vocab_tokens:
+            token_text = self.tokenizer.token_text(highest)
+            message = f"the text has the token {token_text!r}, for which the model has no embedding; leave it out"
+            raise RequestError(message, param=param)
+        return tokens
 
 
 def prompts_count(value: str | Sequence[Any]) -> int:

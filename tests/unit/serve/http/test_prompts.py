@@ -32,7 +32,7 @@ class Watched(ByteTokenizer):
 
 def texts(token_chars_max: int | None = 3) -> tuple[TextEncoder, Watched]:
     watched = Watched(token_chars_max)
-    return TextEncoder(watched, request_tokens_max=10), watched
+    return TextEncoder(watched, request_tokens_max=10, vocab_tokens=watched.vocab_tokens), watched
 
 
 def test_a_text_that_may_fit_is_tokenized() -> None:

@@ -20,7 +20,7 @@ from baton.serve.http.wire.parsing import convert
 from baton.serve.http.wire.schemas import ChatRequest, FunctionSpec
 
 TOKENIZER = ByteTokenizer()
-TEXTS = TextEncoder(TOKENIZER, 4096)
+TEXTS = TextEncoder(TOKENIZER, 4096, TOKENIZER.vocab_tokens)
 WEATHER = FunctionSpec(
     name="weather",
     description="Tell the weather",
@@ -222,6 +222,6 @@ def test_hostile_arguments_of_a_call_stay_text(arguments: str) -> None:
         "{% for call in message.tool_calls or [] %}{{ call.function.arguments }}{% endfor %}{% endfor %}"
     )
     assert format_of(template) is HERMES
-    texts = TextEncoder(TOKENIZER, 1 << 16)
+    texts = TextEncoder(TOKENIZER, 1 << 16, TOKENIZER.vocab_tokens)
     prompt = chat_prompt(convert({"messages": talk}, ChatRequest), texts, JinjaTemplate(template, {}))
     assert prompt.text == arguments
