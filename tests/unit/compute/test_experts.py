@@ -9,7 +9,7 @@ from torch import Tensor
 from baton.compute.models.model_config import Experts
 from baton.compute.torch.kernels.linear import DenseLinear
 from baton.compute.torch.layers import experts as experts_module
-from baton.compute.torch.layers.experts import ExpertMlp, Router, SeparateExperts, StackedExperts
+from baton.compute.torch.layers.experts import ExpertMlp, HeldExperts, Router, SeparateExperts, StackedExperts
 from baton.compute.torch.layers.mlp import GatedMlp
 from tests.unit.compute.reference_kernels import TorchRowProduct
 
@@ -114,3 +114,10 @@ def test_stacked_experts_equal_separate_ones(monkeypatch: pytest.MonkeyPatch) ->
     for tokens in (1, 10, 11):
         hidden, chosen = torch.randn(tokens, HIDDEN), torch.randint(COUNT, (tokens, 3))
         torch.testing.assert_close(stacked(hidden, chosen), separate(hidden, chosen), atol=1e-4, rtol=1e-4)
+
+
+def test_a_rank_without_an_expert_of_any_token_adds_nothing() -> None:
+    bank = StackedExperts(torch.randn(4, 16, HIDDEN), torch.randn(4, HIDDEN, 8), TorchRowProduct())
+    computed = HeldExperts(bank, range(4, 8))(torch.randn(2, HIDDEN), torch.tensor([[0, 3], [1, 2]]))
+    assert torch.equal(computed, torch.zeros(2, 2, HIDDEN))
+    assert bank(torch.empty(0, HIDDEN), torch.empty(0, 3, dtype=torch.int64)).shape == (0, 3, HIDDEN)

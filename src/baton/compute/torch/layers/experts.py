@@ -118,6 +118,8 @@ class StackedExperts:
     ops: LayerOps = TORCH_OPS
 
     def __call__(self, hidden: Tensor, chosen: Tensor) -> Tensor:
+        if not len(hidden):  # no token of this step has an expert of this rank
+            return hidden.new_empty(*chosen.shape, hidden.shape[1])
         if len(hidden) > STACKED_TOKENS_MAX:
             parts = zip(self.gate_up, self.down, strict=True)
             mlps = [GatedMlp(DenseLinear(one), DenseLinear(two), self.ops) for one, two in parts]
