@@ -6,6 +6,7 @@ next one. A grammar that ends its sandbox fails its own request; the others are 
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -30,6 +31,18 @@ POISON_MAX = 1024
 """Maximum number of grammars whose ended sandboxes are counted. The oldest is forgotten first."""
 
 
+@dataclass(slots=True)
+class _Deadline:
+    """The end of the time that a step waits for late masks, which begins with the first wait."""
+
+    wait_s: float
+    end_s: float = math.inf
+
+    def remaining_s(self) -> float:
+        self.end_s = min(self.end_s, now_s() + self.wait_s)
+        return max(0.0, self.end_s - now_s())
+
+
 @dataclass(slots=True, eq=False)
 class RequestMasks:
     """Implements `AllowedTokens`: the masks of one slice. No rows: they are late, or the request fails."""
@@ -38,7 +51,7 @@ class RequestMasks:
     grammar: Grammar
     output: list[int]
     process: _MaskProcess
-    wait_s: float
+    deadline: _Deadline
     answer: MaskAnswer | None = None
     _is_awaited: bool = field(default=False, init=False)
 
@@ -74,7 +87,8 @@ class MaskSandboxes:
 
     def begin(self, parts: Sequence[Slice]) -> list[RequestMasks]:
         """Start to compute the masks of slices that sample. Does not wait."""
-        started = [self._masks(part) for part in parts]
+        deadline = _Deadline(STEP_WAIT_S)
+        started = [self._masks(part, deadline) for part in parts]
         for process in self._processes:
             process.begin([masks for masks in started if masks.process is process])
         return started
@@ -84,14 +98,14 @@ class MaskSandboxes:
             process.close()
         self._server.close()
 
-    def _masks(self, part: Slice) -> RequestMasks:
+    def _masks(self, part: Slice, deadline: _Deadline) -> RequestMasks:
         grammar = part.sampling.grammar
         assert grammar is not None, f"{part.request_id} has no grammar"
         output = list(part.tokens[part.prompt_tokens : part.start + part.count - part.drafts])
         process = self._processes[hash(grammar.text) % len(self._processes)]
         # The KV of a streamed slice is sent during its step, so the slice cannot be computed again.
-        wait_s = STEP_WAIT_S if part.stream is None else self._stream_wait_s
-        return RequestMasks(part, grammar, output, process, wait_s)
+        deadline = deadline if part.stream is None else _Deadline(self._stream_wait_s)
+        return RequestMasks(part, grammar, output, process, deadline)
 
 
 class _MaskProcess:
@@ -129,16 +143,16 @@ class _MaskProcess:
 
     def wait(self, masks: RequestMasks) -> None:
         """Wait for the masks of a slice, but not longer than its step may wait."""
-        end_s = now_s() + masks.wait_s
         while masks.answer is None:
+            remaining_s = masks.deadline.remaining_s()
             if self._sandbox is not None and not self._outstanding:
                 self._send(masks)
             try:
-                self._receive(max(0.0, end_s - now_s()))
+                self._receive(remaining_s)
             except SandboxError as error:
                 masks.answer = MaskAnswer(problem=str(error))
             self._take_late(masks)
-            if now_s() >= end_s:
+            if not remaining_s:
                 return
 
     def close(self) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from baton.compute import mask_sandboxes
 from baton.compute.hash_engine import hash_card
-from baton.compute.mask_sandboxes import MaskSandboxes
+from baton.compute.mask_sandboxes import STEP_WAIT_S, MaskSandboxes
 from baton.core.config import SandboxConfig
 from baton.core.step import Slice
 from baton.core.types import Grammar, RequestId, Sampling
@@ -41,6 +42,22 @@ def _part(number: int, text: str) -> Slice:
 def test_grammars_that_stay_in_memory_fail_no_later_request(sandboxes: MaskSandboxes) -> None:
     """Each takes half of the memory, and stays compiled."""
     assert [_failure(sandboxes, _part(n, str(n) + "x" * 70_000)) for n in range(3)] == [""] * 3
+
+
+def test_the_requests_of_a_step_wait_together(sandboxes: MaskSandboxes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Late masks delay the other requests of the step once, not once for each grammar."""
+    clock, polls = [0.0], []
+
+    def receive(_: object, wait_s: float) -> None:
+        """Answer nothing."""
+        polls.append(wait_s)
+        clock[0] += wait_s
+
+    monkeypatch.setattr(mask_sandboxes, "now_s", lambda: clock[0])
+    monkeypatch.setattr(mask_sandboxes._MaskProcess, "_receive", receive)
+    assert [masks.rows() for masks in sandboxes.begin([_part(n, "[a-c]") for n in range(16)])] == [[]] * 16
+    assert clock == [STEP_WAIT_S]
+    assert polls.count(0.0) >= 16
 
 
 @pytest.mark.deep
