@@ -274,8 +274,8 @@ def test_bos_follows_the_model_files(
 def test_a_sentencepiece_tokenizer_json(tmp_path: Path) -> None:
     """A pipeline like Llama 2's: pieces with a space mark, and bytes as the fallback."""
     backend = sentencepiece_backend(
-        ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES],
-        [0.0] * 257 + [-1.0] * len(PIECES),
+        ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "<0xZZ>", *PIECES],
+        [0.0] * 258 + [-1.0] * len(PIECES),
         add_space_prefix=True,
     )
     backend.decoder = decoders.Sequence(
@@ -286,6 +286,7 @@ def test_a_sentencepiece_tokenizer_json(tmp_path: Path) -> None:
     for text in ("abc de", "  a b", "你好 abc"):
         tokens = tokenizer.encode(text)
         assert tokenizer.decode(tokens) == text == backend.decode(tokens)
+    assert tokenizer.token_bytes(257) == b"<0xZZ>"  # looks like a byte, and is none
 
 
 @pytest.mark.parametrize("text", ["abc de", " abc", "  de"])

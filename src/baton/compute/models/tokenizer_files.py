@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from baton.compute.models.json_file import read_json
 from baton.core.errors import BatonError, ModelError, RequestError
 
 SPACE_MARK = "▁"
+BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 CONTROL, USER_DEFINED = 3, 4
 """GGUF types of tokens that are matched as a whole, before the text is split."""
 INLINE_CHARS_MAX = 8192
@@ -116,8 +118,8 @@ class VocabularyTokenizer:
         if piece is None:
             return b""
         if self._spelling != "bytes":
-            is_byte = len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">")
-            return bytes((int(piece[3:5], 16),)) if is_byte else piece.replace(SPACE_MARK, " ").encode()
+            byte = BYTE_PIECE.fullmatch(piece)
+            return bytes.fromhex(byte[1]) if byte else piece.replace(SPACE_MARK, " ").encode()
         if all(char in BYTE_OF_CHAR for char in piece):
             return bytes([BYTE_OF_CHAR[char] for char in piece])
         return piece.encode()
