@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import struct
 from pathlib import Path
 
@@ -86,6 +87,14 @@ def test_rope_freqs_carry_llama3_scaling(tmp_path: Path) -> None:
     engine, _ = engine_of(resolve_model(str(tmp_path / "model.gguf")))
     mine = all_logprobs(engine, TOKENS, range(18), VOCAB)
     np.testing.assert_allclose(mine, huggingface_logprobs(model, TOKENS), atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("divisor", [0.0, math.nan, math.inf])
+def test_a_divisor_of_a_frequency_is_positive_and_finite(tmp_path: Path, divisor: float) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(tiny_model(CONFIGS["llama3_rope"]), tmp_path / "source", path, rope_freqs=[1.0, divisor, 1.0, 1.0])
+    with pytest.raises(ModelError, match="a divisor of a frequency"):
+        resolve_model(str(path))
 
 
 def test_the_header_reads_like_the_packages_reader(tmp_path: Path) -> None:

@@ -170,10 +170,11 @@ def check_config(where: Path, config: ModelConfig) -> ModelConfig:
         "beta_fast": rope.beta_fast,
         "beta_slow": rope.beta_slow,
         "attention_factor": rope.attention_factor,
-        "divisor of a frequency": min(rope.frequency_divisors, default=1.0),
     }
     problems = [f"{size} {name}" for name, size in sizes.items() if not 0 < size <= SIZE_MAX]
     problems += [f"{name} {value}" for name, value in positive.items() if not 0 < value < math.inf]
+    if not all(0 < divisor < math.inf for divisor in rope.frequency_divisors):
+        problems.append("a divisor of a frequency that is not positive and finite")
     if not 0 <= config.rms_eps < 1:
         problems.append(f"rms_norm_eps {config.rms_eps}")
     if not 0 < config.context_tokens <= CONTEXT_TOKENS_MAX:
