@@ -9,7 +9,7 @@ import pytest
 
 from baton.compute.hash_engine import hash_card
 from baton.compute.models.card import ModelCard
-from baton.compute.models.chat_template import ChatInput
+from baton.compute.models.chat_template import ChatInput, find_template
 from baton.compute.sandbox.template import load_chat_template
 from baton.compute.sandbox.work import JinjaTemplate
 from baton.core.config import SandboxConfig
@@ -126,6 +126,13 @@ def test_the_template_of_a_folder(tmp_path: Path) -> None:
     assert load_chat_template(_folder_card(tmp_path), SandboxConfig()).render(ChatInput(HELLO)) == "plain</s>"
     (tmp_path / "chat_template.jinja").write_text("file{{ bos_token }}")
     assert load_chat_template(_folder_card(tmp_path), SandboxConfig()).render(ChatInput(HELLO)) == "file<s>"
+
+
+def test_a_large_template_file_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / "chat_template.jinja").open("wb") as file:
+        file.truncate(1 << 30)
+    with pytest.raises(ModelError, match="not a file of at most 1048576 bytes"):
+        find_template(_folder_card(tmp_path))
 
 
 def test_a_model_without_a_template_rejects_chats(tmp_path: Path) -> None:

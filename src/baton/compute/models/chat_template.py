@@ -13,8 +13,11 @@ from msgspec import Struct
 
 from baton.compute.models.card import ModelCard
 from baton.compute.models.gguf_file import open_gguf
-from baton.compute.models.json_file import read_json
+from baton.compute.models.json_file import read_bounded, read_json
 from baton.core.errors import RequestError
+
+TEMPLATE_BYTES_MAX = 1 << 20
+"""Maximum size of chat_template.jinja."""
 
 
 class ChatInput(Struct, frozen=True, omit_defaults=True):
@@ -102,7 +105,7 @@ def _from_folder(folder: Path) -> tuple[str, dict[str, str]] | None:
     path, own_file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     options = read_json(path, dict[str, Any]) if path.is_file() else {}
     if own_file.is_file():
-        source: str | None = own_file.read_text("utf-8", errors="replace")
+        source: str | None = read_bounded(own_file, TEMPLATE_BYTES_MAX).decode(errors="replace")
     else:
         source = _default_template(options.get("chat_template"))
     if source is None:
