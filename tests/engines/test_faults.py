@@ -187,6 +187,28 @@ def test_a_server_that_fails_every_request_is_lost_for_silent_s(engine: type[Fak
     asyncio.run(run())
 
 
+def test_a_server_stays_if_the_failed_requests_were_at_fault(engine: type[FakeEngine]) -> None:
+    """They may be hours old when another server joins."""
+
+    async def run() -> None:
+        fakes = [engine(), engine()]
+        async with servers(*fakes), baton_over(*(fake.config() for fake in fakes)) as baton:
+            await fakes[1].stop()
+            await baton.joined(1)
+            fakes[0].fail_posts = 9
+            lives = [baton.submit([*PROMPT, number + 40], 4) for number in range(3)]
+            assert [(await finished(live)).outcome for live in lives] == ["failed"] * 3
+            fakes[0].arrived.clear()
+            await fakes[1].restart()
+            await asyncio.wait_for(fakes[0].arrived.wait(), 30)
+            await baton.joined(2)
+            assert await baton.ask(PROMPT, 4) == answer_to(PROMPT, 4)
+            assert not any("in a row" in line for line in baton.told)
+            baton.check()
+
+    asyncio.run(run())
+
+
 def test_the_only_server_stays_when_it_fails_every_request(engine: type[FakeEngine]) -> None:
     async def run() -> None:
         fake = engine()

@@ -326,7 +326,7 @@ class EngineFleet:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(member.suspected.wait(), self._config.check_s)
             member.suspected.clear()
-            if self._is_failing(member):
+            if await self._is_failing(member):
                 return _FAILING
             try:
                 load = await member.server.load()
@@ -345,11 +345,15 @@ class EngineFleet:
             if member.link is not None:
                 member.link.note_load(load)
 
-    def _is_failing(self, member: Member) -> bool:
-        """Return whether a server fails its requests, and others can serve them. In pairs, the partner may fail."""
+    async def _is_failing(self, member: Member) -> bool:
+        """Return whether a server fails every request, and others can serve them. In pairs, the partner may fail."""
         others = (each for each in self._members.values() if each.link is not None and each is not member)
-        is_known = member.link is not None and member.link.is_failing and not member.server.is_paired
-        return is_known and can_serve(others)
+        link = member.link
+        if link is None or not link.is_failing or member.server.is_paired or not can_serve(others):
+            return False
+        assert self._tokenizer is not None, "the tokenizer is loaded before the servers are checked"
+        await link.probe(self._tokenizer.encode("Hello", add_special=False), self._config.silent_s / 2)
+        return link.is_failing
 
     def _lose(self, member: Member, reason: str) -> None:
         """Remove a lost server and its host's pool. Its requests continue on other servers."""

@@ -32,7 +32,7 @@ from baton.core.messages import (
 )
 from baton.core.ports import CostModel
 from baton.core.step import Slice, SliceResult, Step, StepResult
-from baton.core.types import RequestId, WorkerId, WorkerView
+from baton.core.types import RequestId, Sampling, WorkerId, WorkerView
 from baton.decide.control.batcher import Batcher
 from baton.decide.policy.batching import Candidate
 from baton.integrations.engines.handoffs import ComputedPrompt, Handoffs
@@ -50,7 +50,7 @@ from baton.serve.host.tasks import spawn
 _TRIES_MAX = 3
 """Consecutive attempts without a new token after which a request fails."""
 FAILED_REQUESTS_MAX = 3
-"""Requests that fail in a row before the server counts as failing. One or two may be at fault themselves."""
+"""Requests that fail in a row before the server is suspected of failing all. `probe` then tells."""
 _RETRY_S = 0.2
 """Pause before a request is sent again. It doubles with every further attempt."""
 _NO_LOAD = EngineLoad()
@@ -147,6 +147,25 @@ class EngineWorker:
         if self.state == "ready":
             self._inbox.append(message)
             self._take_turn_soon()
+
+    async def probe(self, tokens: Sequence[int], timeout_s: float) -> None:
+        """Send a short prompt. If the server answers, the failed requests were at fault."""
+        generation = Generation(
+            id=f"probe-{self.view.id}-{next(self._serials)}",
+            tokens=tokens,
+            output_tokens=0,
+            tokens_max=1,
+            sampling=Sampling(temperature=0.0),
+        )
+        try:
+            async with asyncio.timeout(timeout_s), aclosing(self._server.stream(generation)) as choices:
+                async for choice in choices:
+                    if choice.token_ids or choice.finish_reason in ("stop", "length"):
+                        self._failed_requests = 0
+        except EngineRefusedError:
+            self._failed_requests = 0
+        except (EngineBrokenError, TimeoutError) as error:
+            log.warning("%s: the server fails a short prompt too: %s", self.view.id, error)
 
     def stop(self) -> None:
         """End all requests to the server and report nothing any more, because the server is lost or Baton ends."""
