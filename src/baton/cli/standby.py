@@ -57,9 +57,9 @@ def run(args: argparse.Namespace) -> int:
 class _Lease:
     id: str
     renewed_s: float
-    """Time just before the request that renewed it last. It begins after that, so it lasts at least `--ttl-s` longer.
+    """Time just before the last successful renewal was requested. The lease lasts at least until `renewed_s` + `ttl_s`.
 
-    -inf: it is lost.
+    -inf: the lease is lost.
     """
     is_over: threading.Event = field(default_factory=threading.Event)
 
@@ -112,6 +112,7 @@ class _Standby:
         if self._stopped.is_set():
             server.send_signal(signal.SIGTERM)  # the signal came before the server was known
         threading.Thread(target=self._renew, args=(lease,), daemon=True).start()
+        # With checks every twelfth, the kill begins at three quarters of the lease: a quarter is left for its delays.
         while now_s() - lease.renewed_s < self._ttl_s * 2 / 3:
             try:
                 code = server.wait(self._ttl_s / 12)
