@@ -273,3 +273,17 @@ def test_copies_are_awaited_on_the_gpu_of_the_layers(monkeypatch: pytest.MonkeyP
     made.write(StepCopies(awaited=[BlockCopy(1, HASHES[0])]))
     assert read(made, BlockCopy(2, HASHES[0])) == set()
     assert awaited == 2 * [torch.device("cpu")]
+
+
+class FullStore(MemoryStore):
+    """Raises an error at each write."""
+
+    def put(self, blocks: Sequence[tuple[BlockHash, memoryview]]) -> list[bool]:
+        raise OSError("the store has a fault")
+
+
+def test_an_error_of_a_write_ends_no_engine_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    made = copies(FullStore(block_bytes=2 * 8 * 4 * 2, capacity_bytes=1 << 20), cache(1))
+    made.write(StepCopies(awaited=[BlockCopy(1, HASHES[0])], writes=[BlockCopy(4, HASHES[1])]))
+    made.close()
+    assert [record.message for record in caplog.records] == ["KV blocks of a step were not stored"] * 2

@@ -23,7 +23,7 @@ from baton.move.store.port import Store
 log = logging.getLogger("baton.store")
 
 _READ_BYTES = 64 << 20
-"""Maximum memory of a read. Longer ones are done in pieces."""
+"""Bytes of blocks that are read at a time. The copy of those that were found takes as much memory again."""
 _WRITES_MAX = 8
 """Steps whose writes have not ended. The next one waits, which bounds the memory of the copies."""
 
@@ -135,6 +135,8 @@ class BlockCopies:
     def _put(self, keys: Sequence[BlockHash], memory: torch.Tensor) -> None:
         try:
             self._store.put([(key, row.data) for key, row in zip(keys, memory.numpy(), strict=True)])
+        except Exception:  # the engine would end with it
+            log.exception("KV blocks of a step were not stored")
         finally:
             self._writes.release()
 
