@@ -16,6 +16,7 @@ import msgspec
 
 from baton.core.errors import BatonError, ConfigError
 from baton.core.files import open_private
+from baton.serve.host.join_request import error_body
 from baton.serve.http.wire.errors import ErrorBody
 
 URL = "http://127.0.0.1:8000"
@@ -104,7 +105,7 @@ def _refusal(url: str, error: urllib.error.HTTPError) -> str:
     if error.code == 401:
         return f"{url} answers 401; give a key with --api-key-file if the server asks for one"
     try:
-        words = msgspec.json.decode(error.read(), type=ErrorBody).error.message
-    except (OSError, msgspec.DecodeError):
+        words = msgspec.json.decode(error_body(error), type=ErrorBody).error.message
+    except msgspec.DecodeError:
         words = f"{error.reason}; is there a Baton server?"
     return f"{url} answers {error.code}: {words}"

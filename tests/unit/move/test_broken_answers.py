@@ -8,7 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from baton.core.errors import StoreError
+from baton.cli.ask_server import ask
+from baton.core.errors import BatonError, StoreError
 from baton.move.etcd import Etcd, EtcdError
 from baton.move.ipc.connections import ConnectionServer
 from baton.move.store.mooncake_store import MooncakePlace, MooncakeStore
@@ -35,13 +36,13 @@ def port(request: pytest.FixtureRequest) -> Iterator[int]:
     server.close()
 
 
-def test_etcd_is_asked_again(port: int) -> None:
+def test_a_broken_answer_of_etcd_is_an_etcd_error(port: int) -> None:
     """Another error would end `baton standby`, and with it the active server."""
     with pytest.raises(EtcdError, match="does not answer kv/range"):
         Etcd(f"http://127.0.0.1:{port}").get("key")
 
 
-def test_a_mooncake_master_is_asked_again(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_answer_of_a_mooncake_master_is_a_store_error(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another error would end the thread that lists the blocks of other hosts."""
     monkeypatch.setattr(MooncakeStore, "_ask", lambda _: None)
     place = MooncakePlace(host="127.0.0.1", port=1, metrics_port=port)
@@ -51,6 +52,18 @@ def test_a_mooncake_master_is_asked_again(port: int, monkeypatch: pytest.MonkeyP
     store.close()
 
 
-def test_a_host_asks_its_server_again(port: int) -> None:
+def test_a_broken_answer_of_a_server_is_a_failed_join(port: int) -> None:
     with pytest.raises(JoinFailedError, match="there is no server at"):
         request_terms(f"http://127.0.0.1:{port}", None)
+
+
+_BROKEN_ERROR = b"HTTP/1.1 503 Busy\r\nTransfer-Encoding: chunked\r\n\r\nno number\r\n"
+
+
+@pytest.mark.parametrize("port", [_BROKEN_ERROR], indirect=True, ids=["error"])
+def test_a_broken_body_of_an_error_keeps_its_status(port: int) -> None:
+    """Another error would end `baton host`."""
+    with pytest.raises(JoinFailedError, match="answers 503"):
+        request_terms(f"http://127.0.0.1:{port}", None)
+    with pytest.raises(BatonError, match="answers 503: Busy"):
+        ask(f"http://127.0.0.1:{port}", "/cluster", None)

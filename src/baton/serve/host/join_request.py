@@ -56,8 +56,7 @@ def request_terms(url: str, api_key: str | None) -> HostTerms:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
             return msgspec.json.decode(answer.read(), type=HostTerms)
     except urllib.error.HTTPError as error:
-        with error:
-            message = _error_message(error.read(_ERROR_BYTES))
+        message = _error_message(error_body(error, _ERROR_BYTES))
         if error.code in (502, 503, 504):
             raise JoinFailedError(f"{url} answers {error.code}: {message}") from error
         hint = _HINTS.get(error.code, "")
@@ -70,6 +69,15 @@ def request_terms(url: str, api_key: str | None) -> HostTerms:
         raise JoinFailedError(f"there is no server at {url}: {why}") from error
     except msgspec.DecodeError as error:
         raise ConfigError(f"{url} is no Baton server of this version: {error}") from error
+
+
+def error_body(error: urllib.error.HTTPError, bytes_max: int | None = None) -> bytes:
+    """Return the body of an error response, at most `bytes_max` of it. Empty if it cannot be read."""
+    with error:
+        try:
+            return error.read(bytes_max)
+        except (OSError, http.client.HTTPException):
+            return b""
 
 
 class _ErrorMessage(msgspec.Struct):
