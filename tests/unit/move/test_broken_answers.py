@@ -67,3 +67,15 @@ def test_a_broken_body_of_an_error_keeps_its_status(port: int) -> None:
         request_terms(f"http://127.0.0.1:{port}", None)
     with pytest.raises(BatonError, match="answers 503: Busy"):
         ask(f"http://127.0.0.1:{port}", "/cluster", None)
+
+
+@pytest.mark.parametrize(
+    "port", [b"HTTP/1.1 200 OK\r\n\r\n" + body for body in (b"[]", b"{}")], indirect=True, ids=["list", "empty"]
+)
+def test_an_answer_of_etcd_in_another_form_is_an_etcd_error(port: int) -> None:
+    """Another error would end the thread that renews a standby's lease."""
+    etcd = Etcd(f"http://127.0.0.1:{port}")
+    with pytest.raises(EtcdError, match="lease/keepalive"):
+        etcd.keep_alive("1")
+    with pytest.raises(EtcdError, match="lease/grant"):
+        etcd.grant(6)
