@@ -1,4 +1,4 @@
-"""BatonStoreConnector without LMCache, of which there are a few classes here. `test_real_lmcache.py` has all of it."""
+"""Test BatonStoreConnector with stand-ins for LMCache's classes."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class ServerActor:
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._answered = threading.Event()
         self._is_ready = False
-        self._is_again = bool(import_module("ray").get_runtime_context().was_current_actor_reconstructed)
+        self._is_restart = bool(import_module("ray").get_runtime_context().was_current_actor_reconstructed)
         self._stopping = threading.Event()
         self._folder = tempfile.TemporaryDirectory(prefix="baton-")
         path = Path(self._folder.name) / "baton.toml"
@@ -64,7 +64,8 @@ class ServerActor:
                 self._answered.set()
         was_ready, self._is_ready = self._is_ready, False
         self._answered.set()
-        has_failed = self._process.wait() != 0 and (was_ready or self._is_again)  # the first start is told instead
+        # `start_server` reports a failed first start to its caller
+        has_failed = self._process.wait() != 0 and (was_ready or self._is_restart)
         if has_failed and not self._stopping.wait(0 if was_ready else _RESTART_S):
             os._exit(1)  # Ray starts the actor again
 
