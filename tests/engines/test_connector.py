@@ -9,6 +9,7 @@ import enum
 import importlib
 import sys
 from collections.abc import Iterator
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -224,7 +225,7 @@ def test_requests_whose_kv_depends_on_more_than_tokens_are_left_alone(connector:
     server.close()
 
 
-def yarn(config: Any) -> Any:
+def yarn(config: Any, factor: float = 1.0) -> Any:
     return config
 
 
@@ -241,6 +242,8 @@ def test_servers_whose_settings_give_different_kv_do_not_share_blocks(connector:
         {"hf_overrides": {"rope_parameters": {"factor": 2.0, "rope_type": "yarn"}}},
         {"hf_overrides": {"rope_parameters": {"factor": 4.0, "rope_type": "yarn"}}},
         {"hf_overrides": yarn},
+        {"hf_overrides": partial(yarn, factor=2.0)},
+        {"hf_overrides": partial(yarn, factor=4.0)},
         {"rope_theta": 1e6},
         {"cache_dtype": "fp8_e5m2"},
         {"hf_text_config": {"rope_type": "longrope"}, "max_model_len": 4096},
@@ -249,4 +252,6 @@ def test_servers_whose_settings_give_different_kv_do_not_share_blocks(connector:
     assert len({fingerprint(**settings) for settings in different}) == len(different)
     turned = {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}
     assert fingerprint(hf_overrides=turned) == fingerprint(**different[2]), "the order of names has no effect"
+    with pytest.raises(ValueError, match="give a function or plain values"):
+        fingerprint(hf_overrides=object())
     assert fingerprint(cache_dtype="fp8_ds_mla") == fingerprint(), "the KV cache's specification tells these apart"

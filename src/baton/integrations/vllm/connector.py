@@ -11,6 +11,7 @@ import json
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from types import FunctionType
@@ -84,7 +85,7 @@ class BatonConnector(KVConnectorBase_V1):
         spec = self._kv_cache_config.kv_cache_groups[0].kv_cache_spec
         parts = [repr(spec), f"{parallel.tensor_parallel_size} {parallel.pipeline_parallel_size}", str(config.dtype)]
         settings = vars(config)
-        parts += [json.dumps(settings.get(name), sort_keys=True, default=_name) for name in _SETTINGS]
+        parts += [json.dumps(settings.get(name), sort_keys=True, default=_plain) for name in _SETTINGS]
         parts.append("e5m2" if "e5m2" in self._vllm_config.cache_config.cache_dtype else "")
         if "longrope" in repr(settings.get("hf_text_config")):  # the length selects the rotary factors
             parts.append(str(config.max_model_len))
@@ -201,9 +202,16 @@ class _Lister:
         self._store.close()
 
 
-def _name(override: object) -> str:
-    """Return the name of a function, which is the same in every process, unlike its representation."""
-    return override.__qualname__ if isinstance(override, FunctionType) else type(override).__qualname__
+def _plain(override: object) -> object:
+    """Return a setting as JSON's types: of a function its name, which is the same in every process.
+
+    Raises ValueError for other objects: their types do not tell two of them apart.
+    """
+    if isinstance(override, FunctionType):
+        return override.__qualname__
+    if isinstance(override, partial):
+        return [override.func, override.args, override.keywords]
+    raise ValueError(f"BatonConnector cannot tell {override!r} from other settings: give a function or plain values")
 
 
 def _model_parts(model: str, revision: str) -> Iterable[bytes]:
