@@ -40,8 +40,9 @@ def test_the_actor_ends_if_ray_has_to_start_its_server_again(
     monkeypatch.setattr(
         server_actor, "start_baton", lambda *_: subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     )
+    others = threading.enumerate()
     actor = ServerActor("", {})
-    following = [thread for thread in threading.enumerate() if "_follow" in thread.name]
+    following = [thread for thread in threading.enumerate() if thread not in others]
     if is_stopped:
         assert actor.answer()[0]
         actor.stop()
