@@ -155,7 +155,7 @@ def test_it_fits_every_width_in_light_and_dark(
     drive(hash_server.url, tmp_path, visit)
 
 
-FILL = """import('/static/dashboard.js').then(({store}) => {
+FILL = """globalThis.filling = import('/static/dashboard.js').then(({store}) => {
     for (let count = 0; count < 100; count++) {
         const last = structuredClone(store.samples.at(-1));
         last.unix_s += 1; last.marks = ['a worker was killed'];
@@ -169,7 +169,7 @@ FILL = """import('/static/dashboard.js').then(({store}) => {
     document.dispatchEvent(new Event('visibilitychange'));  // draws, as each second does
     return store.samples.length;
 })"""
-"""Let the samples of 100 s of a busy server arrive."""
+"""Let the samples of 100 s of a busy server arrive. Chromium may collect a promise that nothing refers to."""
 
 
 async def fill(page: Page, times: int) -> None:

@@ -79,8 +79,8 @@ def test_a_hostile_grammar_is_refused_and_the_next_one_is_checked(checks: Sandbo
 @pytest.mark.parametrize(
     ("limits", "reason"),
     [
-        (SandboxConfig(cpu_s=0.2), r"more than 0.2 s of CPU time; simplify it, or raise sandbox\.cpu_s"),
-        (SandboxConfig(wall_s=0.2), r"more than 0.2 s; simplify it, or raise sandbox\.wall_s"),
+        (SandboxConfig(cpu_s=0.05), r"more than 0.05 s of CPU time; simplify it, or raise sandbox\.cpu_s"),
+        (SandboxConfig(wall_s=0.05), r"more than 0.05 s; simplify it, or raise sandbox\.wall_s"),
         (
             SandboxConfig(memory_bytes=1 << 24),
             r"more than 16 MiB of memory; .* sandbox\.memory_bytes",
