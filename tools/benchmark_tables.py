@@ -10,7 +10,7 @@ from benchmark_results import is_stale, load, ms, percent, section, signed
 
 STEPS = ("decode_1", "decode_8", "decode_32", "prefill_512", "prefill_2048")
 STEP_NAMES = ("decode, batch 1", "batch 8", "batch 32", "prefill 512", "prefill 2,048")
-ENGINE_RESULTS = {"engines": ("bfloat16", "int8"), "engines-int4": ("int4",)}
+ENGINE_RESULTS = {"engines": ("bfloat16", "int8", "int4")}
 """The formats of weights that a result is shown for."""
 ENGINE_ROWS = {"baton against the best peer": "against best peer", "baton, share of the limit": "share of limit"}
 """Short names of rows below those of the engines."""
@@ -162,7 +162,7 @@ def engines() -> list[str]:
             rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in _rows_from(lines, start)]
             cases = rows[0][1:]
             found += [[kind, ENGINE_ROWS.get(row[0], row[0]), *row[1:]] for row in rows[2:]]
-    heads = ["Weights", "Decode in ms per step, prefill in tokens/s", *(case.replace("_", " ") for case in cases)]
+    heads = ["Weights", "Decode: ms per step, prefill: tokens/s", *(case.replace("_", " ") for case in cases)]
     return section("Beside other engines", " ".join(ENGINE_RESULTS), heads, found)
 
 
