@@ -180,8 +180,8 @@ def test_a_change_is_pushed_at_once(tmp_path: Path) -> None:
         stream.cancel()
         with pytest.raises(asyncio.CancelledError):
             await stream.read()
-        await asked.is_active(PREFILL)
-        assert not asked.targets.watches
+        while asked.targets.watches:  # the server may read the end of the stream after another request
+            await asked.is_active(PREFILL)
 
     play(tmp_path, script)
 
