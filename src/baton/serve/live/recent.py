@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -176,5 +177,5 @@ def _count(counts: Counter[str], name: str, amount: int) -> None:
 
 
 def _nearest(ascending: Sequence[float], share: float) -> float:
-    """Return the percentile `share` (0..1) of sorted values, by nearest rank."""
-    return ascending[min(len(ascending) - 1, int(share * len(ascending)))]
+    """Return the percentile `share` (0..1) of sorted values by nearest rank: that share of them does not exceed it."""
+    return ascending[math.ceil(round(share * len(ascending), 6)) - 1]

@@ -21,9 +21,14 @@ def test_percentiles_use_earlier_samples_until_there_are_enough_values() -> None
         recent.value("ttft", value)
     recent.value("itl", 3.0)
     assert spreads([recent.latencies, earlier]) == {
-        "ttft": Spread(p50=51, p90=91, p99=100),
+        "ttft": Spread(p50=50, p90=90, p99=99),
         "itl": Spread(p50=2.0, p90=3.0, p99=3.0),
     }
+
+
+def test_a_percentile_is_the_lowest_value_that_enough_values_do_not_exceed() -> None:
+    assert spreads([{"ttft": [5.0, 0.1]}]) == {"ttft": Spread(p50=0.1, p90=5.0, p99=5.0)}
+    assert spreads([{"itl": [float(value) for value in range(10)]}]) == {"itl": Spread(p50=4.0, p90=8.0, p99=9.0)}
 
 
 def test_values_requests_and_names_are_bounded() -> None:
