@@ -238,7 +238,12 @@ def test_the_input_of_a_response_is_listed(oai: openai.OpenAI) -> None:
     assert [item.id for item in oai.responses.input_items.list(second.id)] == [item.id for item in listed[::-1]]
     with pytest.raises(openai.NotFoundError, match="there is no response 'resp_none'"):
         oai.responses.input_items.list("resp_none")
-    for query, words in ({"limit": 101}, "limit must be"), ({"order": "up"}, "order must be"):
+    huge = f"{'0' * 10}{'9' * 5000}"
+    for query, words in (
+        ({"limit": 101}, "limit must be"),
+        ({"limit": huge}, "limit must be"),
+        ({"order": "up"}, "order must be"),
+    ):
         with pytest.raises(openai.BadRequestError, match=words):
             oai.responses.input_items.list(second.id, extra_query=query)
 

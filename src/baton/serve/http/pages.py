@@ -199,7 +199,7 @@ def asked_model(services: Services, request: Request) -> ModelServices:
 def _past_samples(request: Request) -> int:
     """Return the number of past samples that a client of /cluster/events asks for. Raises RequestError (400)."""
     asked = request.query_params.get("samples", str(KEPT_SAMPLES))
-    if not (asked.isascii() and asked.isdecimal() and int(asked[:10]) <= KEPT_SAMPLES):
+    if not (asked.isascii() and asked.isdecimal() and len(asked) <= 10 and int(asked) <= KEPT_SAMPLES):
         message = f"samples must be an integer from 0 to {KEPT_SAMPLES}, got {asked[:60]!r}"
         raise RequestError(message, param="samples")
     return int(asked)

@@ -19,7 +19,7 @@ def page_of(
     `ids`: one for each element. `default`: the order if the query names none. Raises RequestError (400).
     """
     asked, after = request.query_params.get("limit", "20"), request.query_params.get("after")
-    if not (asked.isascii() and asked.isdecimal() and int(asked[:10]) <= PAGE_MAX):
+    if not (asked.isascii() and asked.isdecimal() and len(asked) <= 10 and int(asked) <= PAGE_MAX):
         raise RequestError(f"limit must be an integer from 0 to {PAGE_MAX}, got {asked[:60]!r}", param="limit")
     order = request.query_params.get("order", default)
     if order not in ("asc", "desc"):
