@@ -155,6 +155,21 @@ def test_it_fits_every_width_in_light_and_dark(
     drive(hash_server.url, tmp_path, visit)
 
 
+LARGE_FLEET = """import('/static/panels.js').then(({mostRunning}) => {
+    const workers = Array.from({length: 150}, (_, running) => ({running}));
+    return mostRunning({samples: Array.from({length: 900}, (_, unix_s) => ({unix_s, workers}))}, [0, 900]);
+})"""
+
+
+def test_the_lanes_of_150_workers_are_scaled_over_15_minutes(hash_server: RunningServer, tmp_path: Path) -> None:
+    """A browser passes about 120,000 arguments to a function, and there are 135,000 values."""
+
+    async def visit(page: Page) -> None:
+        assert await page.run(LARGE_FLEET) == 149
+
+    drive(hash_server.url, tmp_path, visit)
+
+
 FILL = """globalThis.filling = import('/static/dashboard.js').then(({store}) => {
     for (let count = 0; count < 100; count++) {
         const last = structuredClone(store.samples.at(-1));

@@ -50,7 +50,7 @@ export function workers(store) {
 
 const within = (store, [from, to]) => store.samples.filter(sample => sample.unix_s >= from && sample.unix_s <= to + 2);
 // The most running requests of one worker, to which the lines of all lanes are scaled.
-export const mostRunning = (store, span) => Math.max(1, ...within(store, span).flatMap(sample => sample.workers.map(worker => worker.running)));
+export const mostRunning = (store, span) => within(store, span).flatMap(sample => sample.workers).reduce((most, worker) => Math.max(most, worker.running), 1);
 
 // One lane for each worker: a band in the colour of its role, as strong as it was busy, with a line for its running requests.
 export function workerLanes(store, span) {
