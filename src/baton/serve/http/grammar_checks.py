@@ -24,6 +24,7 @@ CLIENT_SHARE = 4
 RETRY_AFTER_S = 1.0
 WARM_UP_DELAY_S = 2.0
 """Seconds that `warm_up` waits, so that the first requests of a new server have all cores."""
+_CLOSED = SandboxError("the model is being unloaded; send it again", is_lasting=False)
 _Waiting = tuple[bytes, bytes, "asyncio.Future[GrammarProblem | None]"]
 
 
@@ -42,6 +43,7 @@ class GrammarChecker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: OrderedDict[str, deque[_Waiting]] = OrderedDict()
         """Waiting jobs of each client. The first client in the dictionary is next."""
+        self._is_closed = False
 
     async def warm_up(self, delay_s: float = WARM_UP_DELAY_S) -> None:
         """Start a sandbox after `delay_s` seconds, so that the first grammar does not wait a second for its start."""
@@ -63,11 +65,18 @@ class GrammarChecker:
             raise constraint.error(problem)
 
     def close(self) -> None:
-        """End the sandboxes. Checks that still run fail."""
+        """End the sandboxes. Checks that still run or wait fail."""
+        self._is_closed = True
         self._pool.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for name, _, found in (job for jobs in self._waiting.values() for job in jobs):
+            del self._running[name]
+            found.set_exception(_unchecked(_CLOSED))
+        self._waiting.clear()
+        self._threads.shutdown(wait=False)  # calls that have not begun still do, and fail at once
 
     def _queue(self, name: bytes, job: bytes, client: str) -> asyncio.Future[GrammarProblem | None]:
+        if self._is_closed:
+            raise _unchecked(_CLOSED)
         mine, own_max = self._waiting.get(client, ()), max(1, self._waiting_max // CLIENT_SHARE)
         if len(mine) >= own_max:
             message = (

@@ -89,8 +89,11 @@ def test_a_closed_checker_refuses_at_once() -> None:
     async def run(checker: GrammarChecker) -> None:
         checking = asyncio.create_task(checker.check(_regex("((a{1000}){1000}){1000}"), ""))
         await checker.check(_regex("a"), "")
+        waiting = asyncio.create_task(checker.check(_regex("b"), ""))
+        await asyncio.sleep(0)  # it is in the queue, behind the first one
         checker.close()
-        with pytest.raises(RequestError):
-            await checking
+        for each in (checking, waiting, asyncio.create_task(checker.check(_regex("c"), ""))):
+            with pytest.raises(RequestError):
+                await asyncio.wait_for(each, 30)
 
     _with_checker(run)
