@@ -93,9 +93,6 @@ class Models:
             message = "the workers of this server are servers of another engine: it serves one model"
             raise RequestError(message, status=409, code="one_model")
         async with self._changing:
-            if table.name in self._config.served_aliases:
-                message = f"{table.name!r} is a further name of the first model; choose another name"
-                raise RequestError(message, param="name", status=409, code="model_exists")
             if len(self._fleets) >= MODELS_MAX:
                 message = f"this server has {MODELS_MAX} models, which is the maximum; unload one"
                 raise RequestError(message, status=409, code="too_many_models")

@@ -30,7 +30,7 @@ def assemble_models(server: Config) -> list[Parts]:
     made: list[Parts] = []
     try:
         for config, mine in zip(configs, cores, strict=True):
-            made.append(_assemble_beside(config, mine, made))
+            made.append(_assemble_beside(config, mine, made, server.served_aliases))
     except BatonError:
         for parts in made:
             _release(parts)
@@ -49,13 +49,14 @@ def assemble_table(server: Config, table: ServedModelConfig, others: Sequence[Pa
             f"the model wants {config.cores} cores, but {len(free)} of {len(own_cores())} are free: unload a model, or "
             "leave `cores` out to share those of the others"
         )
-    return _assemble_beside(config, tuple(free[: config.cores or None] or own_cores()), others)
+    return _assemble_beside(config, tuple(free[: config.cores or None] or own_cores()), others, server.served_aliases)
 
 
-def _assemble_beside(config: Config, cores: tuple[int, ...], others: Sequence[Parts]) -> Parts:
+def _assemble_beside(config: Config, cores: tuple[int, ...], others: Sequence[Parts], aliases: Sequence[str]) -> Parts:
+    """Build the parts of one of several models. `aliases`: further names of the first one."""
     card = resolve_model(config.model, config.load_format, config.adapter)
     name = config.served_name or card.name
-    if name in {parts.card.name for parts in others}:
+    if name in {*aliases, *(parts.card.name for parts in others)}:
         raise ConfigError(f"two models are named {name!r}: give each a `name` of its own")
     if not name.isprintable() or len(name) > _NAME_CHARS_MAX:
         raise ConfigError(f"{name[:_NAME_CHARS_MAX]!r} is no name: give 1 to {_NAME_CHARS_MAX} printable characters")

@@ -66,6 +66,13 @@ def test_two_models_of_one_name_are_refused() -> None:
         assemble_models(Config(models=(A, A), kv=KV))
 
 
+def test_a_model_without_a_name_of_its_own_does_not_take_a_further_name_of_the_first(made: list[Parts]) -> None:
+    server = Config(model="hash:a", served_aliases=("hash-b",), kv=KV)
+    made += assemble_models(server)
+    with pytest.raises(ConfigError, match="two models are named 'hash-b'"):
+        assemble_table(server, B, made)
+
+
 def test_the_kv_caches_of_all_models_fit_into_the_free_memory() -> None:
     """Each fits alone. Their pages are untouched, so that the system shows all of the memory as free."""
     with pytest.raises(ConfigError, match="KV caches of other models"):
