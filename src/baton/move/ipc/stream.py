@@ -108,10 +108,13 @@ class FramedStream(asyncio.Protocol, Generic[In]):
 
 
 async def watch(stream: FramedStream[In], silent_s: float, ping: msgspec.Struct | None) -> None:
-    """Close the stream once no bytes have come for `silent_s`. `ping`: message that the other end answers."""
+    """Close the stream once no bytes have come for `silent_s`. `ping`: message that the other end answers.
+
+    It may begin before the connection is made. Cancel it when the connection has ended.
+    """
     quiet_rounds = 0
     while quiet_rounds < _ROUNDS:
-        stream.is_quiet = True
+        stream.is_quiet = stream.is_open  # a TLS handshake may take longer than `silent_s`
         if ping is not None:
             stream.put(ping)
         await asyncio.sleep(silent_s / _ROUNDS)

@@ -78,6 +78,19 @@ def test_silence_ends_it_but_not_while_the_other_end_speaks() -> None:
     _connected(play)
 
 
+def test_a_connection_is_watched_even_if_it_was_made_late() -> None:
+    async def run() -> None:
+        loop, end = asyncio.get_running_loop(), End()
+        watching = asyncio.create_task(watch(end.stream, 0.04, None))
+        assert not (await asyncio.wait({watching}, timeout=0.2))[0]
+        server = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0)
+        await loop.create_connection(lambda: end.stream, *server.sockets[0].getsockname()[:2])
+        assert "nothing for 0.04 s" in await end.over
+        server.close()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
 def test_a_reader_that_does_not_read_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "UNSENT_BYTES_MAX", 1 << 20)
 
