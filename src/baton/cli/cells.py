@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from msgspec import toml
 from msgspec.structs import replace
 
 from baton.cli.key_flags import ADMIN_KEY, take_variable
-from baton.cli.listening import add_listening
 from baton.cli.serve import event_loop, read_config, tell
 from baton.core.config import Config
 from baton.core.errors import ConfigError
@@ -27,7 +27,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
     add = parser.add_argument
     add("cells", nargs="+", metavar="URL[=WEIGHT]", help="a cell's server, and its relative size (default 1)")
-    add_listening(parser, PORT)
+    add("--host", metavar="ADDR", help="address to listen on (default: 127.0.0.1)")
+    add("--port", type=int, metavar="P", help=f"port to listen on (default: {PORT})")
+    add("--insecure", action="store_true", help="allow an address beyond loopback: clients need no key")
     add("--load-ratio", type=float, default=_RULES.load_ratio, metavar="R",
         help="most requests of a cell relative to its fair share (default: %(default)s)")  # fmt: skip
     add(
@@ -46,18 +48,26 @@ def run(args: argparse.Namespace) -> int:
     config = read_config(args.config) if args.config is not None else Config()
     given = {"tls_cert": args.tls_cert, "tls_key": args.tls_key, "admin_key": take_variable(ADMIN_KEY)}
     given = {name: value for name, value in given.items() if value}
-    http = replace(config.http, host=args.host, port=args.port, **given)
+    http = replace(config.http, host=args.host or config.http.host, port=_port(args, config), **given)
     config = replace(config, http=http, log=args.log or config.log)
     rules = replace(_RULES, load_ratio=args.load_ratio)
     cells, problems = _cells(args.cells)
     problems += out_of_range(rules) + config.problems()
-    if not (is_loopback(args.host) or args.insecure or config.http.admin_key):
+    if not (is_loopback(http.host) or args.insecure or http.insecure or http.admin_key):
         problems.append(
-            f"--host is {args.host}, so other machines may drain cells: set {ADMIN_KEY}, or give --insecure"
+            f"--host is {http.host}, so other machines may drain cells: set {ADMIN_KEY}, or give --insecure"
         )
     if problems:
         raise ConfigError("\n".join(problems))
     return event_loop()(serve_cells(config, cells, rules, tell=tell))
+
+
+def _port(args: argparse.Namespace, config: Config) -> int:
+    """Return the port of the flag, or of the file if it has one, else `PORT`: that of a server is another one."""
+    if args.port is not None:
+        return args.port
+    is_given = args.config is not None and "port" in toml.decode(args.config.read_bytes()).get("http", {})
+    return config.http.port if is_given else PORT
 
 
 def _cells(given: list[str]) -> tuple[list[Cell], list[str]]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from baton.cli.main import main
+from baton.core.config import Config
 
 CELL = "http://127.0.0.1:8001"
 
@@ -29,3 +32,32 @@ def test_an_address_of_a_network_needs_a_key_for_draining(
     monkeypatch.delenv("BATON_ADMIN_KEY", raising=False)
     (found,) = problems(capsys, CELL, "--host", "0.0.0.0")
     assert "BATON_ADMIN_KEY" in found
+
+
+@pytest.mark.parametrize(
+    ("file", "flags", "address"),
+    [
+        ('[http]\nhost = "0.0.0.0"\nport = 8000\ninsecure = true\n', (), ("0.0.0.0", 8000)),
+        ('[http]\nhost = "::1"\nport = 8000\n', ("--host", "127.0.0.2", "--port", "9000"), ("127.0.0.2", 9000)),
+        ("[limits]\n", (), ("127.0.0.1", 8080)),
+    ],
+)
+def test_a_flag_counts_before_the_file_and_the_file_before_the_default(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    file: str,
+    flags: tuple[str, ...],
+    address: tuple[str, int],
+) -> None:
+    monkeypatch.delenv("BATON_ADMIN_KEY", raising=False)
+    served: list[tuple[str, int]] = []
+
+    async def serve(config: Config, *_: object, **__: object) -> int:
+        served.append((config.http.host, config.http.port))
+        return 0
+
+    monkeypatch.setattr("baton.cli.cells.serve_cells", serve)
+    path = tmp_path / "cells.toml"
+    path.write_text(file)
+    assert main(["cells", CELL, "--config", str(path), *flags]) == 0
+    assert served == [address]
