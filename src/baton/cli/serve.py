@@ -24,6 +24,7 @@ from baton.core.config import Config, Topology, load
 from baton.core.engine_config import EnginePodsConfig, engine_of
 from baton.core.errors import ConfigError
 from baton.core.files import in_file
+from baton.core.http_config import HttpConfig
 from baton.core.keys import read_keys
 from baton.core.kv_config import TierConfig
 from baton.core.model_tables import model_configs
@@ -168,7 +169,7 @@ def configuration(args: argparse.Namespace) -> Config:
             "limits": _with(config.limits, {"queue_s": args.queue_s}),
         },
     )
-    problems = config.problems() + config.lacks()
+    problems = config.problems() + config.lacks() + _without_effect(args, config)
     if config.models and not problems:
         model_configs(config)
     if config.http.key_file and not problems:
@@ -178,6 +179,23 @@ def configuration(args: argparse.Namespace) -> Config:
     if problems:
         raise ConfigError("\n".join(problems))
     return config
+
+
+def _without_effect(args: argparse.Namespace, config: Config) -> list[str]:
+    """Return what is wrong with flags that need another one, which would otherwise change nothing."""
+    found: list[str] = []
+    http = config.http
+    if not http.admin_port and (args.admin_host is not None or http.admin_host != HttpConfig().admin_host):
+        found.append(
+            f"http.admin_host is {http.admin_host}, but http.port serves the admin routes: give them --admin-port P"
+        )
+    given = {"command": args.engine_command, "flags": args.engine_flags, "store": args.engine_store}
+    names = [f"--engine-{name}" for name, value in given.items() if value is not None]
+    if names and config.engines.start == "baton":
+        found.append(
+            f"{', '.join(names)}: only for servers that Baton starts; add --engine vllm or sglang, without --engine-url"
+        )
+    return found
 
 
 def _parallel(args: argparse.Namespace) -> dict[str, Any]:

@@ -40,6 +40,13 @@ def test_a_command_line_of_vllm_means_the_same() -> None:
     assert (ours.context_tokens, ours.batch.requests_max, ours.served_name) == (2000, 8, "chat")
 
 
+@pytest.mark.parametrize("flags", [(), ("--engine=vllm", "--engine-url=http://127.0.0.1:9000")])
+def test_flags_of_servers_that_are_not_started_are_refused(flags: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="--engine-flags, --engine-store: only for servers that Baton starts"):
+        configured("hash", "--engine-flags=--max-model-len 8k", "--engine-store=pool://127.0.0.1:8700", *flags)
+    assert configured("hash", "--engine=vllm", "--engine-flags=--max-model-len 8k").engines.flags
+
+
 @pytest.mark.parametrize("dtype", ["half", "float16"])
 def test_float16_becomes_bfloat16_and_says_so(dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert configured("hash", "--dtype", dtype).dtype == "bfloat16"

@@ -153,5 +153,7 @@ def test_an_admin_port_of_a_network_needs_an_admin_key_and_its_own_number() -> N
         configured("--admin-port", "9000", "--admin-host", "10.0.0.1")
     with pytest.raises(ConfigError, match="a port of their own"):
         configured("--admin-port", "8000")
+    with pytest.raises(ConfigError, match="give them --admin-port"):
+        configured("--host", "0.0.0.0", "--api-key", "k", "--admin-host", "127.0.0.1")
     http = configured("--admin-port", "9000").http
     assert (http.admin_host, http.admin_port) == ("127.0.0.1", 9000)
