@@ -28,6 +28,7 @@ _LIMITS = (
     ("--priority-min", "most urgent priority (default: 0)"),
     ("--kv-blocks-max", "KV blocks per host that its tenant keeps"),
 )
+_LIMIT_NAMES = [flag.removeprefix("--").replace("-", "_") for flag, _ in _LIMITS]
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +50,10 @@ def run(args: argparse.Namespace) -> int:
     path = Path(os.path.realpath(args.keys))  # a symbolic link stays, and its target is replaced
     if (args.action == "revoke") != bool(args.ids):
         raise ConfigError("baton keys revoke needs the ids of keys, and the other actions take none")
+    given = [name for name in ("tenant", "scope", "classes", *_LIMIT_NAMES) if vars(args)[name] is not None]
+    if given and args.action != "add":
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ConfigError(f"baton keys {args.action} makes no key, so leave out {flags}")
     if args.action == "list":
         _show(read_keys(path))
         return 0
@@ -70,8 +75,7 @@ def _made(args: argparse.Namespace) -> tuple[str, KeyEntry]:
     """Return a new key and its entry for the file. Raises ConfigError with every problem of the arguments."""
     if args.tenant is None:
         raise ConfigError("baton keys add needs --tenant NAME")
-    names = {flag: flag.removeprefix("--").replace("-", "_") for flag, _ in _LIMITS}
-    limits = {name: value for name in names.values() if (value := vars(args)[name]) is not None}
+    limits = {name: value for name, value in vars(args).items() if name in _LIMIT_NAMES and value is not None}
     classes = tuple(dict.fromkeys(args.classes)) if args.classes else None
     key = f"baton-{secrets.token_urlsafe(_KEY_BYTES)}"
     entry = KeyEntry(

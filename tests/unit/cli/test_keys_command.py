@@ -87,6 +87,11 @@ def test_the_list_shows_everything_but_the_hash(file: Path, capsys: pytest.Captu
         (["add", "id", "--tenant", "a"], "the other actions take none"),
         (["revoke"], "needs the ids of keys"),
         (["list"], "No such file"),
+        (
+            ["list", "--tenant", "a", "--streams-max", "1"],
+            "keys list makes no key, so leave out --tenant, --streams-max",
+        ),
+        (["revoke", "id", "--scope", "admin"], "keys revoke makes no key, so leave out --scope"),
     ],
 )
 def test_wrong_arguments_change_nothing(
