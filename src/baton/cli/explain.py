@@ -129,8 +129,9 @@ class _Log:
 def _log(args: argparse.Namespace) -> Iterator[_Log]:
     """Yield the log that `--log` names, or else a temporary copy of the server's log."""
     if args.log is not None:
-        if args.api_key is not None:
-            raise ConfigError("--api-key is for a server, and --log names a file: leave one of them out")
+        for_server = {"--api-key": args.api_key, "--api-key-file": args.api_key_file, "--model": args.model}
+        if given := [flag for flag, value in for_server.items() if value is not None]:
+            raise ConfigError(f"{given[0]} is for a server, and --log names a file: leave one of them out")
         yield _Log(args.log, str(args.log))
         return
     check_url(args.url)

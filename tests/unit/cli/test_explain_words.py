@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
+import pytest
 from msgspec import structs
 from rich.console import Console
 
 from baton.cli.explain import show
+from baton.cli.main import main
 from baton.core.types import ClusterView, RequestId, Slo, WorkerView
 from baton.decide.control.build import build_policies
 from baton.decide.policy.slo_headroom import SloHeadroom
@@ -76,3 +78,9 @@ def test_without_an_slo_the_rule_of_roles_is_named() -> None:
     watching.route(request(), [behind], cluster(behind, idle))
     said = text_of(notes.questions[0])
     assert "because requests without an SLO follow the roles; p computes prompts" in said
+
+
+@pytest.mark.parametrize("flag", ["--model", "--api-key", "--api-key-file"])
+def test_a_file_takes_no_flag_of_a_server(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "request-0", "--log", "run.log", flag, "a"]) == 2
+    assert f"{flag} is for a server, and --log names a file" in capsys.readouterr().err
