@@ -58,10 +58,10 @@ class _Body(Struct):
     cache_salt: str | None = None
     slo: SloFields | None = None
 
-    def prompt_bytes(self) -> bytes:
+    def prompt_bytes(self) -> memoryview:
         """Return the JSON of the prompt without its end, so that a longer conversation begins with the same bytes."""
-        found = next((each for each in (self.messages, self.prompt, self.input, self.token_ids) if bytes(each)), b"")
-        return bytes(found)[:-1]
+        views = map(memoryview, (self.messages, self.prompt, self.input, self.token_ids))
+        return next((view for view in views if view), memoryview(b""))[:-1]
 
     def output_tokens_max(self) -> int:
         given = next(
@@ -103,9 +103,10 @@ def _request_id(number: int, headers: Mapping[bytes, bytes]) -> str:
     return headers.get(b"x-request-id", b"")[:64].decode("latin-1") or f"pick-{number}"
 
 
-def _hashes(prompt: bytes, salt: str) -> tuple[BlockHash, ...]:
+def _hashes(prompt: memoryview, salt: str) -> tuple[BlockHash, ...]:
     block_bytes = BLOCK_TOKENS * TOKEN_BYTES
-    tokens = array("I", prompt[: len(prompt) // block_bytes * block_bytes])
+    tokens = array("I")
+    tokens.frombytes(prompt[: len(prompt) // block_bytes * block_bytes])
     return block_hashes(tokens, block_tokens=BLOCK_TOKENS, cache_salt=salt)
 
 

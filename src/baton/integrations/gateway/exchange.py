@@ -111,7 +111,10 @@ class Exchange:
         self._hosts: tuple[HostId, ...] | None = None
         """The only servers that the proxy allows. None: all of the pool."""
         self._request_mode = self._response_mode = FULL_DUPLEX_STREAMED
-        self._body = bytearray()
+        self._received = bytearray()
+        """The request's body, until its last chunk comes."""
+        self._body = b""
+        """The whole body as the server gets it, until it is sent. Bodies are large: it is not copied on the way."""
         self._is_body_changed = False
         self._pick: Pick | None = None
         self._is_text_stream = False
@@ -132,7 +135,7 @@ class Exchange:
         elif asked.HasField("response_headers"):
             self._response_headers(asked)
         elif asked.HasField("request_trailers"):
-            self._decide(has_trailers=True)
+            self._decide(self._take_received(), has_trailers=True)
         else:
             self._is_complete = True
             self._stream.send(self._replies.go_on["response_trailers"])
@@ -166,14 +169,23 @@ class Exchange:
             self._stream.send(self._replies.strip_headers)
 
     def _request_body(self, chunk: HttpBody) -> None:
-        self._body += chunk.body
-        if len(self._body) > BODY_BYTES_MAX:
+        if len(self._received) + len(chunk.body) > BODY_BYTES_MAX:
+            self._received.clear()
             reason = f"the body is larger than {BODY_BYTES_MAX} bytes, which the endpoint picker takes; send less"
             self._stream.send(self._replies.refused(RequestError(reason, status=413)))
-        elif chunk.end_of_stream:
-            self._decide(has_body=True)
+        elif not chunk.end_of_stream:
+            self._received += chunk.body
+        elif not self._received:
+            self._decide(chunk.body, has_body=True)
+        else:
+            self._received += chunk.body
+            self._decide(self._take_received(), has_body=True)
 
-    def _decide(self, *, has_body: bool = False, has_trailers: bool = False) -> None:
+    def _take_received(self) -> bytes:
+        body, self._received = bytes(self._received), bytearray()
+        return body
+
+    def _decide(self, body: bytes = b"", *, has_body: bool = False, has_trailers: bool = False) -> None:
         """Choose servers. Send the messages with their addresses and the body, or with a refusal, once it is known."""
         if self._pick is not None:
             self._stream.end(INVALID_ARGUMENT, "the request has ended twice")
@@ -181,14 +193,12 @@ class Exchange:
         try:
             if self._hosts == ():
                 raise ClusterError("the proxy allows no server", status=503, code="no_worker", retry_after_s=1.0)
-            body = bytes(self._body)
             request = read_request(self._number, self._headers, body, self._hosts or (), now_s())
-            kept = without_topology(body)
+            self._body = without_topology(body)
         except RequestError as error:
             self._stream.send(self._replies.refused(error))
             return
-        if kept is not body:
-            self._body, self._is_body_changed = bytearray(kept), True
+        self._is_body_changed = self._body is not body
         pick = self._pick = self._picker.arrive(request)
         pick.when_decided(lambda: self._answer(pick, has_body=has_body, has_trailers=has_trailers))
 
@@ -203,15 +213,13 @@ class Exchange:
             self._stream.send(self._replies.go_on["request_trailers"])
 
     def _picked(self, addresses: str, prefiller: str, *, has_body: bool) -> list[bytes]:
-        replies, body, self._body = self._replies, bytes(self._body), bytearray()
+        replies, body, self._body = self._replies, self._body, b""
         if has_body and self._request_mode == _BUFFERED:
             return [replies.picked("request_body", addresses, prefiller, body if self._is_body_changed else None)]
-        chunks = [body[start : start + _CHUNK_BYTES] for start in range(0, len(body), _CHUNK_BYTES)]
-        if has_body and not chunks:
-            chunks = [b""]
+        ends = range(_CHUNK_BYTES, len(body) + _CHUNK_BYTES, _CHUNK_BYTES) or ([0] if has_body else [])
         sent = [
-            replies.chunk("request_body", chunk, is_last=has_body and place == len(chunks))
-            for place, chunk in enumerate(chunks, 1)
+            replies.chunk("request_body", body[max(0, end - _CHUNK_BYTES) : end], is_last=has_body and end >= len(body))
+            for end in ends
         ]
         return [replies.picked("request_headers", addresses, prefiller), *sent]
 
