@@ -79,6 +79,17 @@ def test_a_component_is_the_chart_with_its_values(tools: ClusterTools, tmp_path:
 
 
 @pytest.mark.parametrize("left_out", SCALERS)
+def test_all_components_are_the_chart_with_all_values(tools: ClusterTools, tmp_path: Path, left_out: str) -> None:
+    """So the scaler and Prometheus reach a server with TLS, as the hosts do."""
+    names = [name for name in FOR_HOSTS if name not in (left_out, "gpu")]
+    values = [value for name in names for value in COMPONENTS[name]]
+    found, wanted = comparable(tools.kustomize(overlay(tmp_path, *names))), comparable(tools.template(*values))
+    for objects in (found, wanted):  # components add flags in another order
+        objects["Deployment baton"]["spec"]["template"]["spec"]["containers"][0]["args"].sort()
+    assert found == wanted
+
+
+@pytest.mark.parametrize("left_out", SCALERS)
 def test_all_components_go_together(tools: ClusterTools, tmp_path: Path, left_out: str) -> None:
     found = tools.kustomize(overlay(tmp_path, *(name for name in FOR_HOSTS if name != left_out)))
     known = [each for each in found if each["kind"] != "ServiceMonitor" and not custom_resources.is_known(each)]
