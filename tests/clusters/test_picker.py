@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import tracemalloc
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 import msgspec
 import pytest
@@ -20,17 +17,13 @@ from baton.integrations.engines.port import EngineLoad
 from baton.integrations.gateway.asked import read_request, without_topology
 from baton.integrations.gateway.build import build_picker
 from baton.integrations.gateway.endpoint import Endpoint
-from baton.integrations.gateway.exchange import Exchange, Replies
-from baton.integrations.gateway.messages import message_classes
 from baton.integrations.gateway.picker import Pick, Picker
-from baton.integrations.grpc.http2 import Stream
 from baton.move.clock import now_s
 from baton.serve.http.wire.schemas import UNSUPPORTED
 from tests.command_line import baton
 
 FIRST, SECOND, THIRD = "127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"
 IDLE = EngineLoad(kv_tokens=65536)
-MANY = 4 << 20
 LONG = "tell me more about it. " * 200
 
 
@@ -335,45 +328,3 @@ def test_the_log_repeats_and_explains_the_decisions(tmp_path: Path) -> None:
 def test_wrong_arguments_say_what_to_write(arguments: tuple[str, ...], said: str) -> None:
     done = baton("picker", *arguments)
     assert (done.returncode, said in done.stderr) == (2, True), done.stderr
-
-
-@dataclass
-class Sent:
-    """What a call sends to the proxy."""
-
-    messages: list[bytes] = field(default_factory=list[bytes])
-
-    def send(self, message: bytes) -> None:
-        self.messages.append(message)
-
-
-@pytest.mark.parametrize(
-    ("body", "copies_max"),
-    [(json.dumps({"prompt": "hi", "metadata": "a" * MANY}).encode(), 2.5), (chat("a" * MANY), 4.5)],
-    ids=["other fields", "prompt"],
-)
-def test_a_large_body_is_copied_no_more_often_than_needed(body: bytes, copies_max: float) -> None:
-    """Once to join it and once into the messages that pass it on; a prompt twice more, for its blocks."""
-
-    def play() -> None:
-        asker, classes, sent = Asker(mixed(FIRST)), message_classes(), Sent()
-        exchange = Exchange(1, asker.picker, Replies(classes), cast("Stream", sent))
-        headers = classes["ProcessingRequest"](request_headers={"end_of_stream": False})
-        exchange.handle(headers.SerializeToString())
-        parts = [body[at : at + 65_536] for at in range(0, len(body), 65_536)]
-        *first, last = (
-            classes["ProcessingRequest"](request_body={"body": part, "end_of_stream": part is parts[-1]})
-            for part in parts
-        )
-        for part in first:
-            exchange.handle(part.SerializeToString())
-        tracemalloc.start()
-        try:
-            exchange.handle(last.SerializeToString())
-            _, peak_bytes = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-        assert len(sent.messages) > len(body) // 65_536
-        assert peak_bytes < copies_max * len(body)
-
-    in_loop(play)

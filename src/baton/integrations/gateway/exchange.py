@@ -31,6 +31,8 @@ _SUBSET_METADATA, _SUBSET = "envoy.lb.subset_hint", "x-gateway-destination-endpo
 _TOPOLOGY_HEADERS = (PREFILLER, "x-kv-cache-source-host-port", "x-encoder-hosts-ports", "x-data-parallel-host-port")
 """Headers that steer connections between engines. Those of clients are removed."""
 BODY_BYTES_MAX = 32 * 1024 * 1024
+BODIES_BYTES_MAX = 512 * 1024 * 1024
+"""Maximum size of the bodies of all requests that a picker holds (INV-9)."""
 _CHUNK_BYTES = 62_000
 """Maximum size of a chunk of a request's body on its way back to the proxy, which limits its own buffers to 64 KiB."""
 _KNOWN_MAX = 4096
@@ -98,19 +100,43 @@ def _header(name: str, value: str) -> dict[str, Any]:
     return {"header": {"key": name, "raw_value": value.encode()}, "append_action": OVERWRITE}
 
 
+class BodyMemory:
+    """The memory that the bodies of all requests take. Other requests are refused while it is full."""
+
+    def __init__(self, bytes_max: int = BODIES_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._held_bytes = 0
+
+    def take(self, size: int) -> None:
+        """Reserve memory for a part of a body. Raises ClusterError (503) if there is not enough."""
+        if self._held_bytes + size > self._bytes_max:
+            reason = f"request bodies take {self._held_bytes} bytes of the endpoint picker's memory, at most"
+            reason += f" {self._bytes_max} may be; send the request again later"
+            raise ClusterError(reason, status=503, code="body_memory_full", retry_after_s=1.0)
+        self._held_bytes += size
+
+    def give(self, size: int) -> None:
+        """Release reserved memory."""
+        self._held_bytes -= size
+
+
 class Exchange:
     """The state of one request. Implements `Call`."""
 
-    def __init__(self, number: int, picker: Picker, replies: Replies, stream: Stream) -> None:
+    def __init__(self, number: int, picker: Picker, replies: Replies, memory: BodyMemory, stream: Stream) -> None:
         """`number`: unique among the requests of the picker."""
         self._number = number
         self._picker = picker
         self._replies = replies
+        self._memory = memory
         self._stream = stream
         self._headers: dict[bytes, bytes] = {}
         self._hosts: tuple[HostId, ...] | None = None
         """The only servers that the proxy allows. None: all of the pool."""
         self._request_mode = self._response_mode = FULL_DUPLEX_STREAMED
+        self._held_bytes = 0
+        """Size of the body's chunks so far. They are in memory until the answer begins."""
+        self._is_refused = False
         self._received = bytearray()
         """The request's body, until its last chunk comes."""
         self._body = b""
@@ -145,6 +171,7 @@ class Exchange:
 
     def close(self) -> None:
         """Note the end of the stream. Without the end of the answer, the client or the server has ended it."""
+        self._release()
         if self._pick is not None:
             tokens = self._output_tokens or max(0, self._events - 1)
             is_complete = self._is_complete and self._status < 500
@@ -169,17 +196,34 @@ class Exchange:
             self._stream.send(self._replies.strip_headers)
 
     def _request_body(self, chunk: HttpBody) -> None:
-        if len(self._received) + len(chunk.body) > BODY_BYTES_MAX:
+        if self._is_refused:
+            return  # the proxy has not stopped yet
+        try:
+            self._take(len(chunk.body))
+        except RequestError as error:
+            self._is_refused = True
             self._received.clear()
-            reason = f"the body is larger than {BODY_BYTES_MAX} bytes, which the endpoint picker takes; send less"
-            self._stream.send(self._replies.refused(RequestError(reason, status=413)))
-        elif not chunk.end_of_stream:
+            self._stream.send(self._replies.refused(error))
+            return
+        if not chunk.end_of_stream:
             self._received += chunk.body
         elif not self._received:
             self._decide(chunk.body, has_body=True)
         else:
             self._received += chunk.body
             self._decide(self._take_received(), has_body=True)
+
+    def _take(self, size: int) -> None:
+        """Reserve memory for a chunk. Raises RequestError (413: the body is too large, 503: all bodies are)."""
+        if self._held_bytes + size > BODY_BYTES_MAX:
+            reason = f"the body is larger than {BODY_BYTES_MAX} bytes, which the endpoint picker takes; send less"
+            raise RequestError(reason, status=413)
+        self._memory.take(size)
+        self._held_bytes += size
+
+    def _release(self) -> None:
+        self._memory.give(self._held_bytes)
+        self._held_bytes = 0
 
     def _take_received(self) -> bytes:
         body, self._received = bytes(self._received), bytearray()
@@ -226,6 +270,7 @@ class Exchange:
     # ---- the answer
 
     def _response_headers(self, message: ProcessingRequest) -> None:
+        self._release()
         headers = message.response_headers
         found = _read_headers(headers)
         if self._pick is not None:

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from baton.integrations.gateway.exchange import BODY_BYTES_MAX, Exchange, Replies
+from baton.integrations.gateway.exchange import BODY_BYTES_MAX, BodyMemory, Exchange, Replies
 from baton.integrations.gateway.messages import HEALTH, NOT_SERVING, SERVICE, SERVING, message_classes
 from baton.integrations.gateway.picker import REQUESTS_MAX, Picker
 from baton.integrations.grpc.http2 import NOT_FOUND, Services, Stream
@@ -48,9 +48,9 @@ async def serve_picker(
     Raises ConfigError if it cannot listen, or the extra is missing.
     """
     messages = import_messages("gateway", message_classes)
-    replies, numbers = Replies(messages), count(1)
+    replies, numbers, memory = Replies(messages), count(1), BodyMemory()
     services: Services = {
-        f"/{SERVICE}/Process": lambda stream: Exchange(next(numbers), picker, replies, stream),
+        f"/{SERVICE}/Process": lambda stream: Exchange(next(numbers), picker, replies, memory, stream),
         f"/{HEALTH}/Check": partial(_HealthCheck, messages, is_ready),
     }
     message_bytes_max = BODY_BYTES_MAX + (1 << 20)
