@@ -241,3 +241,10 @@ def test_the_command_starts_serves_and_ends_its_servers() -> None:
 def test_a_missing_program_ends_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", SHAPE, "--load-format", "dummy", "--engine", "vllm", "--engine-command", "no-vllm"]) == 2
     assert "name it with --engine-command" in capsys.readouterr().err
+
+
+def test_a_command_line_with_an_open_quotation_is_a_wrong_setting() -> None:
+    assert EnginesConfig(start="vllm", command="vllm 'a", flags='--name "b').problems() == [
+        'engines.command: "vllm \'a" is no command line: No closing quotation',
+        "engines.flags: '--name \"b' is no command line: No closing quotation",
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -106,6 +107,11 @@ class EnginesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             found.append("engines.servers has model or kv_tokens for a server that reports them itself: leave them out")
         if self.store and "sglang" in (self.start, *(server.engine for server in self.servers)):
             found.append("engines.store is for vLLM servers: leave it out, SGLang servers hand KV off by themselves")
+        for name, text in (("command", self.command), ("flags", self.flags)):
+            try:
+                shlex.split(text)
+            except ValueError as error:
+                found.append(f"engines.{name}: {text!r} is no command line: {error}")
         if self.pods.selector and self.servers:
             found.append("engines.servers and engines.pods both name the servers: leave out one of them")
         counts = Counter(server.url.rstrip("/") for server in self.servers)
