@@ -271,13 +271,16 @@ def test_a_conversation_stays_in_its_cell_and_a_drained_one_gets_no_request(urls
 
 
 def test_cells_get_the_clients_key_and_address_but_not_its_connection_headers(urls: list[str]) -> None:
+    own = {"x-api-key": "schlüssel".encode(), "x-old": "grün".encode("latin-1")}  # the second one is sent in UTF-8
     sent = {"x-prefiller-host-port": "1.2.3.4:5", "x-baton-marks": "0", "x-forwarded-for": "6.6.6.6", "x-tier": "gold"}
 
     async def check(client: httpx.AsyncClient, fleet: CellFleet) -> None:
-        assert (await client.post("/v1/completions", json=COMPLETION, headers=sent)).status_code == 200
+        response = await client.post("/v1/completions", json=COMPLETION, headers=[*sent.items(), *own.items()])
+        assert response.status_code == 200
         got = dict(Breaking.posted[-1][1]["headers"])
         kept = {name: got.get(name) for name in (b"authorization", b"x-tier", b"x-forwarded-for", b"x-baton-marks")}
         assert list(kept.values()) == [b"Bearer k", b"gold", b"127.0.0.1", b"1"]
+        assert [got[name.encode()].decode() for name in own] == ["schlüssel", "grün"]
         refused = await client.post("/v1/completions", json=COMPLETION, headers={"authorization": "Bearer no"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
         models = await client.get("/v1/models")

@@ -148,7 +148,7 @@ class Exchange:
     def _sent_headers(self) -> Iterator[tuple[str, str]]:
         for name, value in self.scope["headers"]:
             if name not in _OWN_HEADERS and not name.startswith(_OWN_PREFIXES):
-                yield name.decode("latin-1"), value.decode("latin-1")
+                yield name.decode("latin-1"), _text(value)
         context, client = self._context, self.scope.get("client")
         if RESUME_HEADER in context.headers and not self._is_continued:
             yield RESUME_HEADER.decode(), context.headers[RESUME_HEADER].decode("latin-1")
@@ -215,6 +215,14 @@ class Exchange:
 def _returned(response: aiohttp.ClientResponse) -> list[tuple[bytes, bytes]]:
     headers = response.headers
     return [(name.encode(), headers[name].encode("latin-1")) for name in _RETURNED_HEADERS if name in headers]
+
+
+def _text(value: bytes) -> str:
+    """Return the value of a header as a text that aiohttp, which sends UTF-8, turns into the same bytes."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 def _code(body: bytes) -> str:
