@@ -12,7 +12,7 @@ simulated several times: with the prices of the calibration; with all of them ti
 took over what they should have (`drift`); with one such number for every worker and second of the run (`Slow` faults),
 which leaves the simulator's own error; and `DRAWS` times with the scatter of the calibration's steps and other seeds,
 whose median is compared, and whose range is the interval of the prediction. Workers keep to their cores: the cost of a
-step knows of none that a neighbour lends. Writes benchmarks/results/validation.json, with the profile of each topology:
+step knows of none that a neighbour lends. They draft no tokens: the simulator has no text to draft from. Writes benchmarks/results/validation.json, with the profile of each topology:
 prices, link and edge.
 """
 
@@ -110,7 +110,7 @@ def at_rate(trace: Trace, rate_rps: float, seed: int) -> Trace:
 
 def configuration(folder: Path, *, cost: FittedCost | None, step_log: Path | None) -> list[str]:
     """Arguments of `baton serve`, with the cost model that policies decide by."""
-    lines = ['idle_cores = "keep"']
+    lines = ['idle_cores = "keep"', "speculation = { tokens_max = 0 }"]  # the simulator has no drafts
     lines += [f'step_log = "{step_log}"'] if step_log is not None else []
     lines += [f"[kv]\nblocks = {BLOCKS}\nblock_tokens = {BLOCK_TOKENS}"]
     if cost is not None:
