@@ -12,8 +12,8 @@ simulated several times: with the prices of the calibration; with all of them ti
 took over what they should have (`drift`); with one such number for every worker and second of the run (`Slow` faults),
 which leaves the simulator's own error; and `DRAWS` times with the scatter of the calibration's steps and other seeds,
 whose median is compared, and whose range is the interval of the prediction. Workers keep to their cores: the cost of a
-step knows of none that a neighbour lends. They draft no tokens: the simulator has no text to draft from. Writes benchmarks/results/validation.json, with the profile of each topology:
-prices, link and edge.
+step knows of none that a neighbour lends. They draft no tokens: the simulator has no text to draft from. Writes
+benchmarks/results/validation.json, with the profile of each topology: prices, link and edge.
 """
 
 from __future__ import annotations
