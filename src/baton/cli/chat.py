@@ -153,7 +153,10 @@ class Conversation:
                 self.console.print(f"there is no command {name}\n{HELP}")
 
     def _ask(self, question: str) -> int:
-        """Ask, and show the answer as it arrives. A question that failed is not part of the conversation."""
+        """Ask, and show the answer as it arrives.
+
+        A question that failed, or was stopped before an answer, is not part of the conversation.
+        """
         reply, asked = _Reply(), Message(role="user", content=question)
         body = _Body(
             model=self.model,
@@ -172,7 +175,8 @@ class Conversation:
             print(f"baton: {error}", file=sys.stderr)  # noqa: T201
             return 1
         self.console.print()
-        self.messages += [asked, Message(role="assistant", content=reply.text)]
+        if reply.text or reply.reason != "stopped":
+            self.messages += [asked, Message(role="assistant", content=reply.text)]
         if sys.stdin.isatty():
             self.console.print(_figures(reply), style="dim")
         return 0
