@@ -60,9 +60,9 @@ from baton.serve.messages.setup import Ping
 log = logging.getLogger("baton.host")
 
 _THREADS = 4
+"""Threads for conversions, withdrawals and cancels, which may block. Copies run in threads of the transports."""
 _OPEN_TIER_S = 5.0
 """Deadline to open a store, as for a call to one. The host joins without the tier, and uses it once it is open."""
-"""Threads for conversions, withdrawals and cancels, which may block. Copies run in threads of the transports."""
 
 
 @dataclass(slots=True)
