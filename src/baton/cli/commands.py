@@ -42,7 +42,8 @@ def build_parser(wanted: Collection[str] = tuple(COMMANDS)) -> argparse.Argument
     for name, purpose in COMMANDS.items():
         if name in wanted:
             command = import_module(f"baton.cli.{name}")
-            inner = subparsers.add_parser(name, help=purpose)
+            # A flag of another server may begin like one of ours, such as --metrics: `main` says what is near.
+            inner = subparsers.add_parser(name, help=purpose, allow_abbrev=name != "serve")
             command.add_flags(inner)
             inner.set_defaults(run=command.run)
         else:

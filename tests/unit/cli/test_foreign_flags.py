@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from baton.cli.foreign_flags import _NEAREST, nearest_setting, tokens
-from baton.cli.main import build_parser
+from baton.cli.main import build_parser, main
 from baton.cli.serve import configuration
 from baton.core.config import Config
 from baton.core.errors import ConfigError
@@ -73,6 +73,15 @@ def test_every_flag_that_is_named_instead_exists() -> None:
     assert named - known <= {"--join"}  # of `baton host`
     assert not known & set(_NEAREST)
     assert nearest_setting("--unheard-of") == ""
+
+
+@pytest.mark.parametrize("flag", _NEAREST)
+def test_no_flag_of_another_server_is_read_as_the_beginning_of_ours(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as --metrics of --metrics-names."""
+    assert main(["serve", "hash", flag, "x"]) == 2
+    assert capsys.readouterr().err == f"baton: baton serve does not take {flag}; {nearest_setting(flag)}\n"
 
 
 def test_adapters_are_models_beside_their_base_model() -> None:
