@@ -161,7 +161,7 @@ def test_a_reason_of_many_bytes_arrives(tmp_path: Path) -> None:
     play(tmp_path, script)
 
 
-@pytest.mark.parametrize("text", ["0", "257", "-1", "two", "\u0662", ""])
+@pytest.mark.parametrize("text", ["0", "257", "-1", "two", "\u0662", "", "1" * 5000])
 def test_a_wrong_number_of_workers_is_refused(text: str) -> None:
     with pytest.raises(CallRefusedError, match=r"metadata\.workers"):
         workers_per_pod({"workers": text})

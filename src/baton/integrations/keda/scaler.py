@@ -145,7 +145,7 @@ def role_of(metadata: Mapping[str, str]) -> str:
 def workers_per_pod(metadata: Mapping[str, str]) -> int:
     """Return the workers of a pod that an object's metadata names, by default 1. Raises CallRefusedError."""
     text = metadata.get("workers", "1")
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 256:
+    if not text.isascii() or not text.isdigit() or len(text) > 3 or not 1 <= int(text) <= 256:
         raise CallRefusedError(INVALID_ARGUMENT, f"metadata.workers is {text[:40]!r}: write 1 to 256")
     return int(text)
 
