@@ -1,4 +1,4 @@
-"""The memory that the bodies of requests take in an endpoint picker."""
+"""The bodies of requests and answers in an endpoint picker: the memory that they take, and what is read in them."""
 
 from __future__ import annotations
 
@@ -47,6 +47,9 @@ class Proxy:
 
     def answer_headers(self) -> bytes:
         return self._encoded(response_headers={"end_of_stream": False})
+
+    def answer_chunk(self, body: bytes) -> bytes:
+        return self._encoded(response_body={"body": body, "end_of_stream": True})
 
     def statuses(self, sent: Sent) -> list[int]:
         """Return the statuses of the refusals that were sent."""
@@ -106,5 +109,22 @@ def test_the_bodies_of_all_requests_have_a_bound(ends_by: str) -> None:
         third.handle(proxy.chunk(b"c" * 100, is_last=True))
         assert proxy.statuses(third_sent) == []
         assert len(third_sent.messages) > 0
+
+    in_loop(play)
+
+
+def test_an_answer_with_thousands_of_digits_is_passed_on() -> None:
+    """Python turns no text of more than 4,300 digits into a number."""
+
+    def play() -> None:
+        proxy = Proxy()
+        exchange, sent = proxy.open()
+        exchange.handle(proxy.chunk(chat("hi"), is_last=True))
+        exchange.handle(proxy.answer_headers())
+        body = b'{"usage": {"completion_tokens": ' + b"9" * 5000 + b"}}"
+        exchange.handle(proxy.answer_chunk(body))
+        reply = proxy.classes["ProcessingResponse"].FromString(sent.messages[-1])
+        assert reply.response_body.response.body_mutation.streamed_response.body == body
+        exchange.close()
 
     in_loop(play)

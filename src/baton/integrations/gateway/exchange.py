@@ -42,7 +42,7 @@ _CHUNK_PATHS = {"request_body": (3, 1, 3, 3), "response_body": (4, 1, 3, 3)}
 _BUFFERED = 2
 _BODY_MODES = (0, _BUFFERED, FULL_DUPLEX_STREAMED)
 """Modes of the request's body that the picker can work with: none, the whole body, and all chunks."""
-_TOKENS = re.compile(rb'"(?:completion_tokens|output_tokens)"\s*:\s*(\d+)')
+_TOKENS = re.compile(rb'"(?:completion_tokens|output_tokens)"\s*:\s*(\d{1,9})')
 
 
 class Replies:
