@@ -52,8 +52,9 @@ def run(args: argparse.Namespace) -> int:
             workers = tuple(worker.id for worker in rolling.show().workers if worker.host == HOST)
         if workers or not args.hosts:
             rolling.restart_workers(workers)
-    except BatonError as error:
-        print(f"baton: {error}", file=sys.stderr)  # noqa: T201
+    except (BatonError, msgspec.DecodeError) as error:
+        what = "" if isinstance(error, BatonError) else f"there is no Baton server at {args.url}: "
+        print(f"baton: {what}{error}", file=sys.stderr)  # noqa: T201
         return 1
     print("every worker is back")  # noqa: T201
     return 0
