@@ -21,6 +21,7 @@ from baton.move.ipc.cluster_tls import ClusterTls
 from baton.move.store import node_wire
 from baton.move.store.node import StoreNode
 from baton.move.store.store_url import open_store
+from baton.move.transport.nixl import NixlTransport
 from baton.move.transport.port import Extent
 from baton.move.transport.protection import Protection
 from baton.move.transport.tcp import TcpTransport
@@ -187,6 +188,14 @@ def test_a_client_that_sends_byte_after_byte_is_disconnected_soon(
     monkeypatch.setattr("baton.move.transport.tcp_source.FIRST_REQUEST_S", 0.2)
     assert is_cut(locked_node.address, node_wire.HELLO.size)
     source = TcpTransport("127.0.0.1:0", protection=Protection(SECRET))
+    assert is_cut(source.address, REQUEST_BYTES)
+    source.close()
+
+
+def test_a_client_of_nixl_that_sends_byte_after_byte_is_disconnected_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("nixl_cu12", reason="NIXL is not installed: pip install -e '.[nixl]'")
+    monkeypatch.setattr("baton.move.transport.nixl.FIRST_REQUEST_S", 0.2)
+    source = NixlTransport("127.0.0.1:0")
     assert is_cut(source.address, REQUEST_BYTES)
     source.close()
 

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from baton.core.errors import TransferError
 from baton.move.copies import Moves, copy_one_by_one, paired
-from baton.move.ipc.connections import limit_waits, receive_views
+from baton.move.ipc.connections import hang_up_after, limit_waits, receive_views
 from baton.move.ipc.dialing import Dialer
 from baton.move.transport.copier import Copier, Move, no_interrupt
 from baton.move.transport.device_memory import Location
@@ -116,10 +116,12 @@ class NixlTransport:
     def _serve(self, connection: socket.socket) -> None:
         """Answer one consumer. Between its CARD and CHECK requests the NIXL agent must poll."""
         limit_waits(connection, receive_s=FIRST_REQUEST_S, send_s=_STALL_S)
+        with hang_up_after(connection, FIRST_REQUEST_S):
+            request = receive_request(connection)
+        limit_waits(connection, receive_s=0, send_s=_STALL_S)
         reading = 0
         try:
-            while (request := receive_request(connection)) is not None:
-                limit_waits(connection, receive_s=0, send_s=_STALL_S)
+            while request is not None:
                 status = check_offer(self._source.offers, request)
                 is_valid = status is OfferStatus.VALID
                 card = self._card(request) if is_valid else b""
@@ -127,6 +129,7 @@ class NixlTransport:
                 self._agent.add_readers(change)
                 reading += change
                 connection.sendall(answer_head(status, self._source.offers.epoch, len(card)) + card)
+                request = receive_request(connection)
         finally:
             self._agent.add_readers(-reading)
 
