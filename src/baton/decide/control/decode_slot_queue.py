@@ -36,11 +36,15 @@ class DecodeSlotQueue:
     """True if a request has ended since then."""
 
     def has_to_wait(self, request: Request, fleet: Fleet) -> bool:
-        """Return whether a request must wait. A request that has begun, even before a server restart, need not."""
+        """Return whether a request must wait. A request that has begun need not.
+
+        A stream that began before a server restart waits only if its client uses as many slots as there are: the share
+        of the client may have been larger then, but clients can also carry streams that never began.
+        """
         wait_s_max, slo = self.queue.wait_s_max, request.slo
         if wait_s_max is None or (slo is not None and slo.ttft_s <= wait_s_max):
             return False
-        if request.id in self._begun or request.resumed_tokens:
+        if request.id in self._begun:
             return False
         if all(worker.role == "mixed" for worker in fleet.views()):
             return False  # they hold requests back themselves
@@ -48,7 +52,8 @@ class DecodeSlotQueue:
         if len(self._begun) < slots:
             return False
         clients = len(self._by_client) + (request.client not in self._by_client)
-        return self._by_client[request.client] >= max(1, slots // clients)
+        share = slots if request.resumed_tokens else slots // clients
+        return self._by_client[request.client] >= max(1, share)
 
     def overtaken(self, request: Request, fleet: Fleet) -> int:
         """Return the number of waiting requests that a new request overtakes."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from baton.core.types import HostId, Request, RequestId, Role, Slo, WorkerId, WorkerView
 from baton.decide.control.decode_slot_queue import DecodeSlotQueue
 from baton.decide.control.fleet import Fleet
@@ -81,6 +83,21 @@ def test_only_requests_without_a_short_slo_wait() -> None:
     for number in range(PLACES):
         unlimited.begin(request(str(number)))
     assert not unlimited.has_to_wait(request("plain"), SPLIT)
+
+
+def test_streams_from_before_a_restart_may_use_all_slots_of_their_client_but_no_more() -> None:
+    """Clients may carry such a stream themselves: one alone gets as many slots as by plain requests."""
+    queue = full(clients=2)
+    carried = 0
+    while not queue.has_to_wait(made := replace(request(f"carried {carried}", client=2), resumed_tokens=3), SPLIT):
+        queue.begin(made)
+        carried += 1
+    assert carried == PLACES - PLACES // 2
+    assert not queue.has_to_wait(request("other", client=3), SPLIT)
+    queue.put(Flight(made, stage="decode"))
+    assert queue.give(SPLIT) is None
+    queue.close(RequestId("carried 0"))
+    assert queue.give(SPLIT) is not None
 
 
 def test_a_fleet_of_mixed_workers_has_no_places() -> None:
