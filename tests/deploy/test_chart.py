@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from baton.cli import key_flags, serve
 from baton.cli.main import build_parser
@@ -19,7 +21,8 @@ from tests.deploy.cluster_tools import CHART, ClusterTools
 EVERYTHING = (
     "tls.secret=baton-tls", "serviceMonitor.enabled=true", "worker.autoscaling.enabled=true", "model.claim=models",
     "model.tokenSecret=hub", "keys.file=keys.json", "image.pullSecrets={registry}", "groups.long.role=mixed",
-    "server.allowedHosts={llm.example.com}", "server.args={--queue-s=30}", "groups.long.args={--device=cuda,--tp=2}",
+    "server.allowedHosts={llm.example.com}", "server.args={--queue-s=30}", "server.claim=state",
+    "groups.long.args={--device=cuda,--tp=2}",
     r"groups.long.resources.limits.nvidia\.com/gpu=2", "groups.long.nodeSelector.gpu=h100",
 )  # fmt: skip
 ALONE = ("groups.prefill=null", "groups.decode=null", "server.workers.mixed=1")
@@ -34,6 +37,7 @@ VARIANTS = {
     "node-kv": NODE_KV,
 }
 NOT_OF_KUBERNETES = {"ServiceMonitor"}
+LONG = ("server.terminationGracePeriodSeconds=86400",)
 Objects = list[dict[str, Any]]
 
 
@@ -217,12 +221,69 @@ def test_selectors_find_their_pods(objects: Objects) -> None:
         (("server.workers.mixed=1",), "server.workers and groups both have workers"),
         (("enginePods=app=vllm",), "enginePods and groups both have workers"),
         (("nodeKv.bytes=8Gi",), "does not match pattern"),
+        (("server.terminationGracePeriodSeconds=35",), "more than preStopSeconds + survival.drain_s, 35 s together"),
+        (("groups.decode.terminationGracePeriodSeconds=30",), "group decode must be more than survival.drain_s, 30 s"),
+        (
+            ("worker.autoscaling.enabled=true", "groups.more.role=decode"),
+            "groups decode and more would each follow the load of the whole role decode",
+        ),
     ],
 )
 def test_wrong_values_are_refused_with_the_reason(tools: ClusterTools, values: tuple[str, ...], message: str) -> None:
     done = tools.refused(*values)
     assert done.returncode != 0
     assert message in done.stderr
+
+
+def test_the_grace_period_is_read_from_the_configuration(tools: ClusterTools, tmp_path: Path) -> None:
+    """Also if it is the default one. A comment is none."""
+    values, default_s = tmp_path / "values.yaml", Config().survival.drain_s
+    for text, drain_s in (("survival.drain_s = 1_000.5", 1000.5), ("# drain_s = 900", default_s), ("", default_s)):
+        values.write_text(f"config: '{text}'\n")
+        for more_s, code in ((0, 1), (1, 0)):
+            seconds = int(drain_s) + more_s
+            done = tools.refused(f"worker.terminationGracePeriodSeconds={seconds}", *LONG, values=values)
+            assert done.returncode == code, (text, seconds, done.stderr)
+
+
+def test_two_groups_of_a_role_scale_by_metrics_of_their_own(tools: ClusterTools) -> None:
+    sets = ("worker.autoscaling.enabled=true", "groups.more.role=decode", "groups.more.autoscaling.metric=more_load")
+    assert len(of_kind(tools.template(*sets), "HorizontalPodAutoscaler")) == 3
+
+
+def test_names_that_look_like_numbers_stay_texts(tools: ClusterTools) -> None:
+    """As a release for each day, or a group `on`: Kubernetes refuses a label that is a number or a boolean."""
+    sets = "groups.on.role=mixed,worker.autoscaling.enabled=true,nodeKv.enabled=true"
+    texts = "keys.secret=5,tls.secret=6,model.claim=7,model.tokenSecret=8,server.claim=9,image.pullSecrets={10}"
+    arguments = (str(CHART), "--namespace", "456", "--set", sets, "--set-string", texts)
+    done = tools.helm("template", "123", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert [text for each in yaml.safe_load_all(done.stdout) for text in tools.problems(each)] == []
+    done = tools.helm("template", "123", str(CHART), "--set", "enginePods=a=b,groups.prefill=null,groups.decode=null")
+    assert [text for each in yaml.safe_load_all(done.stdout) for text in tools.problems(each)] == []
+
+
+def test_the_alerts_find_the_job_of_every_release(tools: ClusterTools) -> None:
+    """Prometheus would otherwise name the job after the Service, which has the name of the release."""
+    done = tools.helm("template", "prod", str(CHART), "--set", "serviceMonitor.enabled=true,serviceMonitor.key=monitor")
+    objects = list(yaml.safe_load_all(done.stdout))
+    (monitor,) = (each["spec"] for each in of_kind(objects, "ServiceMonitor"))
+    labels = [each["metadata"]["labels"] for each in of_kind(objects, "Service")]
+    (service,) = (each for each in labels if monitor["selector"]["matchLabels"].items() <= each.items())
+    alerts = (CHART.parents[1] / "prometheus" / "alerts.yml").read_text()
+    assert set(re.findall(r'job="([^"]*)"', alerts)) == {service[monitor["jobLabel"]]}
+    assert monitor["endpoints"][0]["authorization"]["credentials"]["key"] == "monitor"
+
+
+def test_a_claim_keeps_the_state_of_the_server(objects: Objects) -> None:
+    claims = [
+        {"/state": volume["persistentVolumeClaim"]["claimName"]}
+        for _name, pod, container in pods(objects)
+        for volume in pod["volumes"]
+        if volume["name"] == "state" and {"name": "state", "mountPath": "/state"} in container["volumeMounts"]
+    ]
+    is_asked = any(each["kind"] == "Deployment" and "baton-long" in each["metadata"]["name"] for each in objects)
+    assert claims == ([{"/state": "state"}] if is_asked else [])
 
 
 def test_the_servers_of_another_engine_need_no_group(

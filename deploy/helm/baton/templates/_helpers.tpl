@@ -6,7 +6,7 @@
 
 {{- define "baton.selector" -}}
 app.kubernetes.io/name: baton
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "baton.labels" -}}
@@ -50,6 +50,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- $hosts }}
 {{- end }}
 
+{{- /* Grace period of running requests: survival.drain_s of the configuration, or its default. */ -}}
+{{- define "baton.drainSeconds" -}}
+{{- $line := regexFind `(?m)^[^#\n]*\bdrain_s\s*=\s*[0-9_.]+` .Values.config -}}
+{{- if $line }}{{ regexFind `[0-9_.]+$` $line | replace "_" "" }}{{ else }}10{{ end }}
+{{- end }}
+
 {{- define "baton.podSecurity" -}}
 runAsNonRoot: true
 runAsUser: 10001
@@ -71,7 +77,7 @@ capabilities: {drop: [ALL]}
   value: /tmp/triton
 {{- if .Values.model.tokenSecret }}
 - name: HF_TOKEN
-  valueFrom: {secretKeyRef: {name: {{ .Values.model.tokenSecret }}, key: token}}
+  valueFrom: {secretKeyRef: {name: {{ .Values.model.tokenSecret | quote }}, key: token}}
 {{- end }}
 {{- end }}
 
@@ -84,7 +90,7 @@ capabilities: {drop: [ALL]}
 {{- define "baton.volumes" -}}
 - name: models
   {{- if .Values.model.claim }}
-  persistentVolumeClaim: {claimName: {{ .Values.model.claim }}, readOnly: true}
+  persistentVolumeClaim: {claimName: {{ .Values.model.claim | quote }}, readOnly: true}
   {{- else }}
   emptyDir: {}
   {{- end }}
@@ -98,7 +104,7 @@ capabilities: {drop: [ALL]}
   hostPath: {path: {{ .Values.nodeKv.folder }}, type: DirectoryOrCreate}
 - name: kv-secret
   secret:
-    secretName: {{ .Values.keys.secret }}
+    secretName: {{ .Values.keys.secret | quote }}
     defaultMode: 0440
     items: [{key: kv-secret, path: kv-secret}]
 {{- end }}
