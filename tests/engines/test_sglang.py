@@ -319,3 +319,42 @@ def test_a_broken_answer_of_a_healthy_pair_is_computed_again() -> None:
             assert [len(asked.tokens) for asked in decode.asked] == [70, 75]
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("broken", ["prefill", "decode"])
+def test_a_server_that_fails_with_every_partner_is_lost(broken: str) -> None:
+    """Its partners see the same failures, but answer with the other server of its role."""
+
+    async def run() -> None:
+        fakes = [FakeSglang(name=f"{mode}{number}", mode=mode) for mode in ("prefill", "decode") for number in range(2)]
+        async with servers(*fakes), baton_over(*(fake.config(fake.role) for fake in fakes), silent_s=1.0) as baton:
+            fake = next(each for each in fakes if each.mode == broken)
+            fake.fail_posts = 1 << 30
+            lives = [baton.submit([*PROMPT, number + 40], 4) for number in range(12)]
+            await baton.said(f"{fake.url} is lost: 3 requests in a row have failed there")
+            assert {(await finished(live)).outcome for live in lives} == {"failed", "finished"}
+            assert [each for each in baton.told if " is lost" in each and fake.url not in each] == []
+            fake.fail_posts = 0
+            await baton.joined(4)
+            assert await baton.ask(PROMPT, 4) == ANSWER[:4]
+            baton.check()
+
+    asyncio.run(run())
+
+
+def test_no_server_is_lost_by_the_failures_of_the_only_partner() -> None:
+    async def run() -> None:
+        fakes = [*(FakeSglang(name=f"p{number}", mode="prefill") for number in range(2)), pair(fail_posts=1 << 30)[1]]
+        decode = fakes[-1]
+        async with servers(*fakes), baton_over(*(fake.config(fake.role) for fake in fakes)) as baton:
+            lives = [baton.submit([*PROMPT, number + 40], 4) for number in range(8)]
+            assert [(await finished(live)).outcome for live in lives] == ["failed"] * 8
+            while not any(each.id.startswith("probe-") for each in decode.asked):
+                decode.arrived.clear()
+                await decode.arrived.wait()
+            decode.fail_posts = 0
+            assert await baton.ask(PROMPT, 4) == ANSWER[:4]
+            assert not any("is lost" in line for line in baton.told)
+            baton.check()
+
+    asyncio.run(run())

@@ -28,6 +28,7 @@ from baton.decide.policy.batching import BatcherPolicies
 from baton.decide.policy.fairness import FairnessPolicy
 from baton.decide.policy.policy_sets import policy_of
 from baton.integrations.engines.cache_mirror import CacheMirror
+from baton.integrations.engines.failing import is_failing
 from baton.integrations.engines.handoffs import EngineMover, Handoffs
 from baton.integrations.engines.kv_events import KvEvents
 from baton.integrations.engines.member import Member, can_serve, client_of
@@ -144,6 +145,11 @@ class EngineFleet:
         for each in self._members.values():
             if each.worker == worker or each.server.is_paired:  # the partner may have failed
                 each.suspected.set()
+
+    def note_partner(self, server: EngineServer, *, has_failed: bool) -> None:
+        for each in self._members.values():
+            if each.server is server and each.link is not None:
+                (each.link.note_failure if has_failed else each.link.note_answer)()
 
     async def partner(self, worker: WorkerId, request_id: RequestId) -> EngineServer | None:
         joined = [each for each in self._members.values() if each.link is not None]
@@ -346,14 +352,11 @@ class EngineFleet:
                 member.link.note_load(load)
 
     async def _is_failing(self, member: Member) -> bool:
-        """Return whether a server fails every request, and others can serve them. In pairs, the partner may fail."""
-        others = (each for each in self._members.values() if each.link is not None and each is not member)
-        link = member.link
-        if link is None or not link.is_failing or member.server.is_paired or not can_serve(others):
+        if member.link is None or not member.link.is_failing:
             return False
         assert self._tokenizer is not None, "the tokenizer is loaded before the servers are checked"
-        await link.probe(self._tokenizer.encode("Hello", add_special=False), self._config.silent_s / 2)
-        return link.is_failing
+        tokens = self._tokenizer.encode("Hello", add_special=False)
+        return await is_failing(member, self._members.values(), tokens, self._config.silent_s / 2)
 
     def _lose(self, member: Member, reason: str) -> None:
         """Remove a lost server and its host's pool. Its requests continue on other servers."""

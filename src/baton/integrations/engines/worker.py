@@ -32,7 +32,7 @@ from baton.core.messages import (
 )
 from baton.core.ports import CostModel
 from baton.core.step import Slice, SliceResult, Step, StepResult
-from baton.core.types import RequestId, Sampling, WorkerId, WorkerView
+from baton.core.types import RequestId, WorkerId, WorkerView
 from baton.decide.control.batcher import Batcher
 from baton.decide.policy.batching import Candidate
 from baton.integrations.engines.handoffs import ComputedPrompt, Handoffs
@@ -50,7 +50,7 @@ from baton.serve.host.tasks import spawn
 _TRIES_MAX = 3
 """Consecutive attempts without a new token after which a request fails."""
 FAILED_REQUESTS_MAX = 3
-"""Requests that fail in a row before the server is suspected of failing all. `probe` then tells."""
+"""Requests that fail in a row before the server is suspected of failing all. Short prompts then tell."""
 _RETRY_S = 0.2
 """Pause before a request is sent again. It doubles with every further attempt."""
 _NO_LOAD = EngineLoad()
@@ -76,6 +76,10 @@ class EngineListener(Protocol):
 
     def suspect(self, worker: WorkerId, error: EngineBrokenError) -> None:
         """Check the worker's server, because a request to it has failed."""
+        ...
+
+    def note_partner(self, server: EngineServer, *, has_failed: bool) -> None:
+        """Note that a request has failed in each attempt, or was answered, whose other leg was on this server."""
         ...
 
     async def partner(self, worker: WorkerId, request_id: RequestId) -> EngineServer | None:
@@ -148,24 +152,13 @@ class EngineWorker:
             self._inbox.append(message)
             self._take_turn_soon()
 
-    async def probe(self, tokens: Sequence[int], timeout_s: float) -> None:
-        """Send a short prompt. If the server answers, the failed requests were at fault."""
-        generation = Generation(
-            id=f"probe-{self.view.id}-{next(self._serials)}",
-            tokens=tokens,
-            output_tokens=0,
-            tokens_max=1,
-            sampling=Sampling(temperature=0.0),
-        )
-        try:
-            async with asyncio.timeout(timeout_s), aclosing(self._server.stream(generation)) as choices:
-                async for choice in choices:
-                    if choice.token_ids or choice.finish_reason in ("stop", "length"):
-                        self._failed_requests = 0
-        except EngineRefusedError:
-            self._failed_requests = 0
-        except (EngineBrokenError, TimeoutError) as error:
-            log.warning("%s: the server fails a short prompt too: %s", self.view.id, error)
+    def note_answer(self) -> None:
+        """Note that the server has answered a request."""
+        self._failed_requests = 0
+
+    def note_failure(self) -> None:
+        """Note that a request has failed on the server in each of its attempts."""
+        self._failed_requests += 1
 
     def stop(self) -> None:
         """End all requests to the server and report nothing any more, because the server is lost or Baton ends."""
@@ -308,7 +301,7 @@ class EngineWorker:
         elif answer.leg is not None:
             answer.leg.cancel()
         run.is_prefilled = True
-        self._failed_requests = 0
+        self.note_answer()  # the partner must answer too
 
     async def _stream(self, run: _Run) -> None:
         reason = None
@@ -321,7 +314,8 @@ class EngineWorker:
                 if not self._is_current(run):
                     return  # the batcher has ended the request: closing the stream stops the server
                 self._failures.pop(run.start.request.id, None)
-                self._failed_requests = 0
+                self.note_answer()
+                self._note_partner(run, has_failed=False)
                 run.arrived.extend(choice.token_ids)
                 self._take_turn_soon()
         if reason not in ("stop", "length"):
@@ -336,12 +330,17 @@ class EngineWorker:
         request_id = run.start.request.id
         tries = self._failures[request_id] = self._failures.get(request_id, 0) + 1
         if tries >= _TRIES_MAX:
-            self._failed_requests += 1
+            self.note_failure()
+            self._note_partner(run, has_failed=True)
             run.failure = f"the server {self._server.url} failed {tries} times on this request: {error}"
             return
         log.warning("%s: request %s is sent again: %s", self.view.id, request_id, error)
         await asyncio.sleep(_RETRY_S * 2 ** (tries - 1))
         run.may_be_sent_again = True
+
+    def _note_partner(self, run: _Run, *, has_failed: bool) -> None:
+        if run.generation.partner is not None:
+            self._listener.note_partner(run.generation.partner, has_failed=has_failed)
 
     def _is_current(self, run: _Run) -> bool:
         return self._runs.get(run.start.request.id) is run
