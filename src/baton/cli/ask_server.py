@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -24,6 +25,7 @@ URL = "http://127.0.0.1:8000"
 _DATA = b"data: "
 TIMEOUT_S = 5.0
 """Maximum time without a byte from the server. The total time of a response is not limited."""
+Answer = TypeVar("Answer")
 
 
 def check_url(url: str) -> None:
@@ -77,6 +79,14 @@ def events(
         for line in answer:
             if line.startswith(_DATA):
                 yield line.removeprefix(_DATA)
+
+
+def decode_answer(data: bytes, kind: type[Answer], url: str) -> Answer:
+    """Decode JSON that the server at `url` has sent. Raises BatonError if another program has sent it."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError as error:
+        raise BatonError(f"there is no Baton server at {url}: {error}; start one with `baton serve`") from error
 
 
 @contextlib.contextmanager

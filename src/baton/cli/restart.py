@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from baton.cli.ask_server import URL, add_model, ask, check_url, of_model
+from baton.cli.ask_server import URL, add_model, ask, check_url, decode_answer, of_model
 from baton.cli.key_flags import add_client_key, client_key
 from baton.core.errors import BatonError
 from baton.move.clock import now_s
@@ -52,9 +52,8 @@ def run(args: argparse.Namespace) -> int:
             workers = tuple(worker.id for worker in rolling.show().workers if worker.host == HOST)
         if workers or not args.hosts:
             rolling.restart_workers(workers)
-    except (BatonError, msgspec.DecodeError) as error:
-        what = "" if isinstance(error, BatonError) else f"there is no Baton server at {args.url}: "
-        print(f"baton: {what}{error}", file=sys.stderr)  # noqa: T201
+    except BatonError as error:
+        print(f"baton: {error}", file=sys.stderr)  # noqa: T201
         return 1
     print("every worker is back")  # noqa: T201
     return 0
@@ -73,7 +72,8 @@ class _RollingRestart:
     _pause: threading.Event = field(default_factory=threading.Event)
 
     def show(self) -> ClusterStatus:
-        return msgspec.json.decode(ask(self.url, of_model("/cluster", self.model), self.key), type=ClusterStatus)
+        answer = ask(self.url, of_model("/cluster", self.model), self.key)
+        return decode_answer(answer, ClusterStatus, self.url)
 
     def joined_hosts(self) -> list[str]:
         """Return the hosts with agents of their own. Raises BatonError if there is none."""
@@ -86,7 +86,7 @@ class _RollingRestart:
         """Have the server restart these workers, or all if `workers` is empty, and wait for them."""
         wanted = msgspec.json.encode(RestartRequest(workers=workers))
         answer = ask(self.url, of_model("/cluster/restart", self.model), self.key, wanted)
-        left, told = msgspec.json.decode(answer, type=RestartResponse).restarting, tuple[str, ...]()
+        left, told = decode_answer(answer, RestartResponse, self.url).restarting, tuple[str, ...]()
         while left:
             if left != told:
                 print(f"left to restart: {', '.join(left)}")  # noqa: T201

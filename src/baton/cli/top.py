@@ -7,14 +7,12 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from statistics import median
-from typing import TypeVar
 
-import msgspec
 from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 
-from baton.cli.ask_server import URL, add_model, ask, check_url, events, of_model
+from baton.cli.ask_server import URL, add_model, ask, check_url, decode_answer, events, of_model
 from baton.cli.key_flags import add_client_key, client_key
 from baton.cli.tables import wide_console
 from baton.core.errors import BatonError, ConfigError
@@ -24,7 +22,6 @@ from baton.serve.live.status import ClusterStatus, HostStatus, TierStatus
 
 WINDOW_SAMPLES = 10
 """Samples that the figures cover, one a second."""
-Message = TypeVar("Message")
 LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "queue": "queue", "handoff": "handoff"}
 
 
@@ -65,24 +62,17 @@ def _screens(args: argparse.Namespace, key: str | None) -> Iterator[Group]:
     path = of_model("/cluster", args.model)
     joint = "&" if "?" in path else "?"
     stream = events(args.url, of_model("/cluster/events", args.model) + f"{joint}samples={WINDOW_SAMPLES}", key)
-    opening = _decode(next(stream, b""), Opening, args.url)
+    opening = decode_answer(next(stream, b""), Opening, args.url)
     window: deque[Sample] = deque(maxlen=WINDOW_SAMPLES)
     left, drawn_s = opening.past_samples, 0.0
     for data in stream:
-        window.append(_decode(data, Sample, args.url))
+        window.append(decode_answer(data, Sample, args.url))
         left -= 1
         if left > 0 or now_s() - drawn_s < args.interval_s:
             continue
         drawn_s = now_s()
-        yield screen(opening.model, _decode(ask(args.url, path, key), ClusterStatus, args.url), window)
+        yield screen(opening.model, decode_answer(ask(args.url, path, key), ClusterStatus, args.url), window)
     raise BatonError(f"the server at {args.url} has ended")
-
-
-def _decode(data: bytes, kind: type[Message], url: str) -> Message:
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.DecodeError as error:
-        raise BatonError(f"there is no Baton server at {url}: {error}; start one with `baton serve`") from error
 
 
 def screen(model: str, status: ClusterStatus, window: Sequence[Sample]) -> Group:
