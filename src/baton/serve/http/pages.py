@@ -18,6 +18,7 @@ from baton.core.errors import RequestError
 from baton.serve.http.body_threads import ReceivedBody
 from baton.serve.http.edge import check_content_type, context_of, read_body
 from baton.serve.http.model_services import ModelServices
+from baton.serve.http.paging import asked_count
 from baton.serve.http.prompts import Prompt, chat_prompt
 from baton.serve.http.services import Services
 from baton.serve.http.unknown_fields import warning_headers
@@ -166,7 +167,8 @@ class Pages:
             message = f"{READERS_MAX} clients read /cluster/events already; close a dashboard"
             raise RequestError(message, status=503, code="too_many_readers")
         headers = {"cache-control": "no-store"}
-        history, past_samples = asked_model(self._services, request).history, _past_samples(request)
+        history = asked_model(self._services, request).history
+        past_samples = asked_count(request, "samples", KEPT_SAMPLES, KEPT_SAMPLES)
         if request.method == "HEAD":  # an endless response would occupy its connection forever
             return Response(headers=headers, media_type=EVENTS_TYPE)
         return StreamingResponse(self._event_stream(history, past_samples), media_type=EVENTS_TYPE, headers=headers)
@@ -194,15 +196,6 @@ class Pages:
 def asked_model(services: Services, request: Request) -> ModelServices:
     """Return the model that the query names, as in `?model=NAME`, or else the first. Raises RequestError (404)."""
     return services.model(request.query_params.get("model"))
-
-
-def _past_samples(request: Request) -> int:
-    """Return the number of past samples that a client of /cluster/events asks for. Raises RequestError (400)."""
-    asked = request.query_params.get("samples", str(KEPT_SAMPLES))
-    if not (asked.isascii() and asked.isdecimal() and len(asked) <= 10 and int(asked) <= KEPT_SAMPLES):
-        message = f"samples must be an integer from 0 to {KEPT_SAMPLES}, got {asked[:60]!r}"
-        raise RequestError(message, param="samples")
-    return int(asked)
 
 
 def _tokenized(body: TokenizeRequest, model: ModelServices) -> Prompt:

@@ -18,19 +18,25 @@ def page_of(
 
     `ids`: one for each element. `default`: the order if the query names none. Raises RequestError (400).
     """
-    asked, after = request.query_params.get("limit", "20"), request.query_params.get("after")
-    if not (asked.isascii() and asked.isdecimal() and len(asked) <= 10 and int(asked) <= PAGE_MAX):
-        raise RequestError(f"limit must be an integer from 0 to {PAGE_MAX}, got {asked[:60]!r}", param="limit")
+    limit, after = asked_count(request, "limit", 20, PAGE_MAX), request.query_params.get("after")
     order = request.query_params.get("order", default)
     if order not in ("asc", "desc"):
         raise RequestError(f"order must be asc or desc, got {order[:60]!r}", param="order")
     if order == "asc":
         found, ids = found[::-1], ids[::-1]
     start = ids.index(after) + 1 if after in ids else 0
-    shown, shown_ids = found[start : start + int(asked)], ids[start : start + int(asked)]
+    shown, shown_ids = found[start : start + limit], ids[start : start + limit]
     return Page(
         data=list(shown),
         first_id=shown_ids[0] if shown_ids else None,
         last_id=shown_ids[-1] if shown_ids else None,
         has_more=start + len(shown) < len(found),
     )
+
+
+def asked_count(request: Request, name: str, default: int, most: int) -> int:
+    """Return the integer from 0 to `most` that a parameter of the query gives. Raises RequestError (400)."""
+    asked = request.query_params.get(name, str(default))
+    if not (asked.isascii() and asked.isdecimal() and len(asked) <= 10 and int(asked) <= most):
+        raise RequestError(f"{name} must be an integer from 0 to {most}, got {asked[:60]!r}", param=name)
+    return int(asked)
