@@ -86,9 +86,11 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _relative(argument: str) -> str:
-    path = Path(argument).resolve()
-    is_ours = path.suffix == ".py" and path.exists() and path.is_relative_to(Path.cwd())
-    return str(path.relative_to(Path.cwd())) if is_ours else argument
+    """Name a program by its path in this repository, and what lies in the user's home folder from `~` on."""
+    path, home = Path(argument).resolve(), Path.home()
+    if path.suffix == ".py" and path.exists() and path.is_relative_to(Path.cwd()):
+        return str(path.relative_to(Path.cwd()))
+    return str(Path("~") / Path(argument).relative_to(home)) if argument.startswith(f"{home}/") else argument
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

@@ -45,6 +45,17 @@ def test_a_result_without_git_has_an_empty_commit(tmp_path: Path, monkeypatch: p
     assert (stored["environment"]["commit"], stored["figure"]) == ("", 1)
 
 
+def test_the_command_of_a_result_does_not_name_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import record
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    program = str(ROOT / "benchmarks" / "engines.py")
+    monkeypatch.setattr("sys.argv", [program, "--peers", str(tmp_path / "peers"), "--batch", "1"])
+    monkeypatch.chdir(ROOT)
+    result = json.loads(record.store("any", {}, tmp_path))
+    assert result["command"] == "python benchmarks/engines.py --peers ~/peers --batch 1"
+
+
 def test_a_model_that_fails_leaves_the_figures_of_those_before(gpu_model: ModuleType, tmp_path: Path) -> None:
     from _gpu import Budget, Ceilings
 
