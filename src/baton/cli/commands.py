@@ -20,6 +20,7 @@ COMMANDS = {
     "bench": "measure a server with a load",
     "sim": "simulate a cluster on a trace",
     "plan": "find the hardware, the roles and the parallelism that meet an SLO",
+    "tune": "choose the policies of a fleet by simulation",
     "explain": "explain the decisions about one request",
     "replay": "replay a decision log and compare",
     "chat": "talk to a model in the terminal",
