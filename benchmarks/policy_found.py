@@ -19,11 +19,12 @@ from typing import Any
 
 from _policy_cells import ARTICLES, CONV, OWN, Load, example, made
 from msgspec.structs import replace
-from policy_matrix import OURS, attainment
+from policy_matrix import OURS
 from record import RESULTS, environment, table
 
 from baton.core.config import Topology
 from baton.core.types import Slo
+from baton.lab.plan.tune import attainment_ratio
 from baton.lab.sim.spec import ClusterSpec
 from baton.lab.workload.schedule import scale_rate
 
@@ -48,7 +49,7 @@ class Case:
         spec = replace(self.fleet(), queue_requests_max=100_000, output_tokens_max=8192)
         trace = self.load("tuned", self.requests, 0)
         trace = scale_rate(trace, self.rate_rps * trace.requests[-1].at_s / len(trace.requests))
-        return attainment(spec, trace, Slo(ttft_s=self.slo[0], tpot_s=self.slo[1]), policy)
+        return attainment_ratio(spec, trace, Slo(ttft_s=self.slo[0], tpot_s=self.slo[1]), policy)
 
 
 SEVENTY, OPTIMUM = example("llama70b-3p1d-a100-tp8.yaml"), example("distserve-13b-4xa100-optimum.yaml")

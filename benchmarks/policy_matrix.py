@@ -8,16 +8,24 @@ benchmarks/results/policy-matrix.json at once, and plays only what is not stored
 --again replaces stored results, and --seconds starts nothing after that time. --as stores the figures of one policy
 under another name, to compare versions. --quick plays a third of the requests and stores nothing. --find finds the
 capacity of a row with published policies. --table prints the result file.
+
+--policy baton-tuned plays the policies that `baton tune` chooses for each row, by data that the row's cells do not use:
+the other half, with other seeds. Runs that play different rows or policies may run at the same time.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from fcntl import LOCK_EX, flock
+from functools import cache
 from itertools import product
+from pathlib import Path
 from statistics import fmean
 from time import perf_counter
 from typing import Any
@@ -25,13 +33,13 @@ from typing import Any
 from _policy_cells import HALVES, LOADS, Half, Row
 from record import RESULTS, environment, table
 
-from baton.core.types import Slo
-from baton.lab.report.summary import SloTargets, summarize
-from baton.lab.sim.replay_trace import replay_trace
-from baton.lab.sim.spec import ClusterSpec
-from baton.lab.workload.request import Trace
+from baton.decide.policy.policy_sets import resolve
+from baton.lab.plan.tune import DRAWS, TunedPolicy, attainment_ratio, tune
+from baton.lab.plan.tune import LOADS as TUNED_LOADS
 
-NAME, OURS = "policy-matrix", "baton"
+NAME, OURS, TUNED = "policy-matrix", "baton", "baton-tuned"
+SEEDS, TUNING_SIMULATIONS_MAX = 3, 150
+"""Seeds of the stored results: draws to choose by have other ones."""
 PUBLISHED = (
     "mooncake", "distserve", "sarathi", "splitwise", "arrow", "conserve", "ampd", "pla", "cache-aware-global", "dynamo",
     "llm-d", "mooncake-no-prediction", "sglang", "tetriinfer", "llumnix",
@@ -45,18 +53,20 @@ NEAR_RATIO, BEHIND_RATIO = 0.01, 0.03
 """A cell is near the best published policy, or behind it, by these differences of the attainment."""
 
 
-def attainment(spec: ClusterSpec, trace: Trace, slo: Slo, policy: str) -> float:
-    """Return the share of requests that met both targets."""
-    records = replay_trace(spec, trace, policy=policy, seed=0, slo=slo)
-    results = summarize(records, slo=SloTargets(ttft_s=slo.ttft_s, tpot_s=slo.tpot_s), wall_s=0.0)
-    return results.slo.attainment_ratio or 0.0
+@cache
+def tuned(row: Row, half: Half) -> TunedPolicy:
+    """Return the policies that are chosen for a row by the other half, and by seeds that are not reported."""
+    other: Half = "held-out" if half == "tuned" else "tuned"
+    draws = [[row.trace(other, load * row.capacity_rps, SEEDS + draw) for load in TUNED_LOADS] for draw in range(DRAWS)]
+    return tune(row.spec(), draws, row.slo, simulations_max=TUNING_SIMULATIONS_MAX, tell=lambda _: None)
 
 
 def play(row: Row, half: Half, policy: str, seed: int) -> list[float]:
     """Return the attainment of a policy at each load."""
     spec = row.spec()
+    config = resolve(tuned(row, half).choice) if policy == TUNED else policy
     traces = [row.trace(half, load * row.capacity_rps, seed) for load in LOADS]
-    return [round(attainment(spec, trace, row.slo, policy), 4) for trace in traces]
+    return [round(attainment_ratio(spec, trace, row.slo, config), 4) for trace in traces]
 
 
 def means(stored: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, list[float]]:
@@ -72,7 +82,7 @@ def find_capacity(row: Row, half: Half) -> float:
     spec, low, high = row.spec(), 0.0, row.capacity_rps
 
     def best(rate_rps: float) -> float:
-        return max(attainment(spec, row.trace(half, rate_rps), row.slo, policy) for policy in FINDING)
+        return max(attainment_ratio(spec, row.trace(half, rate_rps), row.slo, policy) for policy in FINDING)
 
     enough = ENOUGH_RATIO * best(IDLE_RPS)
     while best(high) >= enough:
@@ -151,7 +161,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the result file as a table, and play nothing")
     args = parser.parse_args()
     path = RESULTS / f"{NAME}.json"
-    rows: dict[str, Any] = json.loads(path.read_text())["rows"] if path.exists() and not args.quick else {}
+    rows = {} if args.quick else stored_rows(path)
     halves: list[Half] = [args.half] if args.half else ["tuned", "held-out"]
     chosen: list[tuple[Half, Row]] = [
         (half, row) for half in halves for row in HALVES[half] if any(text in row.name for text in args.row or [""])
@@ -161,28 +171,42 @@ def main() -> None:
         for half, row in chosen:
             print(f"{row.name}: {find_capacity(replace(row, requests=row.requests // 2), half):.3g}", flush=True)
         return
-    if args.again:
-        for _, row in chosen:
-            for policy in policies:
-                rows.get(row.name, {}).get("policies", {}).pop(args.stored_as or policy, None)
     began_s, seeds = perf_counter(), range(1 if args.quick else args.seeds)
     for seed, policy, (half, row) in product(seeds, policies, [] if args.table else chosen):
         if perf_counter() - began_s > args.seconds:
             break
         name, kept = args.stored_as or policy, stored_row(rows, half, row)
-        if len(kept["policies"].get(name, ())) > seed:
+        if not args.again and len(kept["policies"].get(name, ())) > seed:
             continue
         ratios = play(replace(row, requests=row.requests // 3) if args.quick else row, half, policy, seed)
-        kept["policies"].setdefault(name, []).append(ratios)
-        kept["commits"][name] = environment()["commit"]
-        took_s = perf_counter() - began_s
-        print(f"{took_s:.0f} s  {row.name}, {name}, seed {seed}: {ratios}", file=sys.stderr, flush=True)
-        if not args.quick:
-            store(rows)
+        with results_locked():
+            rows = rows if args.quick else stored_rows(path)
+            kept = stored_row(rows, half, row)
+            kept["policies"].setdefault(name, [])[seed:] = [ratios]
+            kept["commits"][name] = environment()["commit"]
+            if policy == TUNED:
+                kept["tuned_to"] = tuned(row, half).name
+            if not args.quick:
+                store(rows)
+        words = f", {kept['tuned_to']}" if policy == TUNED else ""
+        print(f"{perf_counter() - began_s:.0f} s  {row.name}, {name}, seed {seed}: {ratios}{words}", file=sys.stderr)
     found = report(in_order(rows))
     print(table(found["head"], found["lines"]), *found["summaries"], sep="\n")
-    if not (args.table or args.quick):
-        store(rows)
+
+
+def stored_rows(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())["rows"] if path.exists() else {}
+
+
+@contextmanager
+def results_locked() -> Generator[None]:
+    """Lock the results, so that runs at the same time do not overwrite each other's."""
+    folder = os.open(RESULTS, os.O_RDONLY)
+    try:
+        flock(folder, LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def stored_row(rows: dict[str, Any], half: Half, row: Row) -> dict[str, Any]:
