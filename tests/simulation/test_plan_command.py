@@ -56,6 +56,36 @@ def test_the_answer_says_what_why_and_what_not(answered: Path) -> None:
     assert found["links"][0]["buffer_bytes"] % (256 * 2**20) == 0
 
 
+def test_a_tuned_fleet_has_its_policies_in_the_files_of_its_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One mixed worker with a tight TPOT: a published set meets it more often than the default set."""
+    monkeypatch.setattr("baton.lab.plan.recommend.TUNING_SIMULATIONS_MAX", 60)
+    toml, values = tmp_path / "a.toml", tmp_path / "k.yaml"
+    asked = [
+        *QUICK,
+        "--ttft-slo-s",
+        "0.5",
+        "--tpot-slo-s",
+        "0.012",
+        "--finalists",
+        "0",
+        "--hardware",
+        "h100=1",
+        "--tune",
+    ]
+    asked += ["--requests", "60"]
+    assert main([*asked, "--serve-config", str(toml), "--kubernetes", str(values)]) == 0
+    told = capsys.readouterr()
+    name = next(line for line in told.out.splitlines() if line.startswith("- policies: ")).removeprefix("- policies: ")
+    assert "at 1.2 times the rate" in told.out
+    assert "default set" in told.err
+    config = load(toml.read_text())
+    assert (config.slo.ttft_s, config.slo.tpot_s) == (0.5, 0.012)
+    assert config.policy.name == name
+    assert load(msgspec.yaml.decode(values.read_text())["config"]).policy == config.policy
+
+
 def test_a_program_gets_the_json_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*QUICK, *SLO, "--finalists", "0", "--hardware", "h100=1", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["gpus"] == 1

@@ -105,7 +105,7 @@ def test_the_command_writes_a_file_for_the_simulator(tmp_path: Path, capsys: pyt
     more = ["--ttft-slo-s", "1", "--rate", "3", "--simulations", "40", "--requests", "40", "--policy-out", str(out)]
     assert main([*words, *more]) == 0
     printed = capsys.readouterr()
-    assert "second half, 1.2 times the rate" in printed.out
+    assert "second half: at 1.2 times the rate" in printed.out
     assert "default set" in printed.err
     assert policy_of(str(out)) != policy_of("baton")
     assert f"# {printed.out.splitlines()[0]}" in out.read_text()

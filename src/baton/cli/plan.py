@@ -68,6 +68,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--finalists", type=int, metavar="N", help="candidates to simulate (default 2; 0: skip the simulation)")
     add("--requests", type=int, metavar="N", help="minimum requests in each simulation (default 400)")
     add("--seed", type=int, metavar="S", help="seed of the simulations (default 0)")
+    add("--tune", action="store_true", default=None, help="choose the fleet's policies, too, as baton tune")
     for flag, what in (
         ("--json", "the plan as JSON; - for standard output"), ("--html", "the plan as a page"),
         ("--serve-config", "a configuration for baton serve --config"), ("--kubernetes", "values for the Helm chart"),
@@ -95,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
             + (f"; simulating up to {finalists} fleets" if finalists else "")
         ]
     )
-    found = recommend_screened(screened)
+    found = recommend_screened(screened, lambda words: warn([words]))
     if args.json != STANDARD_OUTPUT:
         _show(found)
     _write(args, found)
@@ -111,6 +112,7 @@ def _merged(args: argparse.Namespace) -> dict[str, Any]:
         "pool_penalty_ratio": args.pool_penalty, "spare_workers": args.spare_workers,
         "spare_hosts": args.spare_hosts, "reach": args.reach,
         "finalists": args.finalists, "requests": args.requests, "seed": args.seed,
+        "tune": args.tune,
         "weights": _words(args.weights), "kv": _words(args.kv), "tp": _numbers("--tp", args.tp),
         "pp": _numbers("--pp", args.pp), "cp": _numbers("--cp", args.cp),
         "admission": _words(args.admission),

@@ -13,8 +13,7 @@ from baton.core.config import PolicyChoice
 from baton.core.errors import ConfigError
 from baton.core.files import in_file, output_problems
 from baton.core.types import Slo
-from baton.decide.policy.policy_sets import resolve
-from baton.lab.plan.tune import LOADS, MARGIN_RATIO, attainment_ratio, draws_of, policy_toml, tune
+from baton.lab.plan.tune import MARGIN_RATIO, draws_of, judge, policy_toml, tune
 from baton.lab.sim.spec import ClusterSpec, read_spec
 from baton.lab.workload.arrivals import PoissonArrivals
 from baton.lab.workload.request import Trace
@@ -56,12 +55,7 @@ def run(args: argparse.Namespace) -> int:
     ]
     if found.choice == PolicyChoice():
         lines.append(f"no other choice was more than {MARGIN_RATIO:.0%} better, and better in every part of it")
-    for load, traces in zip(LOADS, zip(*judging, strict=True), strict=True):
-        own, usual = (
-            fmean(attainment_ratio(spec, each, slo, resolve(choice)) for each in traces)
-            for choice in (found.choice, PolicyChoice())
-        )
-        lines.append(f"second half, {load:g} times the rate: {own:.1%} within the SLO, default {usual:.1%}")
+    lines += [f"second half: {line}" for line in judge(spec, judging, slo, found)]
     print(*lines, sep="\n")  # noqa: T201
     if args.policy_out is not None:
         made_for = f"baton tune --cluster {args.cluster.name} --trace {args.trace.name}"

@@ -135,6 +135,17 @@ class FleetSimulator:
             self._known[key] = _played(jobs, judged, self.search.demand, wanted_ratio)
         return self._known[key]
 
+    def draws(self, fleet: PlannedFleet, *, loads: Sequence[float], count: int, seed: int) -> list[list[Trace]]:
+        """Return `count` sequences of `requests` requests, each at these shares of the fleet's rate."""
+        demand, drawn = self.search.demand, self.drawn or self.search.demand.lengths
+        return [
+            [
+                sample_trace(demand, drawn, rate_rps=load * fleet.rate_rps, requests=self.requests, seed=seed + number)
+                for load in loads
+            ]
+            for number in range(count)
+        ]
+
     def _trace(self, judged: PlayLength, rate_rps: float, seed: int) -> Trace:
         demand = self.search.demand
         drawn = self.drawn or demand.lengths

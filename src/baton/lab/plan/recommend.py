@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from msgspec import Struct
@@ -9,6 +10,7 @@ from msgspec import Struct
 from baton.core.errors import ConfigError
 from baton.lab.plan.admission import AdmissionResult, describe_admission, play_admissions
 from baton.lab.plan.candidates import Candidate, CostPoint, cost_points, list_candidates
+from baton.lab.plan.cluster import cluster_spec
 from baton.lab.plan.demand import LengthClass
 from baton.lab.plan.frontier import FrontierPoint, crossover, frontier
 from baton.lab.plan.growth import LoadStep, day_steps, describe_day, describe_growth, growth_steps
@@ -22,9 +24,12 @@ from baton.lab.plan.reasons import not_recommended, reasons
 from baton.lab.plan.search import Search, Shape
 from baton.lab.plan.spec import PlanInput, PlanSpec
 from baton.lab.plan.tiers import TierAdvice, choose_tier, describe_tiers
+from baton.lab.plan.tune import DRAWS, LOADS, TunedPolicy, judge, tune
 from baton.lab.plan.verdict import verdict_lines
 from baton.lab.plan.verify import VerifiedFleet, verify
 from baton.lab.report.summary import Results
+
+TUNING_SIMULATIONS_MAX = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +61,8 @@ class Recommendation:
     not_recommended: list[str]
     out: list[str]
     """Reasons why worker kinds were excluded."""
+    tuned: TunedPolicy | None
+    """Policies for the recommended fleet. None: the plan does not ask for them."""
 
     @property
     def played(self) -> FleetResults | None:
@@ -119,8 +126,11 @@ def recommend(question: PlanInput) -> Recommendation:
     return recommend_screened(screen(question))
 
 
-def recommend_screened(screened: Screened) -> Recommendation:
-    """Return the recommended fleet after the screening: simulate the finalists, and explain the result."""
+def recommend_screened(screened: Screened, tell: Callable[[str], None] = lambda _: None) -> Recommendation:
+    """Return the recommended fleet after the screening: simulate the finalists, and explain the result.
+
+    `tell` receives the progress of tuning.
+    """
     question, spec, out = screened.question, screened.question.spec, screened.out
     search, tiers = choose_tier(screened.search, spec.shape, spec.tiers, question.requests)
     drawn = tuple(LengthClass(each.input_tokens, each.output_tokens, 1.0) for each in question.requests)
@@ -140,6 +150,7 @@ def recommend_screened(screened: Screened) -> Recommendation:
     admissions = play_admissions(simulator, chosen, spec.admission if spec.finalists else ())
     growth = growth_steps(believed, best, spec.workload.growth_ratio)
     day = day_steps(believed, best, spec.workload.day_rates_rps)
+    tuned, tuning = _tuned(simulator, best, tell) if spec.tune else (None, [])
     return Recommendation(
         question=question,
         search=search,
@@ -161,13 +172,27 @@ def recommend_screened(screened: Screened) -> Recommendation:
             *([describe_results(best, chosen.played, search.demand)] if chosen.played is not None else []),
             *describe_tiers(tiers),
             *describe_admission(admissions),
+            *tuning,
             *(describe_link(link, tokens=tokens) for link in links),
             *dict.fromkeys(line for group in best.groups for line in describe_published(group, spec.engine)),
         ],
         candidates=[candidate for candidate, _ in candidates],
         not_recommended=not_recommended(believed, candidates),
         out=out,
+        tuned=tuned,
     )
+
+
+def _tuned(
+    simulator: FleetSimulator, fleet: PlannedFleet, tell: Callable[[str], None]
+) -> tuple[TunedPolicy, list[str]]:
+    """Return policies for a fleet, and their results with other arrivals than those that they were chosen by."""
+    search, fleet = simulator.search, fleet.without_spares()
+    spec, slo = cluster_spec(fleet, same_host=search.same_host), search.demand.slo
+    choosing = simulator.draws(fleet, loads=LOADS, count=DRAWS, seed=simulator.seed)
+    judging = simulator.draws(fleet, loads=LOADS, count=DRAWS, seed=simulator.seed + DRAWS)
+    found = tune(spec, choosing, slo, simulations_max=TUNING_SIMULATIONS_MAX, tell=tell)
+    return found, [f"policies: {found.name}", *judge(spec, judging, slo, found)]
 
 
 def _finalists(search: Search, spec: PlanSpec, simulator: FleetSimulator) -> dict[Shape, VerifiedFleet]:

@@ -15,6 +15,7 @@ from baton.decide.cost.catalog import hub_name, model_shape, models
 from baton.lab.plan.cluster import BLOCK_TOKENS, batch_requests_max, cost_section, step_tokens_max
 from baton.lab.plan.planned_fleet import PlannedFleet, WorkerGroup
 from baton.lab.plan.recommend import Recommendation
+from baton.lab.plan.tune import policy_lines
 
 HTTP_PORT, HOSTS_PORT = 8000, 8001
 """Ports of the server: HTTP for clients, and the connections of joined hosts."""
@@ -54,7 +55,7 @@ def serve_config(found: Recommendation) -> Config:
             requests_max=max(batch_requests_max(group) for group in groups),
         ),
         kv=KVConfig(block_tokens=BLOCK_TOKENS),
-        slo=SloConfig(ttft_s=slo.ttft_s, tpot_s=slo.tpot_s) if enforces_slo(found) else SloConfig(),
+        slo=SloConfig(ttft_s=slo.ttft_s, tpot_s=slo.tpot_s) if enforces_slo(found) or found.tuned else SloConfig(),
         cost=_prices(found.best),
     )
     return _with_own(config, groups[0]) if is_alone(found.best) else _with_hosts(config, found.best)
@@ -170,6 +171,7 @@ def serve_toml(found: Recommendation) -> str:
         if section != usual:
             lines += ["", f"[{name}]", *(f"{key} = {_value(value)}" for key, value in keys.items())]
     lines += ["", "[cost]", *(f"{key} = {_value(value)}" for key, value in config.cost.items())]
+    lines += policy_lines(found.tuned.choice) if found.tuned else []
     return "\n".join(lines) + "\n"
 
 

@@ -114,6 +114,8 @@ class PlanSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     requests: Some = 400
     """Lower bound on the requests that each simulation judges."""
     seed: int = 0
+    tune: bool = False
+    """Choose the policies of the recommended fleet by simulation, for the server's configuration."""
 
 
 class PlanInput(Struct, frozen=True, kw_only=True):

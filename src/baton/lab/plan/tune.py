@@ -138,6 +138,18 @@ def tune(
     return TunedPolicy(choice=choice, ratios=ratios, default_ratios=usual, simulations=player.played)
 
 
+def judge(spec: ClusterSpec, draws: Sequence[Sequence[Trace]], slo: Slo, found: TunedPolicy) -> list[str]:
+    """Return lines that compare a choice with the default set on other draws, a line for each load."""
+    lines: list[str] = []
+    for load, traces in zip(LOADS, zip(*draws, strict=True), strict=True):
+        own, usual = (
+            fmean(attainment_ratio(spec, each, slo, resolve(choice)) for each in traces)
+            for choice in (found.choice, PolicyChoice())
+        )
+        lines.append(f"at {load:g} times the rate {own:.1%} are within the SLO, with the default set {usual:.1%}")
+    return lines
+
+
 def _descend(
     player: _Player, usual: tuple[float, ...], tell: Callable[[str], None]
 ) -> tuple[PolicyChoice, tuple[float, ...]]:
@@ -206,8 +218,13 @@ def _at_loads(trace: Trace, part: Sequence[TraceRequest], scale: float) -> list[
 def policy_toml(choice: PolicyChoice, slo: Slo, remarks: Iterable[str]) -> str:
     """Return a choice and the SLO as a configuration for `baton serve --config`, after remarks as comments."""
     lines = [*(f"# {remark}" for remark in remarks), "[slo]", f"ttft_s = {slo.ttft_s}", f"tpot_s = {slo.tpot_s}"]
-    lines += ["", "[policy]", f'name = "{choice.name}"'] if choice.name else []
+    return "\n".join([*lines, *policy_lines(choice)]) + "\n"
+
+
+def policy_lines(choice: PolicyChoice) -> list[str]:
+    """Return the tables of a choice in TOML. Empty for the default set."""
+    lines = ["", "[policy]", f'name = "{choice.name}"'] if choice.name else []
     for family, use in _plugins(choice).items():
         options = ", ".join(f"{key} = {msgspec.json.encode(value).decode()}" for key, value in use.options.items())
         lines += ["", f"[policy.{family}]", f'use = "{use.use}"', f"options = {{ {options} }}"]
-    return "\n".join(lines) + "\n"
+    return lines
