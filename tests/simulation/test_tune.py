@@ -106,7 +106,7 @@ def test_the_command_writes_a_file_for_the_simulator(tmp_path: Path, capsys: pyt
     assert main([*words, *more]) == 0
     printed = capsys.readouterr()
     assert "second half: at 1.2 times the rate" in printed.out
-    assert "default set" in printed.err
+    assert all(f"baton: {name}: " in printed.err for name in ("default set", *PUBLISHED))
     assert policy_of(str(out)) != policy_of("baton")
     assert f"# {printed.out.splitlines()[0]}" in out.read_text()
     assert main(["sim", *words[1:5], "--policy", str(out), "--limit", "5"]) == 0

@@ -125,11 +125,11 @@ def tune(
         needed = sum(len(draw) for draw in draws)
         raise ConfigError(f"{simulations_max} simulations do not suffice for the default set: give at least {needed}")
     tell(f"default set: {fmean(usual):.1%} within the SLO")
-    tried = {name: player.ratios(PolicyChoice(name=name), usual) for name in PUBLISHED}
-    found = [(PolicyChoice(name=name), ratios) for name, ratios in tried.items() if ratios]
-    if found:
-        name, ratios = max(((choice.name, ratios) for choice, ratios in found), key=lambda each: fmean(each[1]))
-        tell(f"best published set, {name}: {fmean(ratios):.1%}")
+    found: list[tuple[PolicyChoice, tuple[float, ...]]] = []
+    for name in PUBLISHED:
+        ratios = player.ratios(PolicyChoice(name=name), usual)
+        found += [(PolicyChoice(name=name), ratios)] if ratios else []
+        tell(f"{name}: {fmean(ratios):.1%}" if ratios else f"{name}: far behind, or out of simulations")
     found.append(_descend(player, usual, tell))
     choice, ratios = max(found, key=lambda each: fmean(each[1]))  # the first of equals
     gains = [own - other for own, other in zip(ratios, usual, strict=True)]
