@@ -23,18 +23,19 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from fcntl import LOCK_EX, flock
-from functools import cache
 from itertools import product
 from pathlib import Path
 from statistics import fmean
 from time import perf_counter
 from typing import Any
 
+import msgspec
 from _policy_cells import HALVES, LOADS, Half, Row
 from record import RESULTS, environment, table
 
+from baton.core.config import PolicyChoice, PolicyConfig
 from baton.decide.policy.policy_sets import resolve
-from baton.lab.plan.tune import DRAWS, TunedPolicy, attainment_ratio, tune
+from baton.lab.plan.tune import DRAWS, attainment_ratio, tune
 from baton.lab.plan.tune import LOADS as TUNED_LOADS
 
 NAME, OURS, TUNED = "policy-matrix", "baton", "baton-tuned"
@@ -53,20 +54,18 @@ NEAR_RATIO, BEHIND_RATIO = 0.01, 0.03
 """A cell is near the best published policy, or behind it, by these differences of the attainment."""
 
 
-@cache
-def tuned(row: Row, half: Half) -> TunedPolicy:
+def tuned(row: Row, half: Half) -> PolicyChoice:
     """Return the policies that are chosen for a row by the other half, and by seeds that are not reported."""
     other: Half = "held-out" if half == "tuned" else "tuned"
     draws = [[row.trace(other, load * row.capacity_rps, SEEDS + draw) for load in TUNED_LOADS] for draw in range(DRAWS)]
-    return tune(row.spec(), draws, row.slo, simulations_max=TUNING_SIMULATIONS_MAX, tell=lambda _: None)
+    return tune(row.spec(), draws, row.slo, simulations_max=TUNING_SIMULATIONS_MAX, tell=lambda _: None).choice
 
 
-def play(row: Row, half: Half, policy: str, seed: int) -> list[float]:
+def play(row: Row, half: Half, policy: str | PolicyConfig, seed: int) -> list[float]:
     """Return the attainment of a policy at each load."""
     spec = row.spec()
-    config = resolve(tuned(row, half).choice) if policy == TUNED else policy
     traces = [row.trace(half, load * row.capacity_rps, seed) for load in LOADS]
-    return [round(attainment_ratio(spec, trace, row.slo, config), 4) for trace in traces]
+    return [round(attainment_ratio(spec, trace, row.slo, policy), 4) for trace in traces]
 
 
 def means(stored: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, list[float]]:
@@ -178,18 +177,22 @@ def main() -> None:
         name, kept = args.stored_as or policy, stored_row(rows, half, row)
         if not args.again and len(kept["policies"].get(name, ())) > seed:
             continue
-        ratios = play(replace(row, requests=row.requests // 3) if args.quick else row, half, policy, seed)
+        part = replace(row, requests=row.requests // 3) if args.quick else row
+        choice = kept.get("tuned_to") if seed else None  # a run that is continued does not search again
+        if policy == TUNED:
+            choice = choice or msgspec.to_builtins(tuned(part, half))
+        played = resolve(msgspec.convert(choice, PolicyChoice)) if policy == TUNED else policy
+        ratios = play(part, half, played, seed)
         with results_locked():
             rows = rows if args.quick else stored_rows(path)
             kept = stored_row(rows, half, row)
             kept["policies"].setdefault(name, [])[seed:] = [ratios]
             kept["commits"][name] = environment()["commit"]
             if policy == TUNED:
-                kept["tuned_to"] = tuned(row, half).name
+                kept["tuned_to"] = choice
             if not args.quick:
                 store(rows)
-        words = f", {kept['tuned_to']}" if policy == TUNED else ""
-        print(f"{perf_counter() - began_s:.0f} s  {row.name}, {name}, seed {seed}: {ratios}{words}", file=sys.stderr)
+        print(f"{perf_counter() - began_s:.0f} s  {row.name}, {name}, seed {seed}: {ratios}", file=sys.stderr)
     found = report(in_order(rows))
     print(table(found["head"], found["lines"]), *found["summaries"], sep="\n")
 
