@@ -249,6 +249,8 @@ def message_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
             fields["content"] = "".join(part.text for part in message.content)
         if message.role == "developer":
             fields["role"] = "system"
+        if not message.tool_calls:
+            fields.pop("tool_calls", None)  # clients send empty lists back, for which templates may raise an error
         written.append(fields)
     return written
 

@@ -225,3 +225,18 @@ def test_hostile_arguments_of_a_call_stay_text(arguments: str) -> None:
     texts = TextEncoder(TOKENIZER, 1 << 16, TOKENIZER.vocab_tokens)
     prompt = chat_prompt(convert({"messages": talk}, ChatRequest), texts, JinjaTemplate(template, {}))
     assert prompt.text == arguments
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for message in messages %}{{ message.content }}{% if 'tool_calls' in message %}!{% endif %}{% endfor %}",
+        "{% if tools %}<function={% endif %}{% for message in messages %}{{ message.content }}{% endfor %}",
+    ],
+    ids=["one that asks for the field", "one whose tool calls cannot be read"],
+)
+def test_an_empty_list_of_calls_is_no_call(template: str) -> None:
+    """Answers of other servers have one, and clients send them back. Llama 3's template allows only lists of one."""
+    answer = {"role": "assistant", "content": "Yes.", "tool_calls": []}
+    body = convert({"messages": [answer, {"role": "user", "content": "Go."}]}, ChatRequest)
+    assert chat_prompt(body, TEXTS, JinjaTemplate(template, {})).text == "Yes.Go."
