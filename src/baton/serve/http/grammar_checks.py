@@ -48,6 +48,8 @@ class GrammarChecker:
     async def warm_up(self, delay_s: float = WARM_UP_DELAY_S) -> None:
         """Start a sandbox after `delay_s` seconds, so that the first grammar does not wait a second for its start."""
         await asyncio.sleep(delay_s)
+        if self._is_closed:
+            return
         with suppress(SandboxError):  # the first grammar gets the error, or the server is shutting down
             await asyncio.get_running_loop().run_in_executor(self._threads, self._pool.warm_up)
 

@@ -97,3 +97,12 @@ def test_a_closed_checker_refuses_at_once() -> None:
                 await asyncio.wait_for(each, 30)
 
     _with_checker(run)
+
+
+def test_a_model_that_is_unloaded_before_its_warm_up_is_no_bug() -> None:
+    async def run(checker: GrammarChecker) -> None:
+        warming = asyncio.create_task(checker.warm_up(delay_s=0.0))
+        checker.close()
+        await warming
+
+    _with_checker(run)
