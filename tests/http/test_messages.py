@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from baton.serve.http.wire.messages_encoder import MessagesEncoder
 from baton.serve.http.wire.parsing import convert
 from baton.serve.http.wire.responses import PromptTokensDetails, Usage
 from baton.serve.live.live_request import Timings
+from tests.http.conftest import House
 
 HELLO = {"model": "hash", "max_tokens": 12, "temperature": 0, "messages": [{"role": "user", "content": "Hello"}]}
 TOOL = {"name": "look_up", "description": "Look it up.", "input_schema": {"type": "object", "properties": {}}}
@@ -97,6 +99,14 @@ def test_errors_have_anthropics_form(client: httpx.Client, change: dict[str, Any
     body = response.json()
     assert body["type"] == "error"
     assert words in body["error"]["message"]
+
+
+def test_errors_before_the_route_have_anthropics_form_too(
+    client: httpx.Client, build: Callable[..., House], serve: Callable[[House], httpx.Client]
+) -> None:
+    locked = serve(build(keys=KeySources(api_keys=("secret",))))
+    for response, status in ((locked.post("/v1/messages", json=HELLO), 401), (client.get("/v1/messages"), 405)):
+        assert (response.status_code, response.json().get("type")) == (status, "error")
 
 
 def test_a_conversation_with_tools_becomes_the_same_chat() -> None:

@@ -15,13 +15,11 @@ from baton.decide.control.cell_router import FailureCause
 from baton.serve.cells.fleet import CellFleet, CellLink
 from baton.serve.cells.prefix_key import prefix_key
 from baton.serve.http.edge import RequestContext, context_of
-from baton.serve.http.messages import MESSAGES_PATH
 from baton.serve.http.resume import HEADER as RESUME_HEADER
 from baton.serve.http.resume import SavedStream
 from baton.serve.http.stream_marks import ASKING_HEADER, START_HEADER, STREAM_TYPE, MarkedStream, StreamStart
 from baton.serve.http.text_response import STREAM_HEADERS
-from baton.serve.http.wire.errors import RETRY_AFTER_S, ClusterError, ErrorBody, error_body
-from baton.serve.http.wire.messages_encoder import anthropic_error
+from baton.serve.http.wire.errors import MESSAGES_PATH, RETRY_AFTER_S, ClusterError, ErrorBody, error_body
 
 _OWN_HEADERS = frozenset(
     b"accept-encoding connection content-length content-type cookie forwarded host keep-alive origin te trailer "
@@ -206,10 +204,9 @@ class Exchange:
 
     async def _end_with(self, error: RequestError) -> None:
         """End a stream with an error, in the form of its route."""
-        body = error_body(error)
-        is_anthropic = self.scope["path"].startswith(MESSAGES_PATH)
-        event = b"event: error\ndata: " + anthropic_error(body) if is_anthropic else b"data: " + body
-        await self._send_events(event + b"\n\n", is_last=True)
+        path = self.scope["path"]
+        name = b"event: error\n" if path.startswith(MESSAGES_PATH) else b""
+        await self._send_events(name + b"data: " + error_body(error, path) + b"\n\n", is_last=True)
 
 
 def _returned(response: aiohttp.ClientResponse) -> list[tuple[bytes, bytes]]:

@@ -21,7 +21,7 @@ from baton.serve.http.budgets import Budgets
 from baton.serve.http.edge import ClientDisconnected, Edge
 from baton.serve.http.embed import EMBEDDINGS_PATH, Embed
 from baton.serve.http.generate import Generate
-from baton.serve.http.messages import MESSAGES_PATH, Messages, MessagesText
+from baton.serve.http.messages import Messages, MessagesText
 from baton.serve.http.operations import Operations
 from baton.serve.http.pages import Pages
 from baton.serve.http.responses_text import Responses, ResponsesText
@@ -29,8 +29,7 @@ from baton.serve.http.services import Services
 from baton.serve.http.site import Site
 from baton.serve.http.stored_chats import StoredChats
 from baton.serve.http.text_request import ChatText, CompletionText
-from baton.serve.http.wire.errors import error_body, error_headers
-from baton.serve.http.wire.messages_encoder import anthropic_error
+from baton.serve.http.wire.errors import MESSAGES_PATH, error_body, error_headers
 from baton.serve.live.recorder import Recorder
 
 _OPERATIONS = {CompletionText.PATH: "text_completion", EMBEDDINGS_PATH: "embeddings"}
@@ -97,18 +96,15 @@ def error_responses(recorder: Recorder) -> dict[Any, Any]:
     }
 
 
-def _respond(error: RequestError, headers: dict[str, str] | None = None) -> Response:
-    all_headers = {**error_headers(error), **(headers or {})}
-    return Response(error_body(error), status_code=error.status, headers=all_headers, media_type="application/json")
+def _respond(request: Request, error: RequestError, headers: dict[str, str] | None = None) -> Response:
+    body, all_headers = error_body(error, request.url.path), {**error_headers(error), **(headers or {})}
+    return Response(body, status_code=error.status, headers=all_headers, media_type="application/json")
 
 
 async def _on_request_error(recorder: Recorder, request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError), f"{error!r} is no request error"
     recorder.refused(error.status, error.code)
-    if not request.url.path.startswith(MESSAGES_PATH):
-        return _respond(error)
-    body = anthropic_error(error_body(error))
-    return Response(body, error.status, error_headers(error), media_type="application/json")
+    return _respond(request, error)
 
 
 async def _on_wrong_route(request: Request, error: Exception) -> Response:
@@ -118,7 +114,7 @@ async def _on_wrong_route(request: Request, error: Exception) -> Response:
     words = {404: "there is nothing at this path; see /openapi.json", 405: "this path does not take this method"}
     message = f"{request.method} {request.url.path[:200]}: {words.get(status, HTTPStatus(status).phrase)}"
     code = HTTPStatus(status).phrase.lower().replace(" ", "_")
-    return _respond(RequestError(message, status=status, code=code), dict(error.headers or {}))
+    return _respond(request, RequestError(message, status=status, code=code), dict(error.headers or {}))
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
@@ -131,4 +127,4 @@ async def _on_bug(request: Request, error: Exception) -> Response:
     The server then closes the connection. The header `Connection: close` keeps clients from reusing it.
     """
     message = "the server failed on this request; its log has the traceback"
-    return _respond(RequestError(message, status=500, code="internal_error"), {"connection": "close"})
+    return _respond(request, RequestError(message, status=500, code="internal_error"), {"connection": "close"})

@@ -138,7 +138,7 @@ class Edge:
             budget = self._budgets.begin(client, identity.limits, is_counted=is_counted, now_s=arrived_at_s)
         except RequestError as error:
             self._recorder.refused(error.status, error.code)
-            await send_error(send_with_headers, error)
+            await _send_error(send_with_headers, error, scope["path"])
             return
         path = scope["path"]
         scope[_STATE_KEY] = RequestContext(request_id, arrived_at_s, identity, client, budget, slo, path, headers)
@@ -269,10 +269,9 @@ def _too_large(size: int, limit: BodyLimit) -> RequestError:
     return RequestError(message, status=413, code="body_too_large")
 
 
-async def send_error(send: Send, error: RequestError) -> None:
-    """Send a response with OpenAI's error body."""
+async def _send_error(send: Send, error: RequestError, path: str) -> None:
     headers = {"content-type": "application/json", **error_headers(error)}
-    await send_bytes(send, error_body(error), status=error.status, headers=headers)
+    await send_bytes(send, error_body(error, path), status=error.status, headers=headers)
 
 
 async def send_bytes(send: Send, body: bytes, *, status: int, headers: Mapping[str, str]) -> None:

@@ -17,6 +17,7 @@ from baton.serve.http.text_request import ChatText, TextRequest
 from baton.serve.http.tools.use import tool_use
 from baton.serve.http.unknown_fields import warning_headers
 from baton.serve.http.wire.encoders import ResponseEncoder, ResponseHead
+from baton.serve.http.wire.errors import MESSAGES_PATH
 from baton.serve.http.wire.messages import (
     CountTokensRequest,
     MessagesRequest,
@@ -27,8 +28,6 @@ from baton.serve.http.wire.messages import (
 from baton.serve.http.wire.messages_encoder import MessagesEncoder
 from baton.serve.http.wire.parsing import convert, parse_object
 from baton.serve.http.wire.schemas import ChatRequest
-
-MESSAGES_PATH = "/v1/messages"
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,8 @@ _TYPE = {
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
+MESSAGES_PATH = "/v1/messages"
+"""Path of Anthropic's Messages API, and beginning of the paths of its other routes."""
 RETRY_AFTER_S = 1.0
 """Seconds in Retry-After if the cluster has no estimate of its own."""
 
@@ -76,11 +78,17 @@ def finish_error(finish: Finish) -> ClusterError:
     return ClusterError(finish.message or "the generation failed; send it again", status=500, code="generation_failed")
 
 
-def error_body(error: RequestError) -> bytes:
-    """Return an error as OpenAI's JSON body."""
+def error_body(error: RequestError, path: str = "") -> bytes:
+    """Return an error as OpenAI's JSON body, or as Anthropic's if `path` is one of its API."""
     kind = "server_error" if error.status == 500 else _TYPE.get(error.status, "invalid_request_error")
     resume_id = error.resume_id if isinstance(error, ClusterError) else ""
-    return json.encode(ErrorBody(ErrorInfo(str(error), kind, error.param, error.code, resume_id or UNSET)))
+    body = json.encode(ErrorBody(ErrorInfo(str(error), kind, error.param, error.code, resume_id or UNSET)))
+    return anthropic_error(body) if path.startswith(MESSAGES_PATH) else body
+
+
+def anthropic_error(body: bytes) -> bytes:
+    """Return OpenAI's error body with the field that makes it one of Anthropic's."""
+    return b'{"type":"error",' + body[1:]
 
 
 def error_headers(error: RequestError) -> dict[str, str]:

@@ -9,6 +9,7 @@ from msgspec import json
 
 from baton.serve.http.choice import ChoiceDelta
 from baton.serve.http.wire.encoders import ResponseHead, WholeChoice, tool_calls
+from baton.serve.http.wire.errors import anthropic_error
 from baton.serve.http.wire.responses import ChatFinish, Usage
 from baton.serve.live.live_request import Timings
 
@@ -98,11 +99,6 @@ class MessagesEncoder:
             return []
         self._open = None
         return [_event("content_block_stop", {"type": "content_block_stop", "index": self._blocks - 1})]
-
-
-def anthropic_error(body: bytes) -> bytes:
-    """Return OpenAI's error body with the field that makes it one of Anthropic's."""
-    return b'{"type":"error",' + body[1:]
 
 
 def _event(name: str, body: dict[str, Any]) -> bytes:
