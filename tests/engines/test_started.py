@@ -90,6 +90,17 @@ def test_a_program_that_cannot_be_started_is_named() -> None:
     asyncio.run(run())
 
 
+def test_a_system_that_starts_no_process_ends_no_server_for_good() -> None:
+    """The system refuses the process here for a flag above 128 KiB, and elsewhere for a while: it has no memory."""
+
+    async def run() -> None:
+        started = process("vllm", "x" * (1 << 18))
+        async with baton_over("http://127.0.0.1:9", processes=(started,), joins=0) as baton:
+            assert "cannot be started: Argument list too long, 3 times before it was ready" in await failed(baton)
+
+    asyncio.run(run())
+
+
 def test_a_server_that_is_not_ready_in_time_is_ended() -> None:
     async def run() -> None:
         started = process(sys.executable, "-c", "import signal; signal.pause()", start_s=0.05)

@@ -76,17 +76,20 @@ class EngineProcess:
     async def _run(self) -> str:
         """Run the server once. Return how it ended."""
         self._lines.clear()
-        process = self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "baton.integrations.engines.keeper",
-            *self.argv,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=self._environment,
-            start_new_session=True,  # so that Ctrl-C reaches Baton only, which then ends its servers in order
-        )
+        try:
+            process = self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "baton.integrations.engines.keeper",
+                *self.argv,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env=self._environment,
+                start_new_session=True,  # so that Ctrl-C reaches Baton only, which then ends its servers in order
+            )
+        except OSError as error:  # the system has too little memory, or too many processes or open files
+            return f"cannot be started: {error.strerror}"
         if self._is_stopping:
             self.end()
         deadline = asyncio.get_running_loop().call_later(self._start_s, self._check_start)
