@@ -7,6 +7,7 @@ import itertools
 import math
 from collections import OrderedDict
 
+from baton.core.errors import RequestError
 from baton.core.keys import KeyLimits
 from baton.core.limits import LimitsConfig
 from baton.serve.http.body_threads import Turns
@@ -106,9 +107,16 @@ class Budgets:
             requests.take(1, now_s)
         client.requests += 1
 
-    def take_bytes(self, client: _Client, size: int) -> None:
-        """Reserve memory for a part of a body. Raises ClusterError (429: the client's limit, 503: the server's)."""
+    def take_bytes(self, client: _Client, size: int, *, body_bytes: int) -> None:
+        """Reserve memory for a part of a body. Raises ClusterError (429: the client's limit, 503: the server's).
+
+        `body_bytes`: size of the body with this part. Raises RequestError (413) if it alone exceeds a limit.
+        """
         own_max, all_max = self._limits.client_body_bytes_max, self._limits.body_bytes_max
+        if body_bytes > (bytes_max := min(own_max, all_max)):
+            setting = "client_body_bytes_max" if bytes_max == own_max else "body_bytes_max"
+            message = f"the body has {body_bytes} bytes or more, at most {bytes_max} are allowed (limits.{setting})"
+            raise RequestError(f"{message}; send a smaller one", status=413, code="body_too_large")
         if client.body_bytes + size > own_max:
             why = (
                 f"the request bodies of this client take {client.body_bytes} bytes of memory, at most {own_max} may be"
@@ -167,8 +175,8 @@ class RequestBudget:
         return self._client.number
 
     def take_bytes(self, size: int) -> None:
-        """Reserve memory for a part of the body. Raises ClusterError (429: the client's limit, 503: the server's)."""
-        self._budgets.take_bytes(self._client, size)
+        """Reserve memory for a part of the body. Raises RequestError (413), ClusterError (429, 503)."""
+        self._budgets.take_bytes(self._client, size, body_bytes=self._body_bytes + size)
         self._body_bytes += size
 
     async def take_turn(self) -> None:

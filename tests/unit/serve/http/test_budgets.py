@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from baton.core.errors import RequestError
 from baton.core.keys import KeyLimits
 from baton.core.limits import LimitsConfig
 from baton.serve.http import budgets as module
@@ -48,7 +49,7 @@ def test_bodies_of_a_client_and_of_all_clients_are_bounded() -> None:
     first, second = begin(budgets, "a"), begin(budgets, "b")
     first.take_bytes(2048)
     with pytest.raises(ClusterError, match=r"2048 bytes.*limits\.client_body_bytes_max") as own:
-        first.take_bytes(1)
+        begin(budgets, "a").take_bytes(1)
     assert own.value.status == 429
     second.take_bytes(1024)
     with pytest.raises(ClusterError, match=r"3072 bytes.*limits\.body_bytes_max") as common:
@@ -59,6 +60,22 @@ def test_bodies_of_a_client_and_of_all_clients_are_bounded() -> None:
     first.end()
     second.end()
     begin(budgets, "a").take_bytes(2048)
+
+
+@pytest.mark.parametrize(
+    ("limits", "setting"),
+    [
+        (LimitsConfig(client_body_bytes_max=2048), "limits.client_body_bytes_max"),
+        (LimitsConfig(body_bytes_max=2048), "limits.body_bytes_max"),
+    ],
+)
+def test_a_body_that_never_fits_is_not_to_be_sent_again(limits: LimitsConfig, setting: str) -> None:
+    """A batch would send it each second for ever."""
+    budget = begin(Budgets(limits), "a")
+    budget.take_bytes(2000)
+    with pytest.raises(RequestError, match=rf"2049 bytes or more, at most 2048 are allowed \({setting}\)") as refused:
+        budget.take_bytes(49)
+    assert (refused.value.status, refused.value.code) == (413, "body_too_large")
 
 
 def test_requests_per_minute() -> None:
