@@ -305,6 +305,18 @@ def test_connections_are_counted_by_address_and_in_all_and_a_proxy_only_in_all()
     asyncio.run(story())
 
 
+def test_a_proxy_may_have_an_address_of_ipv6() -> None:
+    """Connections are counted by its network."""
+
+    async def story() -> None:
+        limits = LimitsConfig(address_connections_max=1)
+        connections = Connections(limits, Recorder(Metrics()), proxies=["2001:db8::9"])
+        peers = [Peer(client_address(address)) for address in ("2001:db8::9", "2001:db8::9", "2001:db8:1::9")]
+        assert [connections.add(peer) for peer in peers] == [None] * 3
+
+    asyncio.run(story())
+
+
 def test_refused_connections_of_one_address_do_not_fill_the_server() -> None:
     """They stay open while they wait for their error response."""
 

@@ -55,6 +55,7 @@ class Connections:
         """`proxies`: addresses with no limit of connections, because a proxy serves many clients."""
         self.limits = limits
         self.proxies = frozenset(proxies)
+        self._uncounted = frozenset(map(client_address, proxies))
         self._open: set[Connection] = set()
         self._refused: set[Connection] = set()
         """Open connections that exceed a limit. `connections_max` excludes them, else one address could fill it."""
@@ -87,7 +88,7 @@ class Connections:
     def _excess(self, connection: Connection) -> RequestError | None:
         """Return the error for a connection that exceeds a limit. None: it exceeds none."""
         count, count_max = self._by_address[connection.address], self.limits.address_connections_max
-        if count > count_max and connection.address not in self.proxies:
+        if count > count_max and connection.address not in self._uncounted:
             return _too_many(f"this address has {count} connections", count_max, "address_connections_max", status=429)
         count, count_max = len(self._open) - len(self._refused), self.limits.connections_max
         if count > count_max:
