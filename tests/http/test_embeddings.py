@@ -6,6 +6,7 @@ import asyncio
 import base64
 import math
 import struct
+import threading
 from collections.abc import Callable
 
 import httpx
@@ -14,6 +15,7 @@ import openai
 import pytest
 
 from baton.compute.hash_engine import EMBEDDING_DIM
+from baton.serve.http.embed import INLINE_VALUES_MAX, cut_vector
 from tests.http.asgi import Connection, scope, settle
 from tests.http.conftest import House
 
@@ -110,6 +112,28 @@ def test_a_shorter_vector_is_the_first_values_at_length_one(client: httpx.Client
     )
     assert math.hypot(*short) == pytest.approx(1, abs=1e-6)
     assert short == pytest.approx([value / math.hypot(*whole[:5]) for value in whole[:5]], abs=1e-6)
+
+
+def test_many_vectors_are_encoded_in_a_thread(
+    build: Callable[..., House], serve: Callable[[House], httpx.Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2,048 vectors of 4,096 values would delay all streams for most of a second."""
+    threads: list[int] = []
+
+    def note_thread(values: bytes, dimensions: int | None) -> bytes:
+        threads.append(threading.get_ident())
+        return cut_vector(values, dimensions)
+
+    monkeypatch.setattr("baton.serve.http.embed.cut_vector", note_thread)
+    house = build(blocks=2048)
+    client, loops = serve(house), list[int]()
+    many = INLINE_VALUES_MAX // EMBEDDING_DIM + 1
+    for count in (1, many):
+        answer = client.post("/v1/embeddings", json={"input": [[5 + index % 200] for index in range(count)]})
+        assert [part["index"] for part in answer.raise_for_status().json()["data"]] == [*range(count)]
+    house.on_loop(lambda: loops.append(threading.get_ident()))
+    assert threads[0] == loops[0]
+    assert loops[0] not in threads[1:]
 
 
 def test_a_full_server_refuses_as_it_refuses_completions(
