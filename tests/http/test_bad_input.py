@@ -11,7 +11,9 @@ import msgspec
 import pytest
 
 from baton.compute.hash_engine import BYTE_TOKENS_FROM
+from baton.serve.http.resume import SavedStream
 from baton.serve.http.services import HttpSettings
+from baton.serve.http.stream_marks import STREAM_TYPE
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -283,6 +285,14 @@ def test_a_body_of_exactly_the_bound_is_read(build, serve) -> None:
     kind = {"content-type": "application/json"}
     assert client.post(COMPLETIONS, content=body, headers=kind).status_code == 200
     check_error(client.post(COMPLETIONS, content=body + b" ", headers=kind), 413, None)
+
+
+def test_a_carried_stream_has_no_larger_body_than_a_request(build, serve) -> None:
+    body, start = b'{"prompt": "a"}' + b" " * 1000, {"response_id": "cmpl-1", "seed": 1, "prompt_hash": b""}
+    stream = SavedStream(path="", owner="", body=body, output=(70,), expires_unix_s=0, **start)
+    client = serve(build(settings=HttpSettings(body_bytes_max=1000)))
+    sent = msgspec.msgpack.encode(stream)
+    check_error(client.post(COMPLETIONS, content=sent, headers={"content-type": STREAM_TYPE}), 413, None)
 
 
 def test_a_full_queue_is_a_503_that_says_when_to_come_again(build, serve) -> None:

@@ -226,7 +226,7 @@ async def read_body(scope: Scope, receive: Receive, limit: BodyLimit) -> Receive
     check_content_type(headers, limit.kind)
     content_length = headers.get(b"content-length", b"")
     if content_length.isdigit() and int(content_length) > limit.bytes_max:
-        raise _too_large(int(content_length), limit)
+        raise too_large(int(content_length), limit)
     parts: list[bytes] = []
     size, budget = 0, context_of(scope).budget
     while True:
@@ -236,7 +236,7 @@ async def read_body(scope: Scope, receive: Receive, limit: BodyLimit) -> Receive
         part = message.get("body", b"")
         size += len(part)
         if size > limit.bytes_max:
-            raise _too_large(size, limit)
+            raise too_large(size, limit)
         budget.take_bytes(len(part))
         parts.append(part)
         if not message.get("more_body", False):
@@ -263,7 +263,8 @@ def check_content_type(headers: Mapping[bytes, bytes], kind: str = "application/
         raise RequestError(f"send the body without Content-Encoding, got {name!r}", status=415)
 
 
-def _too_large(size: int, limit: BodyLimit) -> RequestError:
+def too_large(size: int, limit: BodyLimit) -> RequestError:
+    """Return the error (413) for a body of `size` bytes or more."""
     setting = f" ({limit.setting}); send a smaller one" if limit.setting else " at this path; send a smaller one"
     message = f"the body has {size} bytes or more, at most {limit.bytes_max} are allowed{setting}"
     return RequestError(message, status=413, code="body_too_large")

@@ -14,7 +14,7 @@ from baton.core.types import Sampling
 from baton.move.clock import now_s, unix_s
 from baton.serve.http.body_threads import ReceivedBody
 from baton.serve.http.choice import ChoiceText, TextRules
-from baton.serve.http.edge import BodyLimit, ClientDisconnected, RequestContext, context_of, read_body
+from baton.serve.http.edge import BodyLimit, ClientDisconnected, RequestContext, context_of, read_body, too_large
 from baton.serve.http.prompts import Prompt, RequestMaker, prompts_count
 from baton.serve.http.resume import Continuation, StreamSaver, is_resumable, owner_of
 from baton.serve.http.service_class import choose_class
@@ -51,6 +51,8 @@ class Generate:
         if is_carried:
             path, owner = self._kind.PATH, owner_of(context.identity)
             stream = await self._services.parsing.run(lambda: carried_stream(received.raw, path, owner), received)
+            if len(stream.body) > limit.bytes_max:
+                raise too_large(len(stream.body), limit)
             continued = Continuation("", stream, streams)
         else:
             continued = await streams.continuation(context.headers, context.identity, self._kind.PATH)
