@@ -268,7 +268,7 @@ class EmbeddingRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     encoding_format: Literal["float", "base64"] | None = None
     """base64: float32 values, little-endian."""
     dimensions: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
-    """Must be the model's own length of a vector, because vectors cannot be shortened."""
+    """Length of the vectors, at most the model's own: their first values, scaled to length 1."""
     user: str | None = None
     cache_salt: str | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
