@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from msgspec import structs
+from msgspec import Struct, structs
 
 from baton.core.errors import ConfigError, RequestError
 from baton.core.http_config import BatchesConfig
@@ -250,6 +252,23 @@ def test_files_are_bounded_and_belong_to_their_owner(tmp_path: Path) -> None:
         Folder(str(tmp_path))
     folder.close()
     Folder(str(tmp_path)).close()
+
+
+class FullFolder(Folder):
+    """On a disk that has no room for another record."""
+
+    def write(self, record_id: str, record: Struct) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_an_upload_to_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Its content would count towards the limits, and no client could delete it."""
+    folder = FullFolder(str(tmp_path))
+    with pytest.raises(RequestError, match="No space left on device") as refused:
+        FileStore(folder, BatchesConfig()).add("me", "a", b"x", FOR_BATCHES)
+    assert (refused.value.status, refused.value.code) == (507, "files_full")
+    folder.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
 def test_an_expired_file_is_gone_unless_an_open_batch_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

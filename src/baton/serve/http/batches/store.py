@@ -134,7 +134,7 @@ class FileStore:
         self._config = config
 
     def add(self, owner: str, name: str, content: bytes, form: UploadForm) -> FileObject:
-        """Keep a file. Raises RequestError (507) if the folder is full."""
+        """Keep a file. Raises RequestError (507) if the folder or its disk is full."""
         config = self._config
         with self._folder.lock:
             self._folder.make()
@@ -149,9 +149,14 @@ class FileStore:
             self._check_room("this client", mine, len(content), config.files_max // share, config.bytes_max // share)
             self._check_room("this server", held, len(content), config.files_max, config.bytes_max)
             file_id = new_id("file")
-            with open_private(self._data(file_id), "wb") as data:
-                data.write(content)
-            return self._record(owner, file_id, name[:256], form.purpose, form.expires_after)
+            try:
+                with open_private(self._data(file_id), "wb") as data:
+                    data.write(content)
+                return self._record(owner, file_id, name[:256], form.purpose, form.expires_after)
+            except OSError as error:
+                self._remove(file_id)
+                message = f"the server cannot write to batches.folder: {error.strerror}; ask its operator"
+                raise RequestError(message, status=507, code="files_full") from error
 
     def _check_room(self, keeper: str, held: Sequence[int], more_bytes: int, files_max: int, bytes_max: int) -> None:
         """Raise RequestError (507) if no further file may be kept. `held`: sizes of the kept files."""
