@@ -271,6 +271,25 @@ def test_an_upload_to_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
+class WatchedFolder(Folder):
+    """Notes whether the folder is locked whenever its batches are listed."""
+
+    locked: tuple[bool, ...] = ()
+
+    def all(self, prefix: str, kind: type[Any]) -> Iterator[Any]:
+        self.locked += (self.lock.locked(),) if prefix == "batch" else ()
+        return super().all(prefix, kind)
+
+
+def test_no_file_is_deleted_while_an_upload_counts_the_files(tmp_path: Path) -> None:
+    """The upload would fail, because a file is gone before its size is read."""
+    folder = WatchedFolder(str(tmp_path))
+    files = FileStore(folder, BatchesConfig())
+    files.delete("me", files.add("me", "a", b"x", FOR_BATCHES).id)
+    assert folder.locked == (True,)
+    folder.close()
+
+
 def test_an_expired_file_is_gone_unless_an_open_batch_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Folder(str(tmp_path))
     files, batches = FileStore(folder, BatchesConfig(files_max=2)), BatchStore(folder, 9)

@@ -203,10 +203,12 @@ class FileStore:
 
     def delete(self, owner: str, file_id: str) -> None:
         """Delete a file. Raises RequestError (404, or 409 while a batch uses it)."""
-        self.get(owner, file_id)
-        if self._is_used(file_id):
-            raise RequestError("a running batch uses this file; cancel the batch first", status=409, code="file_in_use")
-        self._remove(file_id)
+        with self._folder.lock:
+            self.get(owner, file_id)
+            if self._is_used(file_id):
+                message = "a running batch uses this file; cancel the batch first"
+                raise RequestError(message, status=409, code="file_in_use")
+            self._remove(file_id)
 
     def _is_used(self, file_id: str) -> bool:
         batches = [stored.batch for stored in self._folder.all("batch", StoredBatch)]
