@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import threading
 import tracemalloc
 from pathlib import Path
@@ -31,16 +33,16 @@ class BlockedEndpoint:
 
 
 class WatchedStore(BatchStore):
-    """Tells how many batches have begun to run, and how many are completed."""
+    """Tells how many batches have begun to run, and how many have ended."""
 
     def __init__(self, folder: Folder, batches_max: int) -> None:
         super().__init__(folder, batches_max)
-        self.begun, self.completed = threading.Semaphore(0), threading.Semaphore(0)
+        self.begun, self.ended = threading.Semaphore(0), threading.Semaphore(0)
 
     def save(self, stored: StoredBatch) -> None:
         super().save(stored)
-        if stored.batch.status in ("in_progress", "completed"):
-            (self.begun if stored.batch.status == "in_progress" else self.completed).release()
+        if stored.batch.status in ("in_progress", "completed", "failed"):
+            (self.begun if stored.batch.status == "in_progress" else self.ended).release()
 
 
 class BusyEndpoint:
@@ -73,7 +75,7 @@ def test_a_batch_that_is_rejected_for_now_does_not_hold_up_others(tmp_path: Path
             batches.add(each)
             runner.start(each)
 
-        assert await asyncio.to_thread(batches.completed.acquire, timeout=60), "the second batch does not end"
+        assert await asyncio.to_thread(batches.ended.acquire, timeout=60), "the second batch does not end"
         found = {each.batch.id: each.batch.status for each in batches.list()}
         await runner.close()
         return [found[each.batch.id] for each in made]
@@ -117,4 +119,32 @@ def test_waiting_batches_hold_no_memory_and_no_file(tmp_path: Path) -> None:
     further, held_bytes = asyncio.run(run_all())
     assert further < count
     assert held_bytes < 2 * len(content), f"{held_bytes >> 10} KiB for {count} x {len(content) >> 10} KiB"
+    folder.close()
+
+
+class BrokenEndpoint:
+    """Fails on every request, as one on a full disk."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_batch_on_which_the_server_failed_says_why(tmp_path: Path) -> None:
+    folder, config = Folder(str(tmp_path)), BatchesConfig()
+    files, batches = FileStore(folder, config), WatchedStore(folder, 9)
+    file = files.add("me", "input", as_file([question(1)]), FOR_BATCHES)
+    made = stored(1, "validating")
+    made = structs.replace(made, batch=structs.replace(made.batch, input_file_id=file.id))
+
+    async def run() -> StoredBatch:
+        runner = BatchRunner(config, files, batches, {CHAT: BrokenEndpoint()}, Budgets(LimitsConfig()), 1 << 20)
+        batches.add(made)
+        runner.start(made)
+        assert await asyncio.to_thread(batches.ended.acquire, timeout=60), "the batch does not end"
+        return batches.get("me", made.batch.id)
+
+    ended = asyncio.run(run()).batch
+    assert ended.status == "failed"
+    assert ended.errors is not None
+    assert "No space left on device" in ended.errors.data[0].message
     folder.close()

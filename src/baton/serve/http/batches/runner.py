@@ -160,13 +160,16 @@ class BatchRunner:
         began_at = batch.in_progress_at or unix_s()
         await self._save(run, replace(run.stored.batch, status=status, request_counts=counts, in_progress_at=began_at))
         offset, size_bytes, own = 0, path.stat().st_size, asyncio.Semaphore(self._config.requests_max)
-        async with asyncio.TaskGroup() as group:
-            while offset < size_bytes and not run.is_cancelled:
-                async with _Place(own, self._places) as place:
-                    start = offset
-                    raw, offset = await asyncio.to_thread(line_at, path, start)
-                    if raw and json.decode(raw, type=BatchLine).custom_id not in done:
-                        place.keep_until_done(group.create_task(self._run_line(run, path, start, results, place)))
+        try:
+            async with asyncio.TaskGroup() as group:
+                while offset < size_bytes and not run.is_cancelled:
+                    async with _Place(own, self._places) as place:
+                        start = offset
+                        raw, offset = await asyncio.to_thread(line_at, path, start)
+                        if raw and json.decode(raw, type=BatchLine).custom_id not in done:
+                            place.keep_until_done(group.create_task(self._run_line(run, path, start, results, place)))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
         await self._finish(run)
 
     def _line_check(self, batch: Batch) -> LineCheck:
