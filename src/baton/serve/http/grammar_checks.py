@@ -112,8 +112,8 @@ class GrammarChecker:
             try:
                 answer = await asyncio.get_running_loop().run_in_executor(self._threads, self._pool.call, job)
                 problem = msgspec.msgpack.decode(answer, type=GrammarProblem | None)
-            except SandboxError as error:
-                if not error.is_lasting:
+            except (SandboxError, RuntimeError) as error:  # RuntimeError: the system starts no further thread
+                if isinstance(error, RuntimeError) or not error.is_lasting:
                     del self._running[name]
                     found.set_exception(_unchecked(error))
                     continue
@@ -125,6 +125,6 @@ class GrammarChecker:
             found.set_result(problem)
 
 
-def _unchecked(error: SandboxError) -> ClusterError:
+def _unchecked(error: SandboxError | RuntimeError) -> ClusterError:
     message = f"the grammar could not be checked: {error}"
     return ClusterError(message, status=503, code="grammar_check_failed", retry_after_s=RETRY_AFTER_S)

@@ -106,3 +106,23 @@ def test_a_model_that_is_unloaded_before_its_warm_up_is_no_bug() -> None:
         await warming
 
     _with_checker(run)
+
+
+def test_a_system_that_starts_no_thread_fails_the_checks_instead_of_leaving_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every later request with the same grammar would wait for its check, too."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def run(checker: GrammarChecker) -> None:
+        with monkeypatch.context() as full:
+            full.setattr(checker._threads, "submit", refuse)
+            checks = [asyncio.wait_for(checker.check(_regex(text), text), 20) for text in "ab"]
+            refused = await asyncio.gather(*checks, return_exceptions=True)
+        assert [type(error) for error in refused] == [ClusterError] * 2
+        assert all("could not be checked: can't start new thread" in str(error) for error in refused)
+        await checker.check(_regex("a"), "")
+
+    _with_checker(run)
