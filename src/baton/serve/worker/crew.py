@@ -47,11 +47,6 @@ class RankCrew:
         for rank in self._ranks:
             threading.Thread(target=self._watch, args=(rank,), name=f"rank-{rank.number}", daemon=True).start()
 
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of all ranks but the first."""
-        return [rank.process.pid for rank in self._ranks]
-
     def begin(self, port: int) -> None:
         for rank in self._ranks:
             setup = RankSetup(setup=self._setup, rank=rank.number, port=port)
