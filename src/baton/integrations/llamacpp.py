@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Any, Literal
+from typing import Any
 from zlib import crc32
 
 from msgspec import Struct
@@ -46,7 +46,6 @@ class Event(Struct, frozen=True):
 
     tokens: list[int] = []
     stop: bool = False
-    stop_type: Literal["none", "eos", "limit", "word"] = "none"
     error: ErrorInfo | None = None
 
 
