@@ -11,7 +11,8 @@ import pytest
 
 from baton.serve.http.choice import ChoiceDelta
 from baton.serve.http.identity import Keyring, KeySources
-from baton.serve.http.tools.parser import CallPart
+from baton.serve.http.tools.formats import HERMES
+from baton.serve.http.tools.parser import CallPart, ToolParser
 from baton.serve.http.wire.encoders import ResponseHead, WholeChoice
 from baton.serve.http.wire.messages import MessagesRequest, chat_request
 from baton.serve.http.wire.messages_encoder import MessagesEncoder
@@ -191,6 +192,18 @@ def test_calls_are_blocks_of_their_own() -> None:
     assert "".join(written) == '{"x":1}['
     assert found[-2][1]["usage"]["input_tokens"] == 5
     assert found[-2][1]["delta"]["stop_reason"] == "tool_use"
+
+
+def test_text_behind_a_call_does_not_open_the_call_again() -> None:
+    """The end of a call and the text after it come in one delta if a client reads slowly, or with drafts."""
+    encoder, parser = MessagesEncoder(head()), ToolParser(HERMES, name="seed")
+    texts = ('<tool_call>{"name": "look_up", "arguments": {"x": ', "1}}</tool_call>Done.")
+    parsed = [parser.push(text) for text in texts]
+    sent = [encoder.delta(0, ChoiceDelta(each.text, calls=each.parts), first=False) for each in parsed]
+    shown = [data.get("content_block") or data.get("delta") for _, data in events(b"".join(sent).decode())]
+    call, *arguments, closed, begun, text = shown
+    assert (call["name"], "".join(each["partial_json"] for each in arguments)) == ("look_up", '{"x": 1}')
+    assert (closed, begun["type"], text["text"]) == (None, "text", "Done.")
 
 
 def test_a_whole_answer_has_the_arguments_as_objects() -> None:

@@ -139,6 +139,16 @@ def encoder(stored: StoredResponses) -> ResponsesEncoder:
     return ResponsesEncoder(head, ResponsesRequest(input="Look."), conversation)
 
 
+def test_text_behind_a_call_does_not_open_the_call_again() -> None:
+    streaming = encoder(StoredResponses())
+    streaming.delta(0, ChoiceDelta("", calls=CALLS[:2]), first=True)
+    streaming.delta(0, ChoiceDelta("Done.", calls=CALLS[2:]), first=False)
+    streaming.last(0, "tool_calls", Timings())
+    ended = json.loads(streaming.usage(USAGE, Timings()).decode().split("data: ")[1])
+    call, message = ended["response"]["output"]
+    assert (call["name"], call["arguments"], message["content"][0]["text"]) == ("look_up", '{"x":1}', "Done.")
+
+
 def test_text_and_calls_are_items_and_are_stored() -> None:
     stored = StoredResponses()
     streaming = encoder(stored)

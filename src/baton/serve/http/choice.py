@@ -44,6 +44,11 @@ class ChoiceDelta:
     usage: Usage | None = None
     """Usage of the request so far. None: the client does not want it in every chunk."""
 
+    @property
+    def continued_calls(self) -> tuple[CallPart, ...]:
+        """Return the part that goes on with a call of an earlier delta, if any. It precedes the text."""
+        return tuple(part for part in self.calls[:1] if part.id is None)
+
     def __bool__(self) -> bool:
         return bool(self.text or self.entries or self.calls or self.reasoning or self.token_ids)
 

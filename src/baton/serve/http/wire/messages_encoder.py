@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import json
 
 from baton.serve.http.choice import ChoiceDelta
+from baton.serve.http.tools.parser import CallPart
 from baton.serve.http.wire.encoders import ResponseHead, WholeChoice, tool_calls
 from baton.serve.http.wire.errors import anthropic_error
 from baton.serve.http.wire.responses import ChatFinish, Usage
@@ -29,16 +30,14 @@ class MessagesEncoder:
 
     def delta(self, index: int, delta: ChoiceDelta, *, first: bool) -> bytes:
         events = [self._start()] if first else []
+        for part in delta.continued_calls:
+            events += self._call(part)
         if delta.text:
             if self._open != "text":
                 events += self._next_block("text", {"type": "text", "text": ""})
             events.append(self._block_delta({"type": "text_delta", "text": delta.text}))
-        for part in delta.calls:
-            if self._open != part.index:
-                block = {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
-                events += self._next_block(part.index, block)
-            if part.arguments:
-                events.append(self._block_delta({"type": "input_json_delta", "partial_json": part.arguments}))
+        for part in delta.calls[len(delta.continued_calls) :]:
+            events += self._call(part)
         return b"".join(events)
 
     def last(
@@ -82,6 +81,14 @@ class MessagesEncoder:
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
         head = self._head
         return {"id": head.id, "type": "message", "role": "assistant", "model": head.model, "content": content}
+
+    def _call(self, part: CallPart) -> list[bytes]:
+        events: list[bytes] = []
+        if self._open != part.index:
+            events = self._next_block(part.index, {"type": "tool_use", "id": part.id, "name": part.name, "input": {}})
+        if part.arguments:
+            events.append(self._block_delta({"type": "input_json_delta", "partial_json": part.arguments}))
+        return events
 
     def _next_block(self, block: int | str, content: dict[str, Any]) -> list[bytes]:
         events = self._close()

@@ -44,11 +44,13 @@ class ResponsesEncoder:
         events: list[bytes] = []
         if first:
             events = [self._event(f"response.{name}", {"response": self._response()}) for name in _BEGUN]
+        for part in delta.continued_calls:
+            events += self._call(part)
         if delta.reasoning:
             events += self._grow("reasoning", delta.reasoning)
         if delta.text:
             events += self._grow("text", delta.text)
-        for part in delta.calls:
+        for part in delta.calls[len(delta.continued_calls) :]:
             events += self._call(part)
         return b"".join(events)
 
