@@ -9,6 +9,7 @@ import threading
 import tracemalloc
 from pathlib import Path
 
+import pytest
 from msgspec import structs
 from starlette.types import Receive, Scope, Send
 
@@ -147,4 +148,26 @@ def test_a_batch_on_which_the_server_failed_says_why(tmp_path: Path) -> None:
     assert ended.status == "failed"
     assert ended.errors is not None
     assert "No space left on device" in ended.errors.data[0].message
+    folder.close()
+
+
+def test_a_batch_whose_file_was_deleted_is_no_failure_of_the_server(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its client deleted the file while it made the batch."""
+    folder, config = Folder(str(tmp_path)), BatchesConfig()
+    files, batches, made = FileStore(folder, config), WatchedStore(folder, 9), stored(1, "validating")
+
+    async def run() -> StoredBatch:
+        runner = BatchRunner(config, files, batches, {}, Budgets(LimitsConfig()), 1 << 20)
+        batches.add(made)
+        runner.start(made)
+        assert await asyncio.to_thread(batches.ended.acquire, timeout=60), "the batch does not end"
+        return batches.get("me", made.batch.id)
+
+    ended = asyncio.run(run()).batch
+    assert ended.errors is not None
+    [problem] = ended.errors.data
+    assert (ended.status, problem.code, problem.message) == ("failed", "file_not_found", "there is no file 'file-x'")
+    assert caplog.records == []
     folder.close()

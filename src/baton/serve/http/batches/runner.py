@@ -147,7 +147,11 @@ class BatchRunner:
         if batch.status == "finalizing":  # an earlier server ended between its last request and its end
             await self._finish(run)
             return
-        path = self._files.content(run.stored.owner, batch.input_file_id)
+        try:
+            path = self._files.content(run.stored.owner, batch.input_file_id)
+        except RequestError as error:  # the client deleted it while it made the batch
+            await self._fail(run, (Problem(code=error.code or "", message=str(error)),))
+            return
         async with self._checking:
             total, problems = await asyncio.to_thread(self._line_check(batch).check, path)
         if problems:
