@@ -2,7 +2,8 @@
 
 The two halves were fixed before options were chosen. Options are chosen by cells of the half `tuned` only. Cells of the
 half `held-out` have other fleets, and the second half in time of their traces. A seed selects another part of a half,
-or other random lengths and times.
+or other random lengths and times. The requests of a row arrive for at least six times a mean answer
+(`policy_matrix.py --find`), because fewer would measure how an empty fleet fills.
 """
 
 from __future__ import annotations
@@ -86,9 +87,20 @@ def planned(
 
 
 def of_file(file: str, half: Half, requests_max: int, seed: int) -> Trace:
-    """Return requests of half of a trace's time, from its start or from a sixth of the trace later for each seed."""
+    """Return requests of half of a trace's time, from its start or from a sixth of the trace later for each seed.
+
+    Where too few requests are left, those before the start follow.
+    """
     start, end = (0.0, 0.5) if half == "tuned" else (0.5, 1.0)
-    return part(file, 1.0, 3.0 if file == MOON_FILE else 0.0, (start + seed % 3 / 6, end), requests_max)
+    spread_s, middle = 3.0 if file == MOON_FILE else 0.0, start + seed % 3 / 6
+    trace = part(file, 1.0, spread_s, (middle, end), requests_max)
+    missing = requests_max - len(trace.requests)
+    if not missing or middle == start:
+        return trace
+    moved_s = trace.requests[-1].at_s
+    before = part(file, 1.0, spread_s, (start, middle), missing).requests
+    after = tuple(replace(request, at_s=request.at_s + moved_s) for request in before)
+    return replace(trace, requests=trace.requests + after)
 
 
 def of_sessions(file: str, half: Half, requests_max: int, seed: int) -> Trace:
@@ -163,38 +175,41 @@ def row(
 
 HALVES: dict[Half, tuple[Row, ...]] = {
     "tuned": (
-        row("own-2p2d conv", example(OWN), CONV, (1.0, 0.03), 82),
-        row("own-2p2d code, tight TPOT", example(OWN), CODE, (1.5, 0.012), 2.5),
-        row("own-2p2d synthetic", example(OWN), TOOL, (5.0, 0.05), 4, 100),
-        row("own-4-mixed conv", example(OWN, Topology(mixed=4)), CONV, (1.0, 0.03), 84),
-        row("own-4-mixed articles", example(OWN, Topology(mixed=4)), ARTICLES, (1.5, 0.03), 25.8),
+        row("own-2p2d conv", example(OWN), CONV, (1.0, 0.03), 38.4, 700),
+        row("own-2p2d code, tight TPOT", example(OWN), CODE, (1.5, 0.012), 2.34),
+        row("own-2p2d synthetic", example(OWN), TOOL, (5.0, 0.05), 4),
+        row("own-4-mixed conv", example(OWN, Topology(mixed=4)), CONV, (1.0, 0.03), 37.4, 700),
+        row("own-4-mixed articles", example(OWN, Topology(mixed=4)), ARTICLES, (1.5, 0.03), 22.4, 800),
         row("opt13b-1p1d made", example("distserve-13b-4xa100-optimum.yaml"), partial(made, 755, 200, 0.6), (0.2, 0.1),
-            5.56),
-        row("opt13b-2p1d made", example("distserve-13b-2p1d.yaml"), partial(made, 512, 64, 0.0), (0.4, 0.04), 14.8),
-        row("70b-3p1d made", example("llama70b-3p1d-a100-tp8.yaml"), partial(made, 3000, 300, 0.0), (0.5, 0.03), 4.31),
+            5.51, 300),
+        row("opt13b-2p1d made", example("distserve-13b-2p1d.yaml"), partial(made, 512, 64, 0.0), (0.4, 0.04), 14.3,
+            300),
+        row("70b-3p1d made", example("llama70b-3p1d-a100-tp8.yaml"), partial(made, 3000, 300, 0.0), (0.5, 0.03), 3.64),
         row("70b-2-mixed made", example("dynamo-llama70b-8xh100-mixed.yaml"), partial(made, 3000, 150, 0.6),
-            (3.0, 0.04), 7.12),
-        row("8b-1p3d-l40s conv", planned({"prefill": 1, "decode": 3}, L40S), CONV, (2.0, 0.06), 9.4),
+            (3.0, 0.04), 6.9),
+        row("8b-1p3d-l40s conv", planned({"prefill": 1, "decode": 3}, L40S), CONV, (2.0, 0.06), 11.8, 600),
         row("70b-2p2d-h200 articles", planned({"prefill": 2, "decode": 2}, H200_70B, requests_max=64), ARTICLES,
-            (1.0, 0.03), 17.1),
+            (1.0, 0.03), 15.5, 600),
         row("v3-2p2d-h200 conversation", planned({"prefill": 2, "decode": 2}, V3, step_tokens_max=8192), MOON,
-            (5.0, 0.05), 5.38, 100),
+            (5.0, 0.05), 2.69),
         row("8b-3p1d-h100 agents", planned({"prefill": 3, "decode": 1}, H100, step_tokens_max=8192), AGENTS,
-            (2.0, 0.03), 0.438, 100),
-        row("7b-16-mixed-a10 conv", example("llumnix-16xa10.yaml"), CONV, (1.0, 0.08), 32.5, 400),
+            (2.0, 0.03), 0.643),
+        row("7b-16-mixed-a10 conv", example("llumnix-16xa10.yaml"), CONV, (1.0, 0.08), 9.43, 1000),
     ),
     "held-out": (
-        row("own-1p3d conv, tight TTFT", example(OWN, Topology(prefill=1, decode=3)), CONV, (0.25, 0.03), 9.8),
-        row("own-3p1d articles", example(OWN, Topology(prefill=3, decode=1)), ARTICLES, (1.0, 0.02), 31.3),
-        row("own-4-mixed code", example(OWN, Topology(mixed=4)), CODE, (1.0, 0.02), 11.1),
+        row("own-1p3d conv, tight TTFT", example(OWN, Topology(prefill=1, decode=3)), CONV, (0.25, 0.03), 35.2, 700),
+        row("own-3p1d articles", example(OWN, Topology(prefill=3, decode=1)), ARTICLES, (1.0, 0.02), 18, 1000),
+        row("own-4-mixed code", example(OWN, Topology(mixed=4)), CODE, (1.0, 0.02), 7.63),
         row("70b-2p1d made", example("dynamo-llama70b-8xh100-disagg.yaml"), partial(made, 3000, 150, 0.6), (3.0, 0.03),
-            10.2),
-        row("8b-4p4d-h800 conv, tight TTFT", example("arrow-llama8b-8xh800.yaml"), CONV, (0.3, 0.03), 144),
-        row("8b-4p4d-h800 rtp-llm", example("arrow-llama8b-8xh800.yaml"), RTP, (5.0, 0.03), 18, 400),
+            8.34, 300),
+        row("8b-4p4d-h800 conv, tight TTFT", example("arrow-llama8b-8xh800.yaml"), CONV, (0.3, 0.03), 126,
+            1400),
+        row("8b-4p4d-h800 rtp-llm", example("arrow-llama8b-8xh800.yaml"), RTP, (5.0, 0.03), 13.7, 1400),
         row("34b-1-mixed conv", example("sarathi-yi34b-2xa100.yaml"), CONV, (3.0, 0.1), 2.9),
-        row("opt13b-2p1d conv", example("distserve-13b-2p1d.yaml"), CONV, (0.8, 0.08), 8),
-        row("8b-2p2d-l40s arena", planned({"prefill": 2, "decode": 2}, L40S, requests_max=64), ARENA, (0.5, 0.04), 335),
-        row("8b-4-mixed-h100 code", planned({"mixed": 4}, H100, requests_max=256), CODE, (1.0, 0.02), 21.1),
+        row("opt13b-2p1d conv", example("distserve-13b-2p1d.yaml"), CONV, (0.8, 0.08), 5.69, 400),
+        row("8b-2p2d-l40s arena", planned({"prefill": 2, "decode": 2}, L40S, requests_max=64), ARENA, (0.5, 0.04), 29.2,
+            597),
+        row("8b-4-mixed-h100 code", planned({"mixed": 4}, H100, requests_max=256), CODE, (1.0, 0.02), 12.5),
         row("8b-4-mixed-h100 conv, tight TPOT", planned({"mixed": 4}, H100, requests_max=256), CONV, (2.0, 0.012),
             26.4),
         row("8b-2p2d-a100 reasoning", planned({"prefill": 2, "decode": 2}, A100), reasoning, (2.0, 0.04), 17, 400),

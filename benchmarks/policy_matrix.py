@@ -7,7 +7,7 @@ Plays every cell of `_policy_cells.py` in the simulator: 0.6, 0.9 and 1.2 of eac
 benchmarks/results/policy-matrix.json at once, and plays only what is not stored yet, so that a run can be continued;
 --again replaces stored results, and --seconds starts nothing after that time. --as stores the figures of one policy
 under another name, to compare versions. --quick plays a third of the requests and stores nothing. --find finds the
-capacity of a row with published policies. --table prints the result file.
+capacity of a row with published policies, and how many requests it needs. --table prints the result file.
 
 --policy baton-tuned plays the policies that `baton tune` chooses for each row, by data that the row's cells do not use:
 the other half, with other seeds. Runs that play different rows or policies may run at the same time.
@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from fcntl import LOCK_EX, flock
 from itertools import product
+from math import ceil
 from pathlib import Path
 from statistics import fmean
 from time import perf_counter
@@ -37,6 +38,7 @@ from baton.core.config import PolicyChoice, PolicyConfig
 from baton.decide.policy.policy_sets import resolve
 from baton.lab.plan.tune import DRAWS, attainment_ratio, tune
 from baton.lab.plan.tune import LOADS as TUNED_LOADS
+from baton.lab.sim.replay_trace import replay_trace
 
 NAME, OURS, TUNED = "policy-matrix", "baton", "baton-tuned"
 SEEDS, TUNING_SIMULATIONS_MAX = 3, 150
@@ -47,6 +49,7 @@ PUBLISHED = (
 )  # fmt: skip
 """In the order in which they are played, so that a run that is stopped has the same ones for every row."""
 FINDING = ("distserve", "sarathi")
+REQUESTS_MIN, REQUESTS_MAX, ANSWERS_MIN = 200, 2000, 6
 IDLE_RPS, ENOUGH_RATIO, BISECTIONS, DOUBLED_MAX = 0.02, 0.9, 5, 64
 Ratios = Mapping[str, Sequence[float]]
 """SLO attainment at each load, by policy."""
@@ -88,10 +91,29 @@ def find_capacity(row: Row, half: Half) -> float:
         low, high = high, 2 * high
         if high > DOUBLED_MAX * row.capacity_rps:
             raise ValueError(f"{row.name}: {row.requests} requests do not fill the fleet; give the row more")
+    while not low:
+        low, high = (high / 2, high) if best(high / 2) >= enough else (low, high / 2)
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         low, high = (middle, high) if best(middle) >= enough else (low, middle)
     return low
+
+
+def sized(row: Row, half: Half) -> Row:
+    """Return the row with its capacity, and so many requests that they arrive for several times a mean answer.
+
+    Fewer would measure how a fleet fills. A row has as many as its trace has, or `REQUESTS_MAX`, if these are too few.
+    """
+    row = replace(row, requests=REQUESTS_MIN)
+    while True:
+        row = replace(row, capacity_rps=find_capacity(row, half))
+        records = replay_trace(row.spec(), row.trace(half, row.capacity_rps), policy=FINDING[1], seed=0, slo=row.slo)
+        answer_s = fmean(record.tpot_s * record.output_tokens for record in records if record.tpot_s is not None)
+        most = min(REQUESTS_MAX, len(row.load(half, REQUESTS_MAX, 0).requests))
+        needed = min(most, 100 * ceil(ANSWERS_MIN * answer_s * row.capacity_rps / 100))
+        if needed <= row.requests:
+            return replace(row, requests=max(REQUESTS_MIN, needed))
+        row = replace(row, requests=needed)
 
 
 def best_published(found: Ratios) -> list[tuple[float, str]]:
@@ -156,7 +178,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start nothing after this time")
     parser.add_argument("--again", action="store_true", help="play what is stored, too")
     parser.add_argument("--quick", action="store_true", help="play one seed and a third of the requests; store nothing")
-    parser.add_argument("--find", action="store_true", help="find capacities instead")
+    parser.add_argument("--find", action="store_true", help="find capacities and numbers of requests instead")
     parser.add_argument("--table", action="store_true", help="print the result file as a table, and play nothing")
     args = parser.parse_args()
     path = RESULTS / f"{NAME}.json"
@@ -168,7 +190,8 @@ def main() -> None:
     policies: list[str] = args.policy or [OURS, *PUBLISHED]
     if args.find:
         for half, row in chosen:
-            print(f"{row.name}: {find_capacity(replace(row, requests=row.requests // 2), half):.3g}", flush=True)
+            found = sized(row, half)
+            print(f"{row.name}: {found.capacity_rps:.3g}, {found.requests} requests", flush=True)
         return
     began_s, seeds = perf_counter(), range(1 if args.quick else args.seeds)
     for seed, policy, (half, row) in product(seeds, policies, [] if args.table else chosen):
