@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from operator import attrgetter
 
 from msgspec import Struct
 
 from baton.core.types import ClusterView, HostId, Slo, WorkerId, WorkerView
+from baton.decide.policy.answer_forecast import TpotForecast
 from baton.decide.policy.predictions import PromptWork
 from baton.decide.policy.weighing import Weighed
 
@@ -72,12 +73,38 @@ def prompt_order(plan: PromptPlan) -> tuple[bool, float, float, bool, WorkerId]:
     return (plan.misses_slo, plan.pressure, plan.ttft_s, worker.role == "decode", worker.id)
 
 
+def best_prompt_plan(
+    plans: Sequence[PromptPlan], slo: Slo | None, answer_on: Callable[[WorkerView], TpotForecast]
+) -> PromptPlan:
+    """Return the best plan. A decode worker computes a prompt only if prompts are under more pressure than answers.
+
+    Else prompts would settle on a decode worker that happens to be idle, and its answers on the other ones. `answer_on`
+    predicts the answer on a worker.
+    """
+    best = min(plans, key=prompt_order)
+    if slo is None or best.worker.role != "decode":
+        return best
+    own = min((plan for plan in plans if plan.worker.role != "decode"), key=prompt_order, default=best)
+    if own.misses_slo:
+        return best
+    tpot_s = min(answer_on(plan.worker).load_s for plan in plans if plan.worker.role == "decode")
+    return best if own.pressure > tpot_s / slo.tpot_s else own
+
+
 def is_sent_ahead(candidates: Sequence[WorkerView], cluster: ClusterView) -> bool:
     """Return whether the KV was streamed ahead to one host: then only workers of that host are candidates."""
     if not cluster.is_sent_ahead or candidates[0].host != candidates[-1].host:
         return False
     roles = list(map(_ROLE, cluster.workers))
     return len(candidates) < roles.count("decode") + roles.count("mixed")
+
+
+def weigh_by_phase(plans: Sequence[PromptPlan], chosen: WorkerId) -> list[Weighed]:
+    """Return the plans of a request with an SLO, of which `best_prompt_plan` chose one."""
+    if min(plans, key=prompt_order).worker.id == chosen:
+        return [plan.weighed(0.0, "") for plan in plans]
+    rules = {True: (1.0, "decodes, and answers are under more pressure than prompts"), False: (0.0, "computes prompts")}
+    return [plan.weighed(*rules[plan.worker.role == "decode"]) for plan in plans]
 
 
 def weigh_by_role(plans: Sequence[PromptPlan], offered: Set[WorkerId], pinned: WorkerId | None) -> list[Weighed]:

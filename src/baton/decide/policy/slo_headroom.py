@@ -26,8 +26,10 @@ from baton.decide.policy.headroom_plans import (
     AnswerKey,
     AnswerPlan,
     PromptPlan,
+    best_prompt_plan,
     is_sent_ahead,
     prompt_order,
+    weigh_by_phase,
     weigh_by_role,
 )
 from baton.decide.policy.predictions import (
@@ -164,7 +166,7 @@ class SloHeadroom:
         arenas = arena_rooms(request, cluster, cost, self._forecast.answers)
         plans = [self._on(worker, request, cluster, cost, arenas) for worker in cluster.workers]
         if request.slo is not None:
-            return [plan.weighed(0.0, "") for plan in plans]
+            return weigh_by_phase(plans, self._plan(request, cluster.workers, cluster, cost).worker.id)
         best = min((plan for plan in plans if plan.worker.id in offered), key=prompt_order)
         pinned = self._pinned(best, request, cluster, cost) if self.pins_turns else best
         return weigh_by_role(plans, offered, None if pinned is best else pinned.worker.id)
@@ -267,11 +269,11 @@ class SloHeadroom:
     ) -> PromptPlan:
         """Return the best plan: plans that meet all SLOs first, then the lowest pressure, then the matching role.
 
-        The mixing factor changes the order only among plans that meet all SLOs, or among plans that miss one.
+        A decode worker must be needed, too (`best_prompt_plan`).
         """
         arenas = arena_rooms(request, cluster, cost, self._forecast.answers)
         plans = [self._on(worker, request, cluster, cost, arenas) for worker in self._computing.among(workers, {})]
-        return min(plans, key=prompt_order)
+        return best_prompt_plan(plans, request.slo, lambda each: self._forecast.predict(each, request, cluster, cost))
 
     def _best_tpot_s(
         self, request: Request, slo: Slo, cluster: ClusterView, cost: CostModel, since: tuple[ClusterView, float]

@@ -80,6 +80,17 @@ def test_a_prompt_avoids_workers_with_decodes_whatever_their_role() -> None:
     assert weighless.worker == "d"
 
 
+def test_a_decode_worker_is_left_to_answers_that_are_under_more_pressure_than_prompts() -> None:
+    """TTFT: 1.21 s of 4 s on the prefill worker, 1.01 s on the decode worker. An answer there: 11 ms of 30, or of 50."""
+    behind, decode = worker("p", queued_tokens=200), worker("d", "decode")
+    view = cluster(behind, decode)
+    for tpot_s, chosen in ((0.03, "p"), (0.05, "d")):
+        asked = request(slo=Slo(ttft_s=4.0, tpot_s=tpot_s))
+        assert SloHeadroom().route(asked, [behind], view, COST).worker == chosen
+        weighed = SloHeadroom().weigh_prompt(asked, [behind], view, COST)
+        assert min(weighed, key=lambda each: each.key).worker == chosen
+
+
 def test_a_plan_that_meets_every_slo_precedes_one_with_less_pressure() -> None:
     """Prefill: 1.97 s of 2, past the slack. Decode keeps all, though 2 * (1 + 0.2) * 0.69 = 1.66 weighs more."""
     behind = worker("p", queued_tokens=950, kv_tokens_max=100_000)
