@@ -217,6 +217,8 @@ class WorkerView(Struct, frozen=True, kw_only=True, gc=False):
     """Prompt tokens that the worker has accepted and not computed."""
     queued_requests: int = 0
     """Number of requests with such tokens."""
+    queued_pairs: float = 0.0
+    """Their (query, key) pairs of attention, as `StepShape.prefill_pairs`. 0: unknown."""
     context_tokens: int = 0
     """Tokens of all running requests: the context of a decode step."""
     observed_at_s: float = 0.0

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from baton.core.types import HostId, OtherLoad, RequestId, Role, WorkerId, WorkerView
+from baton.core.types import HostId, OtherLoad, RequestId, Role, WorkerId, WorkerView, prefill_pairs
 
 
 @dataclass(slots=True)
@@ -23,8 +23,8 @@ class _Load:
     """Prompt tokens of requests whose prefill is not reported as done: an upper bound of the queue."""
     queued_requests: int = 0
     """Number of requests with such tokens. On a mixed worker it includes requests that decode there."""
-    unreported: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
-    """Prompt tokens of each request that was assigned after the last report, in order of assignment."""
+    unreported: dict[RequestId, tuple[int, float]] = field(default_factory=dict[RequestId, tuple[int, float]])
+    """Prompt tokens, and their pairs, of each request that was assigned after the last report, in that order."""
     context_tokens: int = 0
 
     def known(self, newest: RequestId | None) -> None:
@@ -126,12 +126,12 @@ class Fleet:
     ) -> None:
         """Record that a request was assigned to the worker."""
         load = self._loads[worker]
-        if not load.reported.queued_tokens and not any(load.unreported.values()):
+        if not load.reported.queued_tokens and not any(tokens for tokens, _ in load.unreported.values()):
             self.step_began_s[worker] = now_s
         load.requests += 1
         load.queued_tokens += queued_tokens
         load.queued_requests += queued_tokens > 0
-        load.unreported[request_id] = queued_tokens
+        load.unreported[request_id] = (queued_tokens, prefill_pairs(queued_tokens, context_tokens - queued_tokens))
         load.context_tokens += context_tokens
         self._change(worker)
 
@@ -183,12 +183,14 @@ def processes_of(fleet: Fleet) -> list[WorkerView]:
 
 def _with_load(view: WorkerView, load: _Load) -> WorkerView:
     reported = load.reported
-    queued_tokens, queued_requests = reported.queued_tokens, reported.queued_requests
+    queued_tokens, queued_requests, pairs = reported.queued_tokens, reported.queued_requests, reported.queued_pairs
     if queued_tokens and not queued_requests:
         queued_requests = load.queued_requests  # the worker reports tokens only
-    if load.unreported:
-        queued_tokens += sum(load.unreported.values())
-        queued_requests += sum(tokens > 0 for tokens in load.unreported.values())
+    if pairs or not queued_tokens:
+        pairs += sum(more_pairs for _, more_pairs in load.unreported.values())
+    for tokens, _ in load.unreported.values():
+        queued_tokens += tokens
+        queued_requests += tokens > 0
     current = WorkerView(
         id=view.id,
         host=view.host,
@@ -197,6 +199,7 @@ def _with_load(view: WorkerView, load: _Load) -> WorkerView:
         waiting_requests=reported.waiting_requests,
         queued_tokens=queued_tokens if queued_tokens < load.queued_tokens else load.queued_tokens,
         queued_requests=queued_requests if queued_requests < load.queued_requests else load.queued_requests,
+        queued_pairs=pairs * min(1.0, max(0, load.queued_tokens) / queued_tokens) if queued_tokens else 0.0,
         context_tokens=max(load.context_tokens, reported.context_tokens),
         observed_at_s=reported.observed_at_s,
         kind=view.kind,

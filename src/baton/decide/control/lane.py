@@ -21,6 +21,7 @@ from baton.core.types import (
     RequestId,
     TokenLogprob,
     Until,
+    prefill_pairs,
 )
 from baton.decide.control.drafting import Drafter, worth_count
 from baton.decide.cost.online import StepLearner
@@ -222,19 +223,21 @@ def in_order(lane: Lane) -> tuple[tuple[float, ...], RequestId]:
     return (lane.key, lane.request.id)
 
 
-def load_of(lanes: Iterable[Lane]) -> tuple[int, int, int]:
-    """Return (queued prompt tokens, queued requests, context tokens) of some lanes.
+def load_of(lanes: Iterable[Lane]) -> tuple[int, int, int, float]:
+    """Return (queued prompt tokens, queued requests, context tokens, queued pairs) of some lanes.
 
     Queued tokens are not computed yet, a queued request has some of them, and context tokens have KV.
     """
     queued_tokens = queued_requests = context_tokens = 0
+    pairs = 0.0
     for lane in lanes:
         remaining_tokens = len(lane.tokens) - lane.computed_tokens
         if remaining_tokens > 1:
             queued_tokens += remaining_tokens
             queued_requests += 1
+            pairs += prefill_pairs(remaining_tokens, lane.computed_tokens)
         context_tokens += lane.computed_tokens  # 0 in a waiting lane
-    return queued_tokens, queued_requests, context_tokens
+    return queued_tokens, queued_requests, context_tokens, pairs
 
 
 def with_drafts(

@@ -301,6 +301,7 @@ class TurnQueue:
                     worker,
                     queued_tokens=worker.queued_tokens + more_tokens,
                     queued_requests=worker.queued_requests + more_requests,
+                    queued_pairs=0.0,
                 )
                 if worker.id in workers
                 else worker

@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from baton.core.ports import CostModel, handoff_between_s
-from baton.core.types import ClusterView, Request, StepShape, WorkerView, prompt_step
+from baton.core.types import ClusterView, Request, StepShape, WorkerView, prefill_pairs, prompt_step
 from baton.decide.cost.online import cost_of
 from baton.decide.policy.batching import FIXED_COSTS_MIN, SHARED_RATIO, SHORT_CHUNK_TOKENS, pays_longer_chunk
 from baton.decide.policy.prefix import prefix_on
@@ -54,6 +54,7 @@ def prompt_work(tokens: int, cached_tokens: int, model: CostModel) -> PromptWork
 def queued_work(worker: WorkerView, model: CostModel, ttft_s: float | None = None) -> PromptWork:
     """Predict the work of the prompts in the worker's queue, as if all of them had the mean length.
 
+    Attention is an exception: the view knows its pairs, which a long or half computed prompt has more of than the mean.
     Short prompts share steps. This takes less time than a step for each, because each step reads all weights.
     `ttft_s`: their TTFT SLO, which bounds the steps that they share. None: only the step's token limit does.
     """
@@ -61,7 +62,12 @@ def queued_work(worker: WorkerView, model: CostModel, ttft_s: float | None = Non
     tokens = max(1, worker.queued_tokens // prompts)
     together = min(prompts, worker.step_tokens_max // tokens, PROMPTS_TOGETHER_MAX)
     if together < 2:
-        return PromptWork(worker.queued_tokens, prompts * prompt_work(tokens, 0, model).alone_s, tokens // 2)
+        alone_s, context_tokens = prompts * prompt_work(tokens, 0, model).alone_s, tokens // 2
+        if worker.queued_pairs > prompts * (mean_pairs := prefill_pairs(tokens, 0)):
+            context_tokens = int(worker.queued_pairs / worker.queued_tokens)
+            alone_s += _queue_step_s(worker, worker.queued_pairs, model)
+            alone_s -= _queue_step_s(worker, prompts * mean_pairs, model)
+        return PromptWork(worker.queued_tokens, alone_s, context_tokens)
     empty_s, shared_s = model.step_s(_EMPTY), model.step_s(_shared(together, tokens))
     extra_s = 0.0  # fixed cost of the further steps, unless decodes run them anyway
     if ttft_s is not None:
@@ -71,6 +77,12 @@ def queued_work(worker: WorkerView, model: CostModel, ttft_s: float | None = Non
             shared_s = model.step_s(_shared(together, tokens))
             extra_s = 0.0 if decoding_requests(worker) else (prompts / together - prompts / full) * empty_s
     return PromptWork(worker.queued_tokens, prompts / together * (shared_s - empty_s) + extra_s, tokens // 2)
+
+
+def _queue_step_s(worker: WorkerView, pairs: float, model: CostModel) -> float:
+    """Predict one step with all queued tokens, if their attention has so many pairs."""
+    chunks = max(1, worker.queued_requests)
+    return model.step_s(StepShape(prefill_tokens=worker.queued_tokens, prefill_chunks=chunks, prefill_pairs=pairs))
 
 
 def shared_step_s(ttft_s: float, model: CostModel) -> float:

@@ -243,6 +243,7 @@ def test_a_grant_from_before_a_preemption_is_not_taken() -> None:
     assert kinds == [BlocksWanted, RequestDropped, BlocksWanted]
     view = batcher.view(0.0)
     assert (view.running_requests, view.waiting_requests, view.queued_tokens) == (0, 1, 8)
+    assert view.queued_pairs == 8 * 9 / 2
 
 
 def test_a_late_grant_that_is_shorter_takes_no_block_away() -> None:

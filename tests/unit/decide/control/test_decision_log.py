@@ -50,7 +50,7 @@ ROAD = LinkView(expected_s=0.1, is_measured=True)
 """On which nothing has ever failed."""
 
 
-FORMAT = (20, "87ffed8ba99bd40d")
+FORMAT = (21, "23f61ac215a2ffbc")
 """The version of the log, and the digest of what may stand in one of that version."""
 
 

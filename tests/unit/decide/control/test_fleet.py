@@ -54,6 +54,19 @@ def test_what_was_handed_out_counts_before_any_report(fleet: Fleet) -> None:
     assert (view.running_requests, view.queued_tokens, view.context_tokens) == (2, 40, 50)
 
 
+def test_pairs_of_queued_prompts_are_those_of_the_report_and_of_what_was_handed_out_since(fleet: Fleet) -> None:
+    """30 new tokens after 10 cached ones have 30 * 10 + 30 * 31 / 2 pairs, 4 after none have 4 * 5 / 2."""
+    fleet.load(W, A, 0.0, queued_tokens=30, context_tokens=40)
+    assert only(fleet).queued_pairs == 765
+    fleet.load(W, B, 0.0, queued_tokens=4, context_tokens=4)
+    assert only(fleet).queued_pairs == 775
+    half = msgspec.structs.replace(reported(queued_tokens=15), queued_pairs=500.0)
+    fleet.report(half, 0.0)
+    assert only(fleet).queued_pairs == 510
+    fleet.report(reported(queued_tokens=15), 0.0)
+    assert only(fleet).queued_pairs == 0, "a worker that does not report them"
+
+
 def test_the_load_of_others_is_added(fleet: Fleet) -> None:
     """A server of another engine may have clients of its own, whose requests only its report counts."""
     fleet.load(W, A, 0.0, queued_tokens=30, context_tokens=30)

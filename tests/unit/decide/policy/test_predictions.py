@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from baton.core.types import Slo, StepShape, WorkerId, WorkerView, prompt_step
+from baton.core.types import Slo, StepShape, WorkerId, WorkerView, prefill_pairs, prompt_step
 from baton.decide.cost.linear import LinearCost
 from baton.decide.cost.roofline import RooflineCost
 from baton.decide.policy.answer_forecast import AnswerForecast
@@ -41,6 +41,15 @@ def test_the_computed_part_of_the_running_prompt_is_not_waited_for() -> None:
     whole_s = predicted_ttft_s(busy)
     began = {WorkerId("p"): 1.1}
     assert predicted_ttft_s(busy, step_began_s=began) == pytest.approx(whole_s - 0.4)
+
+
+def test_the_rest_of_a_long_prompt_reads_its_computed_part() -> None:
+    """1,000 tokens after 9,000 computed ones: 1 s, and 9.5 million pairs at 1 us. As a prompt of its own: 1.5 s."""
+    model = replace(COST, prefill_pair_s=1e-6)
+    rest = worker("p", queued_tokens=1000)
+    assert queued_work(rest, model).alone_s == pytest.approx(1.5005)
+    work = queued_work(replace(rest, queued_pairs=prefill_pairs(1000, 9000)), model)
+    assert (work.alone_s, work.context_tokens) == (pytest.approx(10.5005), 9500)
 
 
 def test_no_more_than_one_step_is_taken_off_a_queue() -> None:

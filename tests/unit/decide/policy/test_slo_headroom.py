@@ -81,7 +81,7 @@ def test_a_prompt_avoids_workers_with_decodes_whatever_their_role() -> None:
 
 
 def test_a_decode_worker_is_left_to_answers_that_are_under_more_pressure_than_prompts() -> None:
-    """TTFT: 1.21 s of 4 s on the prefill worker, 1.01 s on the decode worker. An answer there: 11 ms of 30, or of 50."""
+    """TTFT: 1.21 s of 4 s on the prefill worker, 1.01 s on the decode worker. An answer there: 11 ms of 30 or 50."""
     behind, decode = worker("p", queued_tokens=200), worker("d", "decode")
     view = cluster(behind, decode)
     for tpot_s, chosen in ((0.03, "p"), (0.05, "d")):
