@@ -325,6 +325,7 @@ class Coordinator:
         commands = list[CoordinatorCommand]()
         for flight in orphans:
             flight.worker = flight.moving_to = None
+            flight.queued_tokens = 0
             self.bound.release(flight.request.id)
             self.queue.leave(flight.request.id)
             refusal = (

@@ -10,11 +10,14 @@ from msgspec.structs import replace
 
 from baton.core.messages import (
     CloseRequest,
+    DecodeBegun,
     PrefillFinished,
     RequestArrived,
+    RequestFinished,
     StartDecode,
     StartPrefill,
     WorkerJoined,
+    WorkerLost,
 )
 from baton.core.ports import CostModel
 from baton.core.prefixes import BlocksStored
@@ -60,6 +63,21 @@ def test_a_hit_never_covers_the_last_token_and_a_decode_queues_nothing() -> None
     assert [cluster.prefix_hit_tokens for cluster in routing.seen] == [{HOST: 4}, {HOST: 7}, {HOST: 7}]
     loads = [[view.queued_tokens for view in cluster.workers] for cluster in routing.seen]
     assert loads == [[0, 0], [4, 0], [1, 0]]
+
+
+def test_an_answer_that_goes_on_elsewhere_leaves_no_load_there() -> None:
+    """Its prompt was computed by a mixed worker that died: no other worker may lose tokens from its queue for it."""
+    routing = FirstThatRemembers()
+    made = Coordinator(dataclasses.replace(plain_policies(), routing=routing), block_tokens=4)
+    made.handle(WorkerJoined(WorkerView(id=P, host=HOST, role="mixed")), 0.0)
+    made.handle(RequestArrived(request("a")), 0.0)
+    made.handle(WorkerJoined(WorkerView(id=D, host=HOST, role="mixed")), 0.0)
+    made.handle(DecodeBegun(RequestId("a"), 1, P), 0.0)
+    (start,) = made.handle(WorkerLost(P, "it was killed"), 0.0)
+    assert isinstance(start, StartDecode)
+    made.handle(RequestFinished(RequestId("a"), 2, D, "stop", 4), 0.0)
+    made.handle(RequestArrived(request("b")), 0.0)
+    assert [view.queued_tokens for view in routing.seen[-1].workers] == [0]
 
 
 def test_a_promise_is_given_by_who_will_draw_the_first_token() -> None:
