@@ -117,11 +117,11 @@ def roles() -> list[str]:
 
 def policy_matrix() -> list[str]:
     stored = load("policy-matrix")
-    found, requests = stored["report"], max(row["requests"] for row in stored["rows"].values())
+    found, requests = stored["report"], [row["requests"] for row in stored["rows"].values()]
     policies = ", ".join(found["published"])
     note = (
-        f"SLO attainment at 0.6, 0.9 and 1.2 of the capacity, seeds: {found['seeds']}, requests: {requests}. "
-        f"Published: {policies}. {_sentences(found)}"
+        f"SLO attainment at 0.6, 0.9 and 1.2 of the capacity, seeds: {found['seeds']}, requests: "
+        f"{min(requests)} to {max(requests)}. Published: {policies}. {_sentences(found)}"
     )
     return section("Policies over fleets and loads", "policy-matrix", found["head"], found["lines"], note)
 
