@@ -371,7 +371,6 @@ class ClusterView(Struct, frozen=True, kw_only=True, gc=False):
     """Predicted output tokens of the request. 0: no request has finished yet."""
     waiting_requests: int = 0
     """Requests without a worker, and on workers that drain."""
-
     tier_hits: dict[HostId, tuple[TierHit, ...]] = {}
     """Prefixes beyond `prefix_hit_tokens` that the tiers of a host can provide, the shortest first. Hosts without any
     are left out.

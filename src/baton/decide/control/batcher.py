@@ -384,7 +384,7 @@ class Batcher:
 
     def view(self, now_s: float, uncommitted_tokens: int = 0) -> WorkerView:
         """Return the current load."""
-        queued_tokens, queued_requests, context_tokens, queued_pairs = load_of(self._lanes.values())
+        queued_tokens, queued_requests, context_tokens, pairs = load_of(self._lanes.values())
         return WorkerView(
             id=self.worker,
             host=self.host,
@@ -393,9 +393,8 @@ class Batcher:
             waiting_requests=len(self._waiting),
             queued_tokens=queued_tokens,
             queued_requests=queued_requests,
-            queued_pairs=queued_pairs,
+            queued_pairs=pairs,
             context_tokens=context_tokens + uncommitted_tokens,
             observed_at_s=now_s,
-            newest_request=self._newest,
-            prices=self.learner.prices,
-        )
+            newest_request=self._newest, prices=self.learner.prices,
+        )  # fmt: skip
