@@ -324,9 +324,8 @@ class Coordinator:
             self._fleet.leave(worker)
         commands = list[CoordinatorCommand]()
         for flight in orphans:
-            flight.worker = flight.moving_to = None
-            flight.queued_tokens = 0
-            self.bound.release(flight.request.id)
+            self._unload(flight)
+            flight.moving_to = None
             self.queue.leave(flight.request.id)
             refusal = (
                 None if is_planned else self.retries.refuse(flight, death, self._now_s, is_alone=len(orphans) == 1)
