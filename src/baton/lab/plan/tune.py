@@ -188,9 +188,8 @@ def _plugins(choice: PolicyChoice) -> dict[str, Plugin]:
 def draws_of(trace: Trace, rate_rps: float | None, *, requests_max: int) -> tuple[list[list[Trace]], list[list[Trace]]]:
     """Return draws of the first and of the second half of a trace's time. Each draw is a part of it at every load.
 
-    A part has at most `requests_max` requests. The rates are `LOADS` times `rate_rps`, or
-    times the trace's mean rate. Raise ConfigError if a part has
-    fewer than `DRAW_REQUESTS_MIN` requests.
+    A part has at most `requests_max` requests. The rates are `LOADS` times `rate_rps`, or times the trace's mean rate.
+    Raise ConfigError if a part has fewer than `DRAW_REQUESTS_MIN` requests.
     """
     requests, mean_rps = trace.requests, mean_rate_rps(trace)
     middle_s = requests[0].at_s + (requests[-1].at_s - requests[0].at_s) / 2 if requests else 0.0
