@@ -35,14 +35,18 @@ def cases(draw: st.DrawFn, dtypes: tuple[str, str] = ("bfloat16", "bfloat16")) -
 
     def layout(dtype: str) -> KVLayout:
         ranks = [n for n in (1, 2, 3, 4, 6, 8, 12) if heads % n == 0 or n % heads == 0]
+        tensor, block_tokens = draw(st.sampled_from(ranks)), draw(st.integers(1, 9))
+        alike = max(1, tensor // heads)
+        contexts = [n for n in range(1, 13) if alike % n == 0 and block_tokens % n == 0]
         return KVLayout(
             layers=layers,
             kv_heads=heads,
             head_dim=head_dim,
             planes=planes,
             dtype=dtype,
-            block_tokens=draw(st.integers(1, 9)),
-            tensor_parallel=draw(st.sampled_from(ranks)),
+            block_tokens=block_tokens,
+            tensor_parallel=tensor,
+            context_parallel=draw(st.sampled_from(contexts)),
             pipeline_parallel=draw(st.integers(1, layers)),
             order=draw(st.sampled_from(("token_major", "head_major"))),
         )
@@ -95,7 +99,8 @@ def holders_of(layout: KVLayout, cell: tuple[int, int, int], slot: int) -> Itera
         first_layer = layers.stop
         for rank in range(ranks):
             heads = [head for head in range(layout.kv_heads) if rank in ranks_of(layout, head)]
-            tokens = range(layout.block_tokens)
+            each, part = layout.block_tokens // layout.context_parallel, rank % layout.context_parallel
+            tokens = range(part * each, (part + 1) * each)
             if layout.order == "token_major":
                 inner = [(head, token) for token in tokens for head in heads]
             else:

@@ -125,7 +125,7 @@ def test_whole_blocks_of_one_layout_are_received_in_place_however_small(case: Ca
     """One run per stretch of blocks that adjoin, where nothing is held twice."""
     layout = case.source
     end = len(case.source_blocks) * layout.block_tokens
-    held_once = layout.tensor_parallel <= layout.kv_heads
+    held_once = layout.tensor_parallel <= layout.kv_heads * layout.context_parallel
     table = case.source_blocks
     plan = Conversion(layout, layout).plan(table, tuple(reversed(table)), range(end))
     stretches = 1 + sum(after != before + 1 for before, after in pairwise(table))

@@ -116,9 +116,9 @@ class HashEngine:
         kv = self._token_kv(part.tokens[position], position)
         for shard, blocks in self._shards:
             layers = min(end, shard.layers.stop) - shard.layers.start
-            if layers > 0:
+            if layers > 0 and slot in shard.tokens:
                 mine = kv[shard.layers.start :, :, shard.heads.start : shard.heads.stop]
-                blocks[part.block_table[block], :layers, :, slot] = mine[:layers]
+                blocks[part.block_table[block], :layers, :, slot - shard.tokens.start] = mine[:layers]
 
     def _token_kv(self, token: int, position: int) -> np.ndarray:
         """Return the KV of a token at a position: [layers, planes, kv_heads, head_dim], for any layout of blocks."""
@@ -169,17 +169,19 @@ class HashEngine:
         if len(self._shards) == 1:  # one rank: hash the gathered bytes without another copy
             digest.update(np.ascontiguousarray(_seen(self._blocks(table), skipped, seen)).data)
             return digest.digest()
-        kv = np.zeros((layout.layers, layout.planes, seen, layout.kv_heads, layout.head_dim), np.uint8)
-        held = np.zeros((layout.layers, layout.kv_heads), np.bool_)
+        kv = np.zeros((len(table), *layout.shape), np.uint8)
+        held = np.zeros((layout.layers, layout.block_tokens, layout.kv_heads), np.bool_)
+        slots = np.arange(len(table) * layout.block_tokens).reshape(len(table), 1, 1, -1, 1, 1)
+        visible = (slots >= skipped) & (slots < skipped + seen)
         for shard, blocks in self._shards:
-            layers, heads = (slice(part.start, part.stop) for part in (shard.layers, shard.heads))
-            mine = _seen(blocks[table], skipped, seen)
-            if not held[layers, heads].any():
-                kv[layers, :, :, heads] = mine
-                held[layers, heads] = True
-            elif not np.array_equal(kv[layers, :, :, heads], mine):
+            layers, tokens, heads = (slice(part.start, part.stop) for part in (shard.layers, shard.tokens, shard.heads))
+            mine = blocks[table] * visible[:, :, :, tokens]
+            if not held[layers, tokens, heads].any():
+                kv[:, layers, :, tokens, heads] = mine
+                held[layers, tokens, heads] = True
+            elif not np.array_equal(kv[:, layers, :, tokens, heads], mine):
                 digest.update(np.ascontiguousarray(mine).data)
-        digest.update(kv.data)
+        digest.update(np.ascontiguousarray(_seen(kv, skipped, seen)).data)
         return digest.digest()
 
     def _blocks(self, table: np.ndarray) -> np.ndarray:
@@ -198,7 +200,7 @@ def _seen(blocks: np.ndarray, skipped: int, seen: int) -> np.ndarray:
 
 def _view(arena: np.ndarray, shard: Shard, layout: KVLayout) -> np.ndarray:
     """Return one rank's part of every block: [blocks, layers, planes, block_tokens, kv_heads, head_dim]."""
-    shape = (len(shard.layers), layout.planes, layout.block_tokens, len(shard.heads), layout.head_dim)
+    shape = (len(shard.layers), layout.planes, len(shard.tokens), len(shard.heads), layout.head_dim)
     return arena[:, shard.offset_bytes : shard.offset_bytes + shard.size_bytes].reshape(len(arena), *shape)
 
 

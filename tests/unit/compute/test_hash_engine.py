@@ -55,12 +55,14 @@ def test_more_layers_work_as_well() -> None:
     assert arena[-11:] == b"\0" * 11
 
 
-@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (8, 1), (1, 3), (4, 2)])
-def test_the_text_does_not_depend_on_how_ranks_share_a_block(tensor: int, pipeline: int) -> None:
-    """Every byte of every rank matters, including those of heads that two ranks hold."""
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "context"), [(1, 1, 1), (2, 1, 1), (8, 1, 1), (8, 1, 2), (16, 3, 4), (1, 3, 1), (4, 2, 1)]
+)
+def test_the_text_does_not_depend_on_how_ranks_share_a_block(tensor: int, pipeline: int, context: int) -> None:
+    """Every byte of every rank matters, including those of heads that two ranks hold, or of which they share tokens."""
     size = {"layers": 3, "kv_heads": 4, "head_dim": 2, "block_tokens": 4, "dtype": "uint8"}
     texts: list[list[int]] = []
-    for ranks in ({}, {"tensor_parallel": tensor, "pipeline_parallel": pipeline}):
+    for ranks in ({}, {"tensor_parallel": tensor, "pipeline_parallel": pipeline, "context_parallel": context}):
         layout = KVLayout(**size, **ranks)
         arena = bytearray(layout.block_bytes * 16)
         engine = load_engine(hash_card(), layout, memoryview(arena))

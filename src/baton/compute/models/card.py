@@ -41,7 +41,13 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     """The size of the weight files."""
 
     def layout(
-        self, *, block_tokens: int, dtype: KVDtype, tensor_parallel: int = 1, pipeline_parallel: int = 1
+        self,
+        *,
+        block_tokens: int,
+        dtype: KVDtype,
+        tensor_parallel: int = 1,
+        pipeline_parallel: int = 1,
+        context_parallel: int = 1,
     ) -> KVLayout:
         return KVLayout(
             layers=self.layers,
@@ -52,4 +58,5 @@ class ModelCard(Struct, frozen=True, kw_only=True):
             planes=self.kv_planes,
             tensor_parallel=tensor_parallel,
             pipeline_parallel=pipeline_parallel,
+            context_parallel=context_parallel,
         )

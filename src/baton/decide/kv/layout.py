@@ -49,13 +49,15 @@ def cell_bytes(dtype: KVDtype, head_dim: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """The part of every block that one rank of a parallel worker holds: some layers and heads."""
+    """The part of every block that one rank of a parallel worker holds: some layers, heads and tokens."""
 
     offset_bytes: int
     """Start of the part in the block."""
     size_bytes: int
     layers: range
     heads: range
+    tokens: range
+    """Offsets in the block."""
 
 
 class KVLayout(Struct, frozen=True, kw_only=True):
@@ -76,6 +78,8 @@ class KVLayout(Struct, frozen=True, kw_only=True):
     rank."""
     pipeline_parallel: int = 1
     """Stages that share the layers. Earlier stages take the remainder."""
+    context_parallel: int = 1
+    """Tensor ranks with the same heads that share the tokens of each block, instead of holding all of them."""
     order: Literal["token_major", "head_major"] = "token_major"
     """Order in a plane: `[block_tokens, kv_heads]` or `[kv_heads, block_tokens]`. Baton's engines use `token_major`."""
 
@@ -92,7 +96,13 @@ class KVLayout(Struct, frozen=True, kw_only=True):
     @property
     def token_bytes(self) -> int:
         """Bytes of one token's KV over all layers and ranks."""
-        return self.planes * self.layers * self.rank_heads * self.tensor_parallel * self.head_bytes
+        holders = self.tensor_parallel // self.context_parallel
+        return self.planes * self.layers * self.rank_heads * holders * self.head_bytes
+
+    @property
+    def rank_tokens(self) -> int:
+        """Tokens of a block per rank."""
+        return self.block_tokens // self.context_parallel
 
     @property
     def head_bytes(self) -> int:
@@ -110,7 +120,10 @@ class KVLayout(Struct, frozen=True, kw_only=True):
 
     @property
     def shards(self) -> tuple[Shard, ...]:
-        """Each rank's part of a block; rank r of a stage has the index `stage * tensor_parallel + r`."""
+        """Each rank's part of a block; rank r of a stage has the index `stage * tensor_parallel + r`.
+
+        Ranks r to r + context_parallel, r being a multiple of it, share the tokens of the same heads.
+        """
         shards: list[Shard] = []
         offset_bytes = 0
         for stage in range(self.pipeline_parallel):
@@ -118,8 +131,11 @@ class KVLayout(Struct, frozen=True, kw_only=True):
             for rank in range(self.tensor_parallel):
                 first = rank * self.kv_heads // self.tensor_parallel
                 heads = range(first, first + self.rank_heads)
-                size_bytes = self.planes * len(layers) * self.rank_heads * self.head_bytes * self.block_tokens
-                shards.append(Shard(offset_bytes=offset_bytes, size_bytes=size_bytes, layers=layers, heads=heads))
+                tokens = share(self.block_tokens, self.context_parallel, rank % self.context_parallel)
+                size_bytes = self.planes * len(layers) * self.rank_heads * self.head_bytes * len(tokens)
+                shards.append(
+                    Shard(offset_bytes=offset_bytes, size_bytes=size_bytes, layers=layers, heads=heads, tokens=tokens)
+                )
                 offset_bytes += size_bytes
         return tuple(shards)
 
@@ -132,6 +148,7 @@ class KVLayout(Struct, frozen=True, kw_only=True):
             "block_tokens": self.block_tokens,
             "tensor_parallel": self.tensor_parallel,
             "pipeline_parallel": self.pipeline_parallel,
+            "context_parallel": self.context_parallel,
         }
         found = [f"{name} is {count}, but must be at least 1" for name, count in counts.items() if count < 1]
         if found:
@@ -145,6 +162,24 @@ class KVLayout(Struct, frozen=True, kw_only=True):
             found.append(f"{heads} KV heads cannot be shared by {ranks} ranks; use a divisor or a multiple of {heads}")
         if self.pipeline_parallel > self.layers:
             found.append(f"{self.layers} layers cannot be shared by {self.pipeline_parallel} pipeline stages; use less")
+        return found + self._context_problems()
+
+    def _context_problems(self) -> list[str]:
+        ranks, heads, context = self.tensor_parallel, self.kv_heads, self.context_parallel
+        if context == 1:
+            return []
+        found: list[str] = []
+        alike = max(1, ranks // heads)
+        if alike == 1:
+            more = f"leave it out, or use --tp with a multiple of {heads} from {2 * heads} on"
+            found.append(f"--dcp {context} divides KV that several ranks hold, and --tp {ranks} holds it once; {more}")
+        elif alike % context:
+            found.append(f"--dcp {context} does not divide the {alike} ranks that hold a KV head; use a divisor")
+        if self.block_tokens % context:
+            found.append(
+                f"blocks of {self.block_tokens} tokens cannot be shared by {context} ranks; "
+                f"use --block-tokens with a multiple of {context}"
+            )
         return found
 
 

@@ -41,7 +41,7 @@ class Part:
 
 
 class _Lattice(NamedTuple):
-    """Offsets of the cells of a shard: an origin, and the distances between planes, slots and heads."""
+    """Offsets of the cells of a shard: an origin, and the distances between planes, slots of the block and heads."""
 
     origin_bytes: int
     plane_bytes: int
@@ -72,10 +72,13 @@ def part_of(source: KVLayout, target: KVLayout, slots: range, target_slot: int, 
     copies: list[BlockCopy] = []
     staged_bytes = 0
     for shard in _one_holder_each(source):
-        slab = _slab(source, shard, slots, cutting.gap_bytes)
-        _add_reads(reads, shard, slab, slots.start * _lattice(source, shard).slot_bytes)
-        staged = _staged_lattice(source, slab, slots.start, staged_bytes)
-        copies += _copies(source, target, shard, staged, slots, target_slot)
+        held = _shared(slots, shard.tokens)
+        if not held:
+            continue
+        slab = _slab(source, shard, held, cutting.gap_bytes)
+        _add_reads(reads, slab, _lattice(source, shard).at(0, held.start, 0))
+        staged = _staged_lattice(source, slab, held.start, staged_bytes)
+        copies += _copies(source, target, shard, staged, held, target_slot + held.start - slots.start)
         staged_bytes += slab.staged_bytes
     runs = _as_runs(source, target, copies)
     size_bytes = sum(run.copy.cells for run in runs) * source.head_bytes
@@ -110,31 +113,30 @@ def _apart(loop: Loop) -> tuple[int, int, int]:
 
 
 def _one_holder_each(layout: KVLayout) -> list[Shard]:
-    """Return one shard per distinct set of layers and heads: replicas hold the same bytes."""
-    holders = {(shard.layers, shard.heads): shard for shard in reversed(layout.shards)}
+    """Return one shard per distinct set of layers, heads and tokens: replicas hold the same bytes."""
+    holders = {(shard.layers, shard.heads, shard.tokens): shard for shard in reversed(layout.shards)}
     return sorted(holders.values(), key=lambda shard: shard.offset_bytes)
 
 
 def _lattice(layout: KVLayout, shard: Shard) -> _Lattice:
-    cell_bytes, heads, tokens = layout.head_bytes, len(shard.heads), layout.block_tokens
+    cell_bytes, heads, tokens = layout.head_bytes, len(shard.heads), len(shard.tokens)
     plane_bytes = tokens * heads * cell_bytes
-    if layout.order == "token_major":
-        return _Lattice(shard.offset_bytes, plane_bytes, heads * cell_bytes, cell_bytes)
-    return _Lattice(shard.offset_bytes, plane_bytes, cell_bytes, tokens * cell_bytes)
+    by_token = layout.order == "token_major"
+    slot_bytes, head_bytes = (heads * cell_bytes, cell_bytes) if by_token else (cell_bytes, tokens * cell_bytes)
+    return _Lattice(shard.offset_bytes - shard.tokens.start * slot_bytes, plane_bytes, slot_bytes, head_bytes)
 
 
 def _slab(layout: KVLayout, shard: Shard, slots: range, gap_bytes: int) -> _Slab:
     """Return the runs of some slots in a shard: one per plane, or one per plane and head if head-major."""
     heads, cell_bytes = len(shard.heads), layout.head_bytes
     row_bytes = heads * cell_bytes if layout.order == "token_major" else cell_bytes
-    size_bytes, apart_bytes = len(slots) * row_bytes, layout.block_tokens * row_bytes
+    size_bytes, apart_bytes = len(slots) * row_bytes, len(shard.tokens) * row_bytes
     count = shard.size_bytes // apart_bytes
     reads_gaps = apart_bytes - size_bytes <= gap_bytes
     return _Slab(count, size_bytes, apart_bytes, apart_bytes if reads_gaps else size_bytes)
 
 
-def _add_reads(reads: list[Read], shard: Shard, slab: _Slab, first_bytes: int) -> None:
-    start = shard.offset_bytes + first_bytes
+def _add_reads(reads: list[Read], slab: _Slab, start: int) -> None:
     if slab.staged_apart_bytes == slab.apart_bytes:
         add_read(reads, start, slab.staged_bytes)
         return
@@ -164,34 +166,40 @@ def _copies(
 ) -> list[BlockCopy]:
     """Return the copies of a source shard's cells to every target rank that holds them, per target block."""
     found: list[BlockCopy] = []
-    for target_block, (slot, first, count) in enumerate(_split_at_blocks(slots, target_slot, target.block_tokens)):
+    for target_block, slot, there in _split_at_blocks(slots, target_slot, target.block_tokens):
         for holder in target.shards:
             layers = _shared(shard.layers, holder.layers)
             heads = _shared(shard.heads, holder.heads)
-            if not layers or not heads:
+            tokens = _shared(there, holder.tokens)
+            if not layers or not heads or not tokens:
                 continue
             of_source, of_target = _lattice(source, shard), _lattice(target, holder)
             planes = len(layers) * source.planes
             plane, head = (layers[0] - shard.layers[0]) * source.planes, heads[0] - shard.heads[0]
-            there = (layers[0] - holder.layers[0]) * source.planes, first, heads[0] - holder.heads[0]
-            per_slot = Loop(count, of_source.slot_bytes, staged.slot_bytes, of_target.slot_bytes)
+            first = (layers[0] - holder.layers[0]) * source.planes, tokens.start, heads[0] - holder.heads[0]
+            from_slot = slot + tokens.start - there.start
+            per_slot = Loop(len(tokens), of_source.slot_bytes, staged.slot_bytes, of_target.slot_bytes)
             per_head = Loop(len(heads), of_source.head_bytes, staged.head_bytes, of_target.head_bytes)
             per_plane = Loop(planes, of_source.plane_bytes, staged.plane_bytes, of_target.plane_bytes)
             inner = (per_head, per_slot) if target.order == "token_major" else (per_slot, per_head)
             cells, loops = folded((*inner, per_plane), 1, (source.head_bytes, target.head_bytes))
-            at = of_source.at(plane, slot, head), staged.at(plane, slot, head), of_target.at(*there)
+            at = of_source.at(plane, from_slot, head), staged.at(plane, from_slot, head), of_target.at(*first)
             found.append(BlockCopy(target_block, StridedCopy(*at, cells, loops)))
     return found
 
 
-def _split_at_blocks(slots: range, target_slot: int, block_tokens: int) -> list[tuple[int, int, int]]:
-    """Split slots at the ends of target blocks: (first slot, its slot in the target block, count)."""
-    parts: list[tuple[int, int, int]] = []
+def _split_at_blocks(slots: range, target_slot: int, block_tokens: int) -> list[tuple[int, int, range]]:
+    """Split slots at the ends of target blocks: (index of the block, first slot, slots in the target block).
+
+    target_slot: counted from the start of the first target block. It may lie in a later one.
+    """
+    parts: list[tuple[int, int, range]] = []
     slot = slots.start
     while slot < slots.stop:
-        count = min(slots.stop - slot, block_tokens - target_slot)
-        parts.append((slot, target_slot, count))
-        slot, target_slot = slot + count, 0
+        block, first = divmod(target_slot + slot - slots.start, block_tokens)
+        count = min(slots.stop - slot, block_tokens - first)
+        parts.append((block, slot, range(first, first + count)))
+        slot += count
     return parts
 
 

@@ -33,7 +33,7 @@ class Packing:
         layout, exact = self.layout, self._exact()
         runs: list[Run] = []
         for shard in layout.shards:
-            cells = layout.planes * layout.rank_heads * layout.block_tokens
+            cells = layout.planes * layout.rank_heads * layout.rank_tokens
             for layer in shard.layers:
                 is_exact = layer in exact
                 if runs and runs[-1].is_exact == is_exact:

@@ -70,8 +70,28 @@ def test_another_model_is_refused_with_both_values(target: KVForm, said: str) ->
     assert "start both hosts with the same model files" in reason
 
 
-def test_a_layout_that_cannot_be_is_refused() -> None:
-    assert "2 KV heads cannot be shared by 3 ranks" in refused(laid(tensor_parallel=3))
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"tensor_parallel": 3}, "2 KV heads cannot be shared by 3 ranks"),
+        (
+            {"tensor_parallel": 2, "context_parallel": 2},
+            "--dcp 2 divides KV that several ranks hold, and --tp 2 holds it once; leave it out, or use --tp with a "
+            "multiple of 2 from 4 on",
+        ),
+        (
+            {"tensor_parallel": 8, "context_parallel": 3},
+            "--dcp 3 does not divide the 4 ranks that hold a KV head; use a divisor",
+        ),
+        (
+            {"tensor_parallel": 8, "context_parallel": 4, "block_tokens": 6},
+            "blocks of 6 tokens cannot be shared by 4 ranks; use --block-tokens with a multiple of 4",
+        ),
+        ({"context_parallel": 0}, "context_parallel is 0, but must be at least 1"),
+    ],
+)
+def test_a_layout_that_cannot_be_is_refused(sizes: dict[str, int], said: str) -> None:
+    assert said in refused(laid(**sizes))
 
 
 def test_what_is_lost_is_said_and_has_to_be_allowed() -> None:

@@ -31,6 +31,13 @@ def test_each_rank_has_its_layers_in_its_own_part() -> None:
     assert sum(run.cells for run in runs) * layout.head_bytes == layout.block_bytes
 
 
+def test_ranks_that_share_tokens_pack_no_cell_twice() -> None:
+    """Two ranks hold each head; without context parallelism, both hold all tokens."""
+    layout = msgspec.structs.replace(LAYOUT, tensor_parallel=4, context_parallel=2)
+    assert Packing(layout, "int8").runs == Packing(LAYOUT, "int8").runs
+    assert layout.block_bytes == LAYOUT.block_bytes
+
+
 def test_4_bits_take_about_a_quarter_of_bfloat16() -> None:
     assert Packing(LAYOUT, "mxfp4").block_bytes * 128 == LAYOUT.block_bytes * 34
     assert Packing(LAYOUT, "fp4").block_bytes * 128 == LAYOUT.block_bytes * 37
