@@ -23,11 +23,16 @@ from baton.compute.torch.kernels.jagged import JaggedBackend
 from baton.compute.torch.kernels.torch_sdpa import SdpaBackend
 from baton.decide.kv.layout import KVLayout
 from tests.attention_cases import CASES, LAYERS, TORCH_WARNINGS, compare
+from tests.context_backend import ContextRanksBackend
 from tests.native_attention import NativeBackend
 from tests.seeds import Seeds
 from tests.triton_interpreter import LATENT_ROPE, InterpretedBackend
 
-TORCH: dict[str, Callable[[], AttentionBackend]] = {"sdpa": SdpaBackend, "jagged": JaggedBackend}
+TORCH: dict[str, Callable[[], AttentionBackend]] = {
+    "sdpa": SdpaBackend,
+    "jagged": JaggedBackend,
+    "context ranks": lambda: ContextRanksBackend(2),
+}
 INTERPRETED = {"mixed"}
 """The cases that Triton's interpreter computes in a run that is not deep: the others take minutes."""
 INSTRUCTION_SETS = NativeLibrary(library_path()).usable_kernels()
@@ -56,6 +61,14 @@ def test_ragged_batches(backend: AttentionBackend, case: str, window: int | None
         pytest.skip("Triton's interpreter computes this case in a deep run")
     layout = KVLayout(layers=LAYERS, kv_heads=2, head_dim=8, block_tokens=16, dtype="float32")
     compare(backend, CASES[case], layout, 2 * group, window)
+
+
+@pytest.mark.parametrize("window", [None, 100])
+def test_chunks_that_masks_cut(backend: AttentionBackend, window: int | None) -> None:
+    if isinstance(backend, InterpretedBackend):
+        pytest.skip("Triton's kernels have no masks")
+    layout = KVLayout(layers=LAYERS, kv_heads=1, head_dim=8, block_tokens=16, dtype="float32")
+    compare(backend, [(600, 20), (530, 0), (1, 3)], layout, 2, window)
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 256])

@@ -62,7 +62,7 @@ class _Recorded(GroupCollectives):
     """Records when sums begin, and when their results are waited for."""
 
     def __init__(self, ranks: GroupCollectives) -> None:
-        super().__init__(ranks.place, ranks._stage, ranks._column)
+        super().__init__(ranks.place, ranks._stage, ranks._column, ranks._context)
         self.events: list[tuple[str, int]] = []
 
     def begin_sum(self, partial: Tensor) -> PendingSum:

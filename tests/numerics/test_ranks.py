@@ -211,7 +211,14 @@ def test_a_model_that_cannot_be_shared_is_refused_with_numbers(
     assert any(message in refusal for refusal in rank_problems(card, layout))
     ranks = SingleRank()
     with pytest.raises(ModelError, match=message):
-        load_rank(card, layout, RankArena(memoryview(bytearray(9)), BlockPart(0, 9)), ranks, dtype="float32", threads=1)
+        load_rank(
+            card,
+            layout,
+            RankArena(memoryview(bytearray(9)), BlockPart(0, 9, range(4), 4)),
+            ranks,
+            dtype="float32",
+            threads=1,
+        )
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), pytest.param(8, 1, marks=pytest.mark.deep), (2, 3)])

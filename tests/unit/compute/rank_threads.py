@@ -41,9 +41,16 @@ def parallel_engine(
     block_tokens: int = 4,
     experts: bool = False,
     overlap: int = 0,
+    context: int = 1,
 ) -> Iterator[tuple[StepEngine, bytearray, KVLayout]]:
     """Run a float32 engine over a new arena while a with block runs."""
-    layout = card.layout(block_tokens=block_tokens, dtype="float32", tensor_parallel=tensor, pipeline_parallel=pipeline)
+    layout = card.layout(
+        block_tokens=block_tokens,
+        dtype="float32",
+        tensor_parallel=tensor,
+        pipeline_parallel=pipeline,
+        context_parallel=context,
+    )
     arena = bytearray(layout.block_bytes * blocks)
     with engine_over(
         card, layout, lambda rank: RankArena.of(memoryview(arena), layout, rank), experts=experts, overlap=overlap

@@ -14,6 +14,7 @@ from baton.compute.models.open_model import open_model
 from baton.compute.models.quantized import QuantizedMatrix
 from baton.compute.models.weights import TensorSlice, WeightReader
 from baton.compute.ranks.commands import RankCommandChannel
+from baton.compute.ranks.context_attention import ContextBackend
 from baton.compute.ranks.place import RankPlace, rank_config, rank_layout, rank_problems, rank_shard
 from baton.compute.ranks.runner import LeaderRunner, RankModel
 from baton.compute.torch.engine import TorchEngine
@@ -148,12 +149,14 @@ class RankArena:
         """Return the arena of a rank: on a CPU the worker's, shared by all ranks; on a GPU one of its own."""
         if isinstance(memory, DeviceArray):
             return cls.alone(memory, layout, rank)
-        return cls(memory, BlockPart(layout.shards[rank].offset_bytes, layout.block_bytes))
+        shard = layout.shards[rank]
+        return cls(memory, BlockPart(shard.offset_bytes, layout.block_bytes, shard.tokens, layout.block_tokens))
 
     @classmethod
     def alone(cls, memory: memoryview | DeviceArray, layout: KVLayout, rank: int) -> RankArena:
         """Return an arena that holds this rank's part of every block, and no other part."""
-        return cls(memory, BlockPart(0, layout.shards[rank].size_bytes))
+        shard = layout.shards[rank]
+        return cls(memory, BlockPart(0, shard.size_bytes, shard.tokens, layout.block_tokens))
 
 
 def load_rank(
@@ -185,6 +188,8 @@ def load_rank(
     else:
         kernels = triton_kernels(part, number)
         backend, loader = kernels.backend, TensorLoader(weights, number, device, kernels.row_product, kernels.ops)
+    if place.context > 1:
+        backend = ContextBackend(collectives)
     with torch.inference_mode():
         model = Decoder(part, loader, collectives)
     kv = PagedKV(memory, rank_layout(layout, place), arena.part)

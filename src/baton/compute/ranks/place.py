@@ -25,6 +25,8 @@ class RankPlace:
     """The number of ranks in a stage (tensor parallelism)."""
     pipeline: int
     """The number of stages (pipeline parallelism)."""
+    context: int = 1
+    """The number of ranks that share the tokens of the same KV heads (context parallelism), one after the other."""
     experts: bool = False
     """Whether the ranks of a stage hold whole experts (expert parallelism)."""
 
@@ -71,7 +73,13 @@ class RankPlace:
 
 def rank_place(layout: KVLayout, rank: int, *, experts: bool = False) -> RankPlace:
     """Return the position of a rank number. experts: the worker is expert parallel."""
-    return RankPlace(rank=rank, tensor=layout.tensor_parallel, pipeline=layout.pipeline_parallel, experts=experts)
+    return RankPlace(
+        rank=rank,
+        tensor=layout.tensor_parallel,
+        pipeline=layout.pipeline_parallel,
+        context=layout.context_parallel,
+        experts=experts,
+    )
 
 
 def rank_shard(layout: KVLayout, place: RankPlace) -> Shard:
@@ -83,7 +91,13 @@ def rank_layout(layout: KVLayout, place: RankPlace) -> KVLayout:
     """Return the layout of the rank's part of a block, as the layout of a smaller model."""
     shard = rank_shard(layout, place)
     return msgspec.structs.replace(
-        layout, layers=len(shard.layers), kv_heads=len(shard.heads), tensor_parallel=1, pipeline_parallel=1
+        layout,
+        layers=len(shard.layers),
+        kv_heads=len(shard.heads),
+        block_tokens=len(shard.tokens),
+        tensor_parallel=1,
+        pipeline_parallel=1,
+        context_parallel=1,
     )
 
 

@@ -65,13 +65,17 @@ class _Sum:
 
 
 class GroupCollectives:
-    """Implements `Collectives` over two process groups."""
+    """Implements `Collectives` over process groups."""
 
-    def __init__(self, place: RankPlace, stage: ProcessGroup, column: ProcessGroup) -> None:
-        """stage: group of this rank's stage, ordered by column. column: group of its column, ordered by stage."""
+    def __init__(self, place: RankPlace, stage: ProcessGroup, column: ProcessGroup, context: ProcessGroup) -> None:
+        """stage: group of this rank's stage, ordered by column. column: group of its column, ordered by stage.
+
+        context: group of the ranks that share the tokens of its KV heads, ordered by column.
+        """
         self.place = place
         self._stage = stage
         self._column = column
+        self._context = context
 
     def begin_sum(self, partial: Tensor) -> PendingSum:
         if self.place.tensor == 1:
@@ -88,13 +92,19 @@ class GroupCollectives:
         return torch.cat(parts, 1) if first else None
 
     def all_gather(self, rows: Tensor) -> Tensor:
-        output = rows.new_empty(self.place.tensor * len(rows), *rows.shape[1:])
-        self._stage._allgather_base(output, rows.contiguous()).wait()
-        return output
+        return _gathered(self._stage, rows, self.place.tensor)
 
     def exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         output = rows.new_empty(sum(received), *rows.shape[1:])
         self._stage.alltoall_base(output, rows.contiguous(), received, sent, AllToAllOptions()).wait()
+        return output
+
+    def gather_context(self, rows: Tensor) -> Tensor:
+        return _gathered(self._context, rows, self.place.context).unflatten(0, (self.place.context, -1))
+
+    def exchange_context(self, parts: Tensor) -> Tensor:
+        output = torch.empty_like(parts, memory_format=torch.contiguous_format)
+        self._context.alltoall_base(output, parts.contiguous(), [], [], AllToAllOptions()).wait()
         return output
 
     def send_to_next(self, hidden: Tensor) -> None:
@@ -103,6 +113,12 @@ class GroupCollectives:
 
     def receive_from_previous(self, hidden: Tensor) -> None:
         self._column.recv([hidden], (self.place.stage - 1) % self.place.pipeline, 0).wait()
+
+
+def _gathered(group: ProcessGroup, rows: Tensor, ranks: int) -> Tensor:
+    output = rows.new_empty(ranks * len(rows), *rows.shape[1:])
+    group._allgather_base(output, rows.contiguous()).wait()
+    return output
 
 
 def host_rendezvous() -> TCPStore:
@@ -126,12 +142,14 @@ def connect_ranks(place: RankPlace, store: Store, device: torch.device) -> Group
     All ranks call it at the same time, because each waits for the others. On a GPU, `device` becomes the current
     device of this process. Raises ModelError where this PyTorch was built without NCCL.
     """
+    sharing, number = divmod(place.column, place.context)
     members = (
         _Membership(PrefixStore(f"stage-{place.stage}", store), place.column, place.tensor),
         _Membership(PrefixStore(f"column-{place.column}", store), place.stage, place.pipeline),
+        _Membership(PrefixStore(f"context-{place.stage}-{sharing}", store), number, place.context),
     )
-    stage, column = _gloo_groups(members) if device.type == "cpu" else _nccl_groups(members, device)
-    return GroupCollectives(place, stage, column)
+    groups = _gloo_groups(members) if device.type == "cpu" else _nccl_groups(members, device)
+    return GroupCollectives(place, *groups)
 
 
 class _Membership(NamedTuple):

@@ -45,7 +45,7 @@ class RankModel:
             self.collectives.receive_from_previous(received)
             hidden = received
         if ahead:
-            first, second = (begin(part, kv, self.backend) for part in divide_rows(rows, ahead, kv.layout.block_tokens))
+            first, second = (begin(part, kv, self.backend) for part in divide_rows(rows, ahead, kv.part.block_tokens))
             halves = self.model.run_micro_batches([(hidden[:ahead], first), (hidden[ahead:], second)])
             hidden = torch.cat(halves)
         else:
@@ -95,7 +95,7 @@ class FollowerRank:
 
     def __init__(self, own: RankModel) -> None:
         self._own = own
-        self._scratch = scratch_block(own.kv.layout, own.device)
+        self._scratch = scratch_block(own.kv)
         self._hidden = torch.empty(0)
 
     @torch.inference_mode()

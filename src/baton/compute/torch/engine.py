@@ -101,7 +101,7 @@ class TorchEngine:
 
     def warm_up(self) -> None:
         """Run a chunk and a decode step, and capture all graphs, before the first request. The arena is not written."""
-        scratch = scratch_block(self._kv.layout, self._device)
+        scratch = scratch_block(self._kv)
         tokens = [0] * self.layout.block_tokens
         for start, count in (
             (0, len(tokens) - 1),

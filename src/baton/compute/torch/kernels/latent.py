@@ -140,12 +140,18 @@ class _Expanded:
 
 
 def plan_latent(rows: Sequence[Row], kv: PagedKV, backend: AttentionBackend, latent: Latent) -> LatentPlan:
-    """Return the plan of a step, in which every slice uses its cheaper form: absorbed or expanded."""
+    """Return the plan of a step, in which every slice uses its cheaper form: absorbed or expanded.
+
+    Ranks that share the tokens use the absorbed form, because expansion needs all latents of a slice.
+    """
+    chunks: list[Row] = []
     short: list[Row] = []
     picked: list[Tensor] = []
     first = 0
     for row in rows:
-        if not expansion_is_cheaper(row, latent):
+        if not kv.part.is_shared and expansion_is_cheaper(row, latent):
+            chunks.append(row)
+        else:
             short.append(replace(row, first=first))
             picked.append(torch.arange(row.first, row.first + row.count))
             first += row.count
@@ -154,6 +160,6 @@ def plan_latent(rows: Sequence[Row], kv: PagedKV, backend: AttentionBackend, lat
         kv=kv,
         short=backend.plan(short, kv) if short else None,
         short_tokens=torch.cat(picked).to(kv.data.device) if picked else torch.empty(0, dtype=torch.int64),
-        chunks=[row for row in rows if expansion_is_cheaper(row, latent)],
+        chunks=chunks,
         backend=backend,
     )

@@ -31,7 +31,7 @@ class NewTokens:
 
     cos: Tensor  # [tokens, 1, rotary_dim]
     sin: Tensor  # [tokens, 1, rotary_dim], negated in the first half
-    slots: Tensor  # [tokens] int64, as `PagedKV.slots` returns them. -1: padding, of which no KV is written
+    slots: Tensor  # [tokens] int64, as `PagedKV.slots` returns them. -1: padding or of another rank, not written
     kv: PagedKV
 
 

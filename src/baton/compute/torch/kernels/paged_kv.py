@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -45,6 +45,20 @@ class BlockPart:
     offset_bytes: int
     block_bytes: int
     """Bytes from the start of one block of the arena to the start of the next."""
+    tokens: range
+    """Offsets in a block of the tokens that the rank holds."""
+    block_tokens: int
+    """Tokens of a block over all ranks."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other ranks hold some tokens of each block."""
+        return len(self.tokens) < self.block_tokens
+
+    def held_before(self, positions: Tensor) -> Tensor:
+        """Return how many of the tokens before each position of a request the rank holds."""
+        held = (positions % self.block_tokens - self.tokens.start).clamp(0, len(self.tokens))
+        return positions // self.block_tokens * len(self.tokens) + held
 
 
 class PagedKV:
@@ -55,11 +69,12 @@ class PagedKV:
 
         part: the place of `layout` in every block of the arena. None: the whole block.
         """
-        place = part or BlockPart(0, layout.block_bytes)
+        place = part or BlockPart(0, layout.block_bytes, range(layout.block_tokens), layout.block_tokens)
         data = memory if isinstance(memory, Tensor) else torch.frombuffer(memory, dtype=torch.uint8)
         blocks = data.numel() // place.block_bytes
         typed = data[: blocks * place.block_bytes].view(TORCH_DTYPES[layout.dtype])
         self.layout = layout
+        self.part = place
         self.cell = layout.head_bytes // typed.element_size()
         """Elements of `data` per head of a token: head_dim numbers; with fp8, head_dim codes and 4 bytes of scale."""
         width = layout.kv_heads * self.cell
@@ -88,13 +103,15 @@ class PagedKV:
     def slots(self, rows: Sequence[Row]) -> Tensor:
         """Return the places of the batch's tokens: [tokens] token rows of the first plane of a block of the arena.
 
-        Add `first_row` for another plane.
+        Add `first_row` for another plane. -1: another rank holds the token.
         """
-        block_tokens = self.layout.block_tokens
+        block_tokens, held = self.part.block_tokens, self.part.tokens
         parts: list[Tensor] = []
         for row in rows:
             positions = torch.arange(row.start, row.total)
-            parts.append(row.blocks[positions // block_tokens] * self.block_rows + positions % block_tokens)
+            offsets = positions % block_tokens
+            places = row.blocks[positions // block_tokens] * self.block_rows + offsets - held.start
+            parts.append(places.masked_fill((offsets < held.start) | (offsets >= held.stop), -1))
         return torch.cat(parts).to(self.data.device)
 
     def decode_slots(self, positions: Tensor, blocks: Tensor, lengths: Tensor) -> Tensor:
@@ -113,12 +130,18 @@ class PagedKV:
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Write one layer's new keys and values, each [tokens, kv_heads, head_dim], cast to the arena's type."""
-        self.token_rows.index_copy_(0, slots + self.first_row(layer), self.cells(keys).flatten(1))
-        self.token_rows.index_copy_(0, slots + self.first_row(layer, 1), self.cells(values).flatten(1))
+        for plane, heads in enumerate((keys, values)):
+            self._write(layer, plane, slots, self.cells(heads).flatten(1))
 
     def write_latents(self, layer: int, slots: Tensor, latents: Tensor) -> None:
         """Write one layer's new latent vectors [tokens, head_dim] to a layout with a single plane."""
-        self.token_rows.index_copy_(0, slots + self.first_row(layer), self.cells(latents))
+        self._write(layer, 0, slots, self.cells(latents))
+
+    def _write(self, layer: int, plane: int, slots: Tensor, cells: Tensor) -> None:
+        if self.part.is_shared:
+            held = slots >= 0
+            slots, cells = slots[held], cells[held]
+        self.token_rows.index_copy_(0, slots + self.first_row(layer, plane), cells)
 
     def cells(self, numbers: Tensor) -> Tensor:
         """Return heads [..., head_dim] as they are stored: [..., cell]."""
@@ -154,9 +177,11 @@ class PagedKV:
         flat[is_spilled] = spill[layer, slot, plane]
 
 
-def scratch_block(layout: KVLayout, device: torch.device) -> PagedKV:
-    """Return an arena of one block, which the warm-up before the first request writes to."""
-    return PagedKV(torch.zeros(layout.block_bytes, dtype=torch.uint8, device=device), layout)
+def scratch_block(kv: PagedKV) -> PagedKV:
+    """Return an arena of one block like those of `kv`, which the warm-up before the first request writes to."""
+    size_bytes = kv.layout.block_bytes
+    memory = torch.zeros(size_bytes, dtype=torch.uint8, device=kv.data.device)
+    return PagedKV(memory, kv.layout, replace(kv.part, offset_bytes=0, block_bytes=size_bytes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,14 @@ class Collectives(Protocol):
         """Send `sent[r]` rows to each rank r of this stage, and return the rows it sends: `received[r]` from rank r."""
         ...
 
+    def gather_context(self, rows: Tensor) -> Tensor:
+        """Return the rows of the ranks that share the tokens of this rank's KV heads: [place.context, *rows.shape]."""
+        ...
+
+    def exchange_context(self, parts: Tensor) -> Tensor:
+        """Send one of `parts` [place.context, ...] to each of these ranks, and return theirs for this one."""
+        ...
+
     def send_to_next(self, hidden: Tensor) -> None:
         """Send hidden states [tokens, hidden] to the next stage; the last stage sends them to the first."""
         ...
@@ -81,6 +89,12 @@ class SingleRank:
 
     def exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         return rows
+
+    def gather_context(self, rows: Tensor) -> Tensor:
+        return rows[None]
+
+    def exchange_context(self, parts: Tensor) -> Tensor:
+        return parts
 
     def send_to_next(self, hidden: Tensor) -> None:
         raise AssertionError("a single rank has no next stage")
