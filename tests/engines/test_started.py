@@ -209,8 +209,9 @@ def test_a_started_sglang_server_joins_and_answers(tmp_path: Path) -> None:
 
 
 def test_mixed_servers_need_no_connector(tmp_path: Path) -> None:
-    _config, commands = planned(tmp_path, topology=Topology(mixed=1), parallel=ParallelConfig(tensor=2))
+    _config, commands = planned(tmp_path, topology=Topology(mixed=1), parallel=ParallelConfig(tensor=2, context=2))
     assert "--kv-transfer-config" not in commands[0]
+    assert commands[0][commands[0].index("--decode-context-parallel-size") + 1] == "2"
     assert tuple(commands[0][commands[0].index("--tensor-parallel-size") :][:2]) == ("--tensor-parallel-size", "2")
 
 

@@ -14,7 +14,9 @@ OTHER_LAYOUTS = {
     "b decodes with four ranks": {"a": PREFILL, "b": (*DECODE, "--tp", "4")},
     "a has larger blocks": {"a": (*PREFILL, "--block-tokens", "64"), "b": DECODE},
     "b has larger blocks, and ranks": {"a": PREFILL, "b": (*DECODE, "--block-tokens", "48", "--tp", "2")},
+    "ranks of a share tokens": {"a": PREFILL, "b": (*DECODE, "--block-tokens", "48", "--tp", "1")},
 }
+SERVER_FLAGS = {"ranks of a share tokens": ("--tp", "4", "--dcp", "2")}
 
 
 def ask(client: httpx.Client, body: dict) -> dict:
@@ -30,6 +32,7 @@ def text_of(answer: dict) -> str:
     [
         pytest.param("a prefills with two ranks", marks=pytest.mark.deep),
         "b has larger blocks, and ranks",
+        "ranks of a share tokens",
         pytest.param("b decodes with four ranks", marks=pytest.mark.deep),
         pytest.param("a has larger blocks", marks=pytest.mark.deep),
     ],
@@ -42,7 +45,7 @@ def test_hosts_whose_kv_lies_otherwise_say_the_same(name: str, hash_server: Runn
     ]
     with hash_server.client() as client:
         expected = [text_of(ask(client, body)) for body in bodies]
-    with cluster("hash", OTHER_LAYOUTS[name]) as (server, _), server.client() as client:
+    with cluster("hash", OTHER_LAYOUTS[name], *SERVER_FLAGS.get(name, ())) as (server, _), server.client() as client:
         answers = [ask(client, body) for body in bodies]
         assert [text_of(answer) for answer in answers] == expected
         assert {answer["timings"]["decode_worker"] for answer in answers} == {"b.decode-0"}

@@ -114,6 +114,36 @@ def test_ranks_with_whole_experts_give_the_text_of_one_rank(topology: tuple[str,
         _check_end(server)
 
 
+@pytest.mark.parametrize(
+    ("flags", "blocks"),
+    [
+        (("--mixed", "1", "-dcp", "2"), 80),
+        pytest.param(("--dcp", "2"), 80, marks=pytest.mark.deep),
+        pytest.param(("--mixed", "1"), 40, marks=pytest.mark.deep),
+    ],
+)
+def test_ranks_that_share_tokens_serve_a_prompt_that_is_too_long_for_one_arena(
+    flags: tuple[str, ...], blocks: int, tmp_path: Path
+) -> None:
+    """An arena of so many bytes holds 640 tokens once, but 320 tokens twice: by each of two ranks with one KV head."""
+    save_with_bytes(transformers.LlamaConfig(**TINY | HEADS | {"num_key_value_heads": 1}), tmp_path)
+    card, prompt = resolve_model(str(tmp_path)), [5 + 7 * position % 250 for position in range(400)]
+    engine, _ = engine_of(card, blocks=80, block_tokens=8, kind="torch")
+    expected = [generate(engine, prompt, range(80), OUTPUT_TOKENS)]
+    config = tmp_path / "baton.toml"
+    config.write_text(f"[kv]\nbytes = {80 * engine.layout.block_bytes}\n")
+    with serving(str(tmp_path), *FLOAT32, "--tp", "2", "--config", str(config), *flags) as server:
+        assert server.cluster()["workers"][0]["kv_blocks_total"] == blocks
+        if blocks * 8 > len(prompt):
+            assert [_answer(server, prompt)[0]] == _texts(server, expected)
+        else:
+            with server.client() as client:
+                answer = client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 16})
+            assert answer.status_code == 400
+            assert "320" in answer.text
+        _check_end(server)
+
+
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.deep)])
 def test_requests_outlive_the_death_of_one_rank(workers: str, tiny_model: str, expected: list[list[int]]) -> None:
     """kill -9 of rank 1 under load is the death of one worker: requests go on when it is back, or on another one.
@@ -224,11 +254,13 @@ def test_the_hash_engine_plays_all_ranks_in_one_process(hash_server: RunningServ
 
 def test_a_model_that_ranks_cannot_share_is_refused_at_the_start() -> None:
     """Before anything is loaded, with every problem at once."""
-    flags = ["--tp", "2", "--pp", "31", "--enable-expert-parallel", "--port", "0"]
+    flags = ["--tp", "2", "--pp", "31", "--dcp", "3", "--enable-expert-parallel", "--port", "0"]
     command = [sys.executable, "-m", "baton.cli.main", "serve", *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "3 KV heads cannot be shared by 2 ranks" in done.stderr
     assert "9 query heads cannot be shared by 2 ranks" in done.stderr
     assert "has no experts: leave out --enable-expert-parallel" in done.stderr
+    assert "--dcp 3 divides KV that several ranks hold, and --tp 2 holds it once" in done.stderr
+    assert "blocks of 16 tokens cannot be shared by 3 ranks" in done.stderr
     assert "30 layers cannot be shared by 31 pipeline stages" in done.stderr

@@ -22,6 +22,8 @@ _NEAREST = {
     "--cpu-offload-gb": "weights stay in memory; --weights int8 halves them, and --tier URL takes KV",
     "--quantization": "use --weights int8, or a .gguf file as MODEL",
     "--data-parallel-size": "use --mixed N, or --prefill N --decode N",
+    "--prefill-context-parallel-size": "use --tp N --dcp N",
+    "--cp-kv-cache-interleave-size": "leave it out: --dcp N gives each rank block_tokens / N tokens of each block",
     "--dbo-prefill-token-threshold": "set parallel.overlap_tokens_min in --config",
     "--dbo-decode-token-threshold": "set parallel.overlap_tokens_min in --config",
     "--kv-transfer-config": "use --prefill N --decode N: KV is handed over without further settings",
@@ -63,6 +65,7 @@ _NEAREST = {
     "--ep-size": "use --tp N --enable-expert-parallel",
     "--dp-size": "use --mixed N, or --prefill N --decode N",
     "--pp-size": "use --pp",
+    "--dcp-size": "use --dcp",
     "--disaggregation-mode": "use --prefill N --decode N; further machines join with `baton host --join URL`",
     # llama.cpp
     "-m": "give the file as MODEL",

@@ -202,6 +202,7 @@ def _parallel(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "tensor": args.tp,
         "pipeline": args.pp,
+        "context": args.dcp,
         "experts": args.enable_expert_parallel,
         "overlap_tokens_min": args.enable_dbo,
     }

@@ -185,6 +185,14 @@ DBO_TOKENS = 512
 def add_rank_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ranks that hosts take from the server they join."""
     parser.add_argument(
+        "--dcp",
+        "-dcp",
+        "--decode-context-parallel-size",
+        type=int,
+        metavar="N",
+        help="tensor-parallel ranks that divide the tokens of a KV head (default: 1)",
+    )
+    parser.add_argument(
         "--enable-expert-parallel",
         action="store_true",
         default=None,

@@ -84,6 +84,8 @@ class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Tensor-parallel ranks: they share the heads and the width of every layer."""
     pipeline: Annotated[int, Range(least=1, most=64)] = 1
     """Pipeline stages: they share the layers."""
+    context: Annotated[int, Range(least=1, most=64)] = 1
+    """Tensor ranks that divide the tokens of a KV head in each block, instead of each holding all."""
     experts: bool = False
     """Expert parallelism: each tensor rank holds some experts whole, not a part of the width of all."""
     overlap_tokens_min: Annotated[int, Range(least=0, most=1_000_000)] = 0

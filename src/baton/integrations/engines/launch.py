@@ -119,6 +119,7 @@ def _shared_flags(config: Config, card: ModelCard, server: EngineConfig) -> dict
         "--load-format": "dummy" if card.format == "dummy" else None,
         "--tensor-parallel-size": config.parallel.tensor if config.parallel.tensor > 1 else None,
         "--pipeline-parallel-size": config.parallel.pipeline if config.parallel.pipeline > 1 else None,
+        "--decode-context-parallel-size": config.parallel.context if config.parallel.context > 1 else None,
         "--kv-events-config": json.dumps(_events(server)) if server.kv_events else None,
     }
 

@@ -175,6 +175,7 @@ def _config(terms: HostTerms, options: HostOptions) -> Config:
         parallel=msgspec.structs.replace(
             terms.config.parallel,
             tensor=options.tensor or terms.config.parallel.tensor,
+            context=terms.config.parallel.context if options.tensor in (None, terms.config.parallel.tensor) else 1,
             experts=terms.config.parallel.experts and options.tensor != 1,
             overlap_tokens_min=0 if options.tensor == 1 else terms.config.parallel.overlap_tokens_min,
             pipeline=options.pipeline or terms.config.parallel.pipeline,

@@ -117,6 +117,7 @@ def choose_computing(
         dtype=kv_dtype(card, config.kv.dtype, phases["decode"].dtype if phases else dtype),
         tensor_parallel=parallel.tensor,
         pipeline_parallel=parallel.pipeline,
+        context_parallel=parallel.context,
     )
     weights = {config.weights, *(phase.weights for phase in phases.values())}
     problems = [
