@@ -50,21 +50,19 @@ def attend_range(
     return peak, total, summed
 
 
-@triton.jit(do_not_specialize=["first_row", "window", "table_width"])
-def chunk_kernel(
-    queries, kv, scales, blocks, tiles, out, first_row, scale_log2, window, table_width,
+@triton.jit
+def attend_tile(
+    tile, head, queries, kv, scales, blocks, out, first_row, scale_log2, window, table_width,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, CELL: tl.constexpr, E4M3: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     DOT: tl.constexpr,
 ) -> None:  # fmt: skip
     """Attend with one head of one tile of queries, which are successive tokens of a request.
 
-    tiles: for each tile its first row in the step, the position of its first token, its number of tokens, and its
+    tile: place of the tile's first row in the step, the position of its first token, its number of tokens, and its
     request's row in blocks. Keys are cut at multiples of KEYS from the start of the context, so the order of sums does
     not depend on the chunk.
     """
-    tile = tiles + tl.program_id(0).to(tl.int64) * 4
-    head = tl.program_id(1)
     token, start, count = tl.load(tile).to(tl.int64), tl.load(tile + 1), tl.load(tile + 2)
     table = blocks + tl.load(tile + 3).to(tl.int64) * table_width
     index, dim = tl.arange(0, QUERIES), tl.arange(0, DIM_PAD)
@@ -98,3 +96,18 @@ def chunk_kernel(
     token, count = tl.load(tile, volatile=True).to(tl.int64), tl.load(tile + 2, volatile=True)
     place = ((token + index) * HEADS + head)[:, None] * DIM + dim[None, :]
     tl.store(out + place, mean.to(out.dtype.element_ty), mask=(index[:, None] < count) & (dim[None, :] < DIM))
+
+
+@triton.jit(do_not_specialize=["first_row", "window", "table_width"])
+def chunk_kernel(
+    queries, kv, scales, blocks, tiles, out, first_row, scale_log2, window, table_width,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, CELL: tl.constexpr, E4M3: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    DOT: tl.constexpr,
+) -> None:  # fmt: skip
+    """Attend with one head of one tile. tiles: [tiles, 4], as `attend_tile` reads each."""
+    attend_tile(
+        tiles + tl.program_id(0).to(tl.int64) * 4, tl.program_id(1), queries, kv, scales, blocks, out, first_row,
+        scale_log2, window, table_width, HEADS, GROUP, DIM, DIM_PAD, BLOCK_TOKENS, BLOCK_ROWS, CELL, E4M3, QUERIES,
+        KEYS, DOT,
+    )  # fmt: skip

@@ -96,9 +96,21 @@ def item_heads(item, GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEADS: tl.cons
 
 
 @triton.jit
+def row_offset(rows, request, WIDTH: tl.constexpr):
+    """Return the distance of a request's row in a step from row number `request`, in numbers. WIDTH: of a row.
+
+    rows: the rows of a step's decoding requests. None: the step has no other rows.
+    """
+    offset = request * 0
+    if rows is not None:
+        offset = (tl.load(rows + request, volatile=True).to(tl.int64) - request) * WIDTH
+    return offset
+
+
+@triton.jit
 def decode_item(
-    item, queries, kv, scales, blocks, lengths, counts, arrivals, parts, sums, out, first_row, scale_log2, window,
-    table_width, splits,
+    item, rows, queries, kv, scales, blocks, lengths, counts, arrivals, parts, sums, out, first_row, scale_log2,
+    window, table_width, splits,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, ROPE: tl.constexpr,
     ROPE_PAD: tl.constexpr, LATENT: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     CELL: tl.constexpr, SPLIT: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr, E4M3: tl.constexpr,
@@ -106,14 +118,16 @@ def decode_item(
 ):  # fmt: skip
     """Attend to the splits of one item. If it is the last one of its request and head tile, merge them all.
 
-    arrivals: finished items of each request and head tile. The merging program sets its count back to 0.
+    rows: see `row_offset`. arrivals: finished items of each request and head tile. The merging program sets its count
+    back to 0.
     """
+    width: tl.constexpr = KV_HEADS * GROUP * (DIM + ROPE)
     token, tile, head, real = item_heads(item, GROUP, KV_HEADS, HEADS)
     first_split, end_split = tl.load(item + 2), tl.load(item + 3)
     tiles: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     length = tl.load(lengths + token)
     visible = tl.maximum(length - window, 0)
-    query = queries + head * (DIM + ROPE)
+    query = queries + row_offset(rows, token, width) + head * (DIM + ROPE)
     q = load_queries(query, real, DIM, DIM_PAD, 0, E4M3, DOT)
     q_rope = q
     if ROPE > 0:
@@ -138,7 +152,8 @@ def decode_item(
         tl.debug_barrier()
         end = (length + SPLIT - 1) // SPLIT
         merge_tile(
-            parts, sums, out, head, real, visible // SPLIT, end, splits, DIM, DIM_PAD, DIM + ROPE, HEADS
+            parts, sums, out + row_offset(rows, token, width), head, real, visible // SPLIT, end, splits, DIM, DIM_PAD,
+            DIM + ROPE, HEADS,
         )  # fmt: skip
         tl.store(count, 0)
 
@@ -160,8 +175,8 @@ def persistent_kernel(
     ticket = tl.atomic_add(counters, 1, sem="relaxed")
     while ticket < items_total:
         decode_item(
-            items + ticket.to(tl.int64) * 4, queries, kv, scales, blocks, lengths, counts, counters + 2, parts, sums,
-            out, first_row, scale_log2, window, table_width, splits, GROUP, KV_HEADS, DIM, DIM_PAD, ROPE,
+            items + ticket.to(tl.int64) * 4, None, queries, kv, scales, blocks, lengths, counts, counters + 2, parts,
+            sums, out, first_row, scale_log2, window, table_width, splits, GROUP, KV_HEADS, DIM, DIM_PAD, ROPE,
             ROPE_PAD, LATENT, BLOCK_TOKENS, BLOCK_ROWS, CELL, SPLIT, KEYS, HEADS, E4M3, DOT,
         )  # fmt: skip
         ticket = tl.atomic_add(counters, 1, sem="relaxed")
