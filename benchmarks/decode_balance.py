@@ -22,7 +22,7 @@ import torch
 
 from baton.compute.decode_sizes import SPLIT_TOKENS
 from baton.compute.torch.kernels.attention_backend import NO_WINDOW
-from baton.compute.triton.persistent import schedule
+from baton.compute.triton.persistent import ITEMS_PER_PROGRAM, schedule
 
 PROGRAMS = 264
 CAPTURED_TOKENS = 65_536
@@ -53,7 +53,9 @@ def loads(work: Iterable[int]) -> list[int]:
 def measure(lengths: list[int], tiles: int, key_bytes: int) -> dict[str, float]:
     """Return the loads of both forms on one batch."""
     splits_max = CAPTURED_TOKENS // SPLIT_TOKENS
-    queue = schedule(torch.tensor(lengths, dtype=torch.int32), tiles, splits_max, NO_WINDOW, PROGRAMS)
+    queue = schedule(
+        torch.tensor(lengths, dtype=torch.int32), tiles, splits_max, NO_WINDOW, PROGRAMS * ITEMS_PER_PROGRAM
+    )
     items = queue.items[: int(queue.counts[0])].tolist()
     queued = [
         (min(end * SPLIT_TOKENS, lengths[request]) - first * SPLIT_TOKENS) * key_bytes

@@ -65,7 +65,7 @@ def compare(
         positions = torch.arange(row.total)
         places = row.blocks[positions // layout.block_tokens], positions % layout.block_tokens
         numbers = torch.randn(row.total, LAYERS, layout.planes, layout.kv_heads, layout.head_dim)
-        kv.data[places[0], :, :, places[1]] = numbers.to(device)
+        kv.data[places[0], :, :, places[1]] = kv.cells(numbers.to(device))
     queries = torch.randn(first, heads, layout.head_dim).to(device)
     expected = [ReferenceBackend().plan(rows, kv).run(layer, queries, window) for layer in range(LAYERS)]
     plan, tolerance = backend.plan(rows, kv), TOLERANCE if device == "cpu" else GPU_TOLERANCE

@@ -9,14 +9,17 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from baton.compute.attention_choice import attention_problem
 from baton.compute.load_engine import choose_engine, load_engine
 from baton.compute.models.card import ModelCard
+from baton.compute.models.dtype import Precision
 from baton.compute.models.resolve import resolve_model
 from baton.compute.torch.engine import TorchEngine
 from baton.compute.torch.load_torch import TorchComputation, load_torch_engine
 from baton.core.config import AttentionName
 from baton.core.errors import ModelError
 from tests.attention_cases import TORCH_WARNINGS
+from tests.dummies import small
 from tests.unit.compute.models import VOCAB, all_logprobs, engine_of, generate, tiny_llama
 
 BLOCKS, BLOCK_TOKENS = 64, 4
@@ -60,6 +63,7 @@ def test_each_attention_backend_gives_the_text_of_the_default(card: ModelCard, a
     [
         ("triton", "cpu", "triton needs a GPU; use --attention-backend sdpa"),
         ("persistent", "cpu", "persistent needs a GPU; use --attention-backend sdpa"),
+        ("fused", "cpu", "fused needs a GPU; use --attention-backend sdpa"),
         ("native", "cuda:0", "native cannot be used: .* the device is cuda:0; use --attention-backend triton"),
     ],
 )
@@ -68,6 +72,16 @@ def test_a_refused_attention_backend_names_another(
 ) -> None:
     with pytest.raises(ModelError, match=words):
         choose_engine(card, card.layout(block_tokens=16, dtype="float32"), device=device, attention=attention)
+
+
+def test_fused_attention_refuses_latents(tmp_path: Path) -> None:
+    latent = resolve_model(small("deepseek-v2-lite", tmp_path), "dummy")
+    layout = latent.layout(block_tokens=16, dtype="bfloat16")
+    with pytest.raises(ModelError, match="fused is not for latent attention; use --attention-backend triton"):
+        choose_engine(latent, layout, device="cuda:0", attention="fused")
+    assert "use --attention-backend triton" in attention_problem(
+        latent, layout, "cuda:0", "fused", Precision("bfloat16", "dense")
+    )
 
 
 def test_flex_attention_refuses_kv_of_another_type(card: ModelCard) -> None:

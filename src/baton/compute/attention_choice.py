@@ -12,8 +12,8 @@ from baton.compute.native.load_native import native_problem
 from baton.core.config import AttentionName
 from baton.decide.kv.layout import SCALED, KVLayout
 
-TRITON_FORMS = ("triton", "persistent")
-"""Names of attention by Triton: decode in two launches per layer, or in one."""
+TRITON_FORMS = ("triton", "persistent", "fused")
+"""Names of attention by Triton: decode in two launches per layer; in one; in one with the chunks of a mixed step."""
 FP8_REASON = "weights are fp8, which the torch engine computes"
 FLEX_HEAD_DIM_MAX, FLEX_BLOCK_TOKENS_MIN = 256, 16
 """Limits of torch's compiled flex kernels for GPUs. Untested: no GPU has run them yet."""
@@ -55,7 +55,7 @@ def attention_problem(
         return f"KV in {layout.dtype} needs the native engine{why}; use --kv-dtype fp8"
     backend = torch_backend(attention, device)
     if backend in TRITON_FORMS:
-        return triton_problem(backend, device)
+        return triton_problem(backend, device, layout)
     return flex_problem(layout, device, precision.dtype) if backend == "flex" else ""
 
 
@@ -66,10 +66,12 @@ def fp8_weights_problem(card: ModelCard) -> str:
     return f"weights = 'fp8' is for models without experts, and {card.name} has experts; use --weights dense"
 
 
-def triton_problem(backend: str, device: str) -> str:
+def triton_problem(backend: str, device: str, layout: KVLayout) -> str:
     """Return why Triton's kernels cannot be used on a device. Empty: they can. backend: one of TRITON_FORMS."""
     if not device.startswith("cuda"):
         return f"--attention-backend {backend} needs a GPU; use --attention-backend sdpa"
+    if backend == "fused" and layout.planes == 1:
+        return "--attention-backend fused is not for latent attention; use --attention-backend triton"
     if importlib.util.find_spec("triton") is None:
         return "decoding on CUDA needs triton, which CUDA builds of PyTorch bring along; install it: pip install triton"
     return ""

@@ -96,7 +96,7 @@ def choose_engine(
     if weights not in ("dense", "fp8"):
         raise ModelError(f"weights = {weights!r} needs the native engine: {problem}; use weights = 'dense'")
     reason = problem if attention == "auto" else ""
-    if attention in TRITON_FORMS and (refusal := triton_problem(attention, device)):
+    if attention in TRITON_FORMS and (refusal := triton_problem(attention, device, layout)):
         raise ModelError(refusal)
     backend = torch_backend(attention, device)
     return EngineChoice(kind="torch", reason=reason, device=device, attention=backend, weights=weights)

@@ -26,7 +26,7 @@ ShortTimeout = Annotated[float, Range(least=0.1, most=86400)]
 DtypeChoice = Literal["auto", "float32", "bfloat16"]
 DEVICE = re.compile(r"auto|cpu|cuda(?::(\d{1,3}))?")
 LoadFormat = Literal["auto", "dummy"]
-AttentionName = Literal["auto", "reference", "native", "sdpa", "triton", "persistent", "flex", "jagged"]
+AttentionName = Literal["auto", "reference", "native", "sdpa", "triton", "persistent", "fused", "flex", "jagged"]
 WeightsChoice = Literal["dense", "stored", "int8", "fp8"]
 
 
@@ -252,7 +252,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     engine. `auto` for `dtype` means bfloat16, except with `dense`."""
     attention_backend: AttentionName = "auto"
     """Implementation of attention. `auto`: `native`, else `triton` on a GPU and `sdpa` on a CPU. `persistent`: `triton`
-    with one decode launch per layer."""
+    with one decode launch per layer. `fused`: with one for prompts and decodes."""
     device: str = "auto"
     """Device of the model: `cpu`, `cuda` or `cuda:N`. `auto`: the first GPU that PyTorch can use, else the CPU."""
     models: tuple[ServedModelConfig, ...] = ()

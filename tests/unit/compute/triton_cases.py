@@ -9,11 +9,13 @@ from __future__ import annotations
 import sys
 
 import torch
+from torch import Tensor
 
 from baton.compute.torch.kernels.layer_ops import HeadNorms, NewTokens
 from baton.compute.torch.kernels.paged_decode import decode_tables
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.compute.torch.kernels.reference import ReferenceBackend
+from baton.compute.triton.fused import FusedBackend, FusedPlan
 from baton.compute.triton.launch import TritonBackend, TritonDecodeKernel, TritonRowProduct
 from baton.compute.triton.layer_ops import TritonOps
 from baton.compute.triton.persistent import PersistentDecodeKernel
@@ -144,6 +146,8 @@ def chunks() -> None:
         for window, mine in found.items():
             worst = float((mine - ReferenceBackend().plan(rows, kv).run(1, queries, window)).abs().max())
             print(f"chunks of heads of {head_dim}, window {window}: {worst:.3e}")
+        differing = fused_differing(rows, kv, queries, found)
+        print(f"same bits in one launch, heads of {head_dim}: {differing:.3e}")
         row = rows[3]  # the same tokens, cut elsewhere
         pieces = [Row(0, 20, row.start, row.blocks[:8]), Row(0, 13, row.start + 20, row.blocks)]
         cut = [
@@ -152,6 +156,25 @@ def chunks() -> None:
         ]
         whole = found[None][row.first : row.first + row.count]
         print(f"same bits in other chunks, heads of {head_dim}: {float((torch.cat(cut) != whole).sum()):.3e}")
+
+
+def fused_differing(rows: list[Row], kv: PagedKV, queries: Tensor, serial: dict[int | None, Tensor]) -> int:
+    """Count the numbers that a mixed step in one launch computes otherwise, in two orders of its work.
+
+    serial: the result of two launches by window. A launch leaves its counters at 0.
+    """
+    backend, differing = FusedBackend(TritonDecodeKernel(products=torch.float32), programs=5), 0
+    for window, expected in serial.items():
+        plan = backend.plan(rows, kv)
+        assert isinstance(plan, FusedPlan)
+        for _ in range(2):
+            differing += int((plan.run(1, queries, window) != expected).sum())
+            differing += int(backend.counters(len(plan.host_lengths) * kv.layout.kv_heads, kv.data.device).sum())
+            plan.tile_numbers[:] = plan.tile_numbers[torch.randperm(len(plan.tile_numbers))]
+            for queue in plan.queues.values():
+                total = int(queue.counts[0])
+                queue.items[:total] = queue.items[torch.randperm(total)]
+    return differing
 
 
 def latent_chunk() -> None:

@@ -21,6 +21,7 @@ from triton.backends.compiler import GPUTarget
 from baton.compute.torch.kernels.layer_ops import NewTokens
 from baton.compute.torch.kernels.paged_decode import DecodeTables
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
+from baton.compute.triton.fused import FusedBackend
 from baton.compute.triton.launch import TritonBackend, TritonDecodeKernel, TritonRowProduct
 from baton.compute.triton.layer_ops import TritonOps
 from baton.compute.triton.persistent import PersistentDecodeKernel
@@ -106,6 +107,20 @@ def chunks(heads: tuple[int, int, int], number: torch.dtype, stored: KVDtype) ->
             plan.run(layer, torch.zeros(tokens, count, head_dim, dtype=number), window)
 
 
+def mixed(heads: tuple[int, int, int], number: torch.dtype, stored: KVDtype) -> None:
+    """Launch steps of a chunk and decoding requests with tables of several widths, in two layers, with windows."""
+    count, kv_heads, head_dim = heads
+    layout = KVLayout(layers=2, kv_heads=kv_heads, head_dim=head_dim, block_tokens=16, dtype=stored)
+    kv = PagedKV(torch.zeros(layout.block_bytes, dtype=torch.uint8), layout)
+    backend = FusedBackend(TritonDecodeKernel(products=number), programs=264, pools=256)
+    for start, tokens in ((0, 70), (16, 2), (8192, 500)):
+        blocks = torch.zeros(-(-(start + tokens) // 16), dtype=torch.int64)
+        rows = [Row(index, 1, start, blocks) for index in range(1 + start % 5)]
+        plan = backend.plan([*rows, Row(len(rows), tokens, start, blocks)], kv)
+        for layer, window in ((0, None), (1, 16), (1, 30)):
+            plan.run(layer, torch.zeros(len(rows) + tokens, count, head_dim, dtype=number), window)
+
+
 def layers(heads: tuple[int, int, int], number: torch.dtype, stored: KVDtype) -> None:
     """Launch the operations between the products of a layer."""
     count, kv_heads, head_dim = heads
@@ -142,6 +157,7 @@ def main() -> None:
                             layers(heads, number, stored)
                         if not rope_dim and (stored == plain or sys.argv[2] == "all"):
                             chunks(heads, number, stored)  # those of fp8 take 5 s of CPU for each shape
+                            mixed(heads, number, stored)
         device.case = f"experts {name}"
         TritonRowProduct()(torch.zeros(2, 2048, dtype=number), torch.zeros(4, 768, 2048, dtype=number),
                            torch.zeros(4, dtype=torch.int64))  # fmt: skip

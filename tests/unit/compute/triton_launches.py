@@ -1,7 +1,8 @@
-"""Run by test_triton_decode.py in a process of its own: count the launches of a decode step without a GPU.
+"""Run by test_triton_decode.py in a process of its own: count the launches of a step without a GPU.
 
-A model decodes over CPU tensors with the kernels of a GPU. Triton's launches are counted by a driver without a device,
-torch's by their operators; views and allocations launch nothing. Prints the launches of one layer.
+A model decodes over CPU tensors with the kernels of a GPU, then computes a mixed step in each form. Triton's launches
+are counted by a driver without a device, torch's by their operators; views and allocations launch nothing. Prints the
+launches of one layer.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from baton.compute.models.open_model import open_model
 from baton.compute.models.resolve import resolve_model
 from baton.compute.torch.kernels.paged_decode import DecodeTables
-from baton.compute.torch.kernels.paged_kv import PagedKV
+from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.compute.torch.layers.attention import PlannedStep
 from baton.compute.torch.layers.decoder import Decoder
 from baton.compute.torch.layers.tensor_loader import TensorLoader
@@ -63,8 +64,8 @@ class CountedOperators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def launches(name: str, layers: int, device: CountingDevice) -> list[str]:
-    """Return the names of the launches of a decode step of a model with this many layers."""
+def launches(name: str, layers: int, device: CountingDevice) -> dict[str, list[str]]:
+    """Return the launches of a model with this many layers: of a decode step, and of a mixed step in each form."""
     with tempfile.TemporaryDirectory() as folder:
         card = resolve_model(small(name, Path(folder), num_hidden_layers=layers, head_dim=64), "dummy")
         config, weights = open_model(card)
@@ -77,20 +78,31 @@ def launches(name: str, layers: int, device: CountingDevice) -> list[str]:
     zeros = torch.zeros(REQUESTS, dtype=torch.int32)
     slots = kv.decode_slots(zeros, tables.blocks, tables.lengths)
     step = PlannedStep(zeros, slots, kv, kernels.decode.plan(tables, kv))
+    found = {"decode": counted(device, lambda: model.compute(zeros, model.attention.begin_decode(step)))}
+    rows = [Row(0, 1, 0, torch.tensor([0])), Row(1, REQUESTS - 1, 0, torch.tensor([1]))]
+    for form in ("triton", "fused"):
+        backend = triton_kernels(config, torch.bfloat16, form).backend
+        found[form] = counted(device, lambda: model.forward(zeros, rows, kv, backend))  # noqa: B023 (called at once)
+    return found
+
+
+def counted(device: CountingDevice, compute: Callable[[], object]) -> list[str]:
+    """Return the sorted names of the launches of a computation."""
     device.launched.clear()
-    with torch.inference_mode(), CountedOperators() as counted:
-        model.compute(zeros, model.attention.begin_decode(step))
-    return device.launched + counted.launched
+    with torch.inference_mode(), CountedOperators() as operators:
+        compute()
+    return sorted(device.launched + operators.launched)
 
 
 def main() -> None:
     device = CountingDevice()
     triton.runtime.driver.set_active(device)
     for name in sys.argv[1:]:
-        one, two = (sorted(launches(name, layers, device)) for layers in (1, 2))
-        for launch in one:
-            two.remove(launch)
-        print(f"{name}: {len(two)} {' '.join(two)}")
+        one, two = (launches(name, layers, device) for layers in (1, 2))
+        for step, launched in two.items():
+            for launch in one[step]:
+                launched.remove(launch)
+            print(f"{name} {step}: {len(launched)} {' '.join(launched)}")
 
 
 if __name__ == "__main__":

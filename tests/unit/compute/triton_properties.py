@@ -1,8 +1,10 @@
-"""Random decode batches in Triton's interpreter against the formula (hypothesis), for `triton_cases`."""
+"""Random batches in Triton's interpreter against the formula (hypothesis), for `triton_cases`."""
 
 from __future__ import annotations
 
 import torch
+import triton
+import triton.language as tl
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -10,9 +12,12 @@ from baton.compute.decode_sizes import SPLIT_TOKENS
 from baton.compute.torch.kernels.paged_decode import DecodeTables
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.compute.torch.kernels.reference import ReferenceBackend
-from baton.compute.triton.launch import NO_WINDOW, TritonDecodeKernel
-from baton.compute.triton.persistent import PersistentDecodeKernel, schedule
+from baton.compute.triton.fused import FLOP_PER_BYTE, FusedBackend, items_wanted
+from baton.compute.triton.fused_kernel import take_work
+from baton.compute.triton.launch import NO_WINDOW, Tile, TritonDecodeKernel
+from baton.compute.triton.persistent import ITEMS_PER_PROGRAM, PersistentDecodeKernel, schedule
 from baton.decide.kv.layout import KVDtype, KVLayout
+from tests.attention_cases import compare
 
 LAYERS = 2
 TOLERANCE = 2e-4
@@ -61,7 +66,8 @@ def check(
 def check_queue(lengths: list[int], tiles: int, window: int, programs: int) -> None:
     """Every visible split of a request is in one item of each head tile. Long items come before short ones."""
     spans = [(max(0, length - window) // SPLIT_TOKENS, -(-length // SPLIT_TOKENS)) for length in lengths]
-    found = schedule(torch.tensor(lengths, dtype=torch.int32), tiles, max(end for _, end in spans), window, programs)
+    splits_max, wanted = max(end for _, end in spans), programs * ITEMS_PER_PROGRAM
+    found = schedule(torch.tensor(lengths, dtype=torch.int32), tiles, splits_max, window, wanted)
     items = found.items[: int(found.counts[0])].tolist()
     for request, (first, end) in enumerate(spans):
         for tile in range(tiles):
@@ -76,11 +82,95 @@ def check_queue(lengths: list[int], tiles: int, window: int, programs: int) -> N
     rest = [size for size, last in zip(keys, is_last, strict=True) if last]
     assert rest == sorted(rest, reverse=True)
     work = sum(end - first for first, end in spans) * tiles
-    assert longest <= max(1, work // (programs * 16))
+    assert longest <= max(1, work // wanted)
+
+
+@triton.jit
+def work_kernel(counters, tiles_total, items_total, taken) -> None:
+    """Write the work that one program takes to taken, in its order."""
+    work = take_work(counters, tiles_total, items_total, 1)
+    while work < tiles_total + items_total:
+        tl.store(taken, work)
+        taken += 1
+        work = take_work(counters, tiles_total, items_total, 1)
+
+
+def check_tickets(tiles: int, items: int) -> None:
+    """All work is taken once, each kind in its order, and no kind is ahead of the other by more than one piece."""
+    taken = torch.full((tiles + items,), -1, dtype=torch.int32)
+    work_kernel[(1,)](torch.zeros(4, dtype=torch.int32), tiles, items, taken)
+    assert [work for work in taken.tolist() if work < tiles] == list(range(tiles))
+    assert [work for work in taken.tolist() if work >= tiles] == list(range(tiles, tiles + items))
+    ahead = torch.arange(1, tiles + items + 1) * tiles - (taken < tiles).cumsum(0) * (tiles + items)
+    assert bool((ahead.abs() <= tiles + items).all())
+
+
+def check_item_size(contexts: list[int], chunk_end: int, queries: int) -> None:
+    """The items of a mixed step take between half as long as a tile and as long, if they are longer than a split."""
+    layout = KVLayout(layers=2, kv_heads=8, head_dim=128, block_tokens=16, dtype="bfloat16")
+    tiles = [Tile(0, chunk_end - queries, queries, 0)]
+    wanted = items_wanted(tiles, queries, contexts, NO_WINDOW, layout)
+    counts = schedule(torch.tensor(contexts, dtype=torch.int32), 8, 128, NO_WINDOW, wanted)
+    longest = max(end - first for _, _, first, end in counts.items[: int(counts.counts[0])].tolist())
+    item_s = longest * SPLIT_TOKENS * 512 * FLOP_PER_BYTE  # in units of a FLOP's time
+    tile_s = 4 * 128 * queries * chunk_end
+    assert longest == 1 or item_s <= tile_s
+    assert longest == max(contexts) // SPLIT_TOKENS or item_s > tile_s / 2
 
 
 def run(examples: int) -> None:
-    """Compare this many batches, and one beyond 32-bit offsets. Print the number of batches that were equal."""
+    """Compare this many batches of each kind, and one beyond 32-bit offsets. Print how many were equal."""
+    mixed_steps(examples)
+    decode_steps(examples)
+
+
+def mixed_steps(examples: int) -> None:
+    """Chunks and decoding requests in one launch."""
+
+    @settings(
+        max_examples=examples, deadline=None, derandomize=True, database=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )  # fmt: skip
+    @given(
+        heads=st.sampled_from(GROUPED),
+        block_tokens=st.sampled_from([8, 16, 32, 64, 128]),
+        sizes=st.tuples(
+            st.tuples(st.just(1), st.sampled_from([0, 7, 32, 129, 511, 513])),
+            st.tuples(st.sampled_from([2, 17, 40]), st.sampled_from([0, 5, 64, 130])),
+            st.tuples(st.sampled_from([1, 1, 3]), st.integers(0, 40)),
+        ).flatmap(st.permutations),
+        window=st.sampled_from([None, 1, 30, 512]),
+        dtype=st.sampled_from(["float32", "fp8", "bfloat16"]),
+    )
+    def equal(
+        heads: tuple[int, int, int], block_tokens: int, sizes: list[tuple[int, int]], window: int | None, dtype: KVDtype
+    ) -> None:
+        count, kv_heads, head_dim = heads
+        layout = KVLayout(
+            layers=LAYERS, kv_heads=kv_heads, head_dim=head_dim, block_tokens=block_tokens, dtype=dtype
+        )  # fmt: skip
+        compare(FusedBackend(TritonDecodeKernel(torch.float32), programs=3), sizes, layout, count, window)
+
+    @settings(max_examples=2 * examples, deadline=None, derandomize=True, database=None)
+    @given(tiles=st.integers(1, 40), items=st.integers(1, 40))
+    def taken(tiles: int, items: int) -> None:
+        check_tickets(tiles, items)
+
+    @settings(max_examples=4 * examples, deadline=None, derandomize=True, database=None)
+    @given(
+        contexts=st.lists(st.integers(1, 64).map(lambda splits: splits * SPLIT_TOKENS), min_size=1, max_size=9),
+        chunk_end=st.integers(64, 60_000),
+    )
+    def sized(contexts: list[int], chunk_end: int) -> None:
+        check_item_size(contexts, chunk_end, 64)
+
+    equal()
+    taken()
+    sized()
+
+
+def decode_steps(examples: int) -> None:
+    """Splits of decoding requests, in two launches and in one."""
     done = 0
 
     @settings(

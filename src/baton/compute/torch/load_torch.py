@@ -159,6 +159,7 @@ class DeviceKernels:
 def triton_kernels(config: ModelConfig, dtype: torch.dtype, name: str = "triton") -> DeviceKernels:
     """Return Triton's kernels for a model. name: see TRITON_FORMS. Raises ModelError if triton is not installed."""
     try:
+        from baton.compute.triton.fused import FusedBackend, ticket_pools
         from baton.compute.triton.launch import TritonBackend, TritonDecodeKernel, TritonRowProduct
         from baton.compute.triton.layer_ops import TritonOps
         from baton.compute.triton.persistent import PersistentDecodeKernel, resident_programs
@@ -171,4 +172,6 @@ def triton_kernels(config: ModelConfig, dtype: torch.dtype, name: str = "triton"
         kernel = PersistentDecodeKernel(products=dtype, rope_dim=rope_dim, programs=resident_programs())
     else:
         kernel = TritonDecodeKernel(products=dtype, rope_dim=rope_dim)
-    return DeviceKernels(TritonBackend(kernel), kernel, TritonRowProduct(), TritonOps())
+    is_fused = name == "fused"
+    backend = FusedBackend(kernel, resident_programs(), ticket_pools()) if is_fused else TritonBackend(kernel)
+    return DeviceKernels(backend, kernel, TritonRowProduct(), TritonOps())

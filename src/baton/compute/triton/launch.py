@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import triton
@@ -63,11 +63,11 @@ class DecodeShape:
         """Return the sizes for queries [tokens, heads, width] over an arena."""
         layout, (_, heads, width) = kv.layout, queries.shape
         group, dim, rope = heads // layout.kv_heads, width - kernel.rope_dim, kernel.rope_dim
-        head_rows = DOT_MIN if kernel.products == torch.float32 else min(BLOCK_HEADS_MAX, _padded(group))
-        keys, warps = tile_of(head_rows, _padded(dim), kernel.products, layout.dtype)
+        head_rows = DOT_MIN if kernel.products == torch.float32 else min(BLOCK_HEADS_MAX, padded(group))
+        keys, warps = tile_of(head_rows, padded(dim), kernel.products, layout.dtype)
         constants = {
-            "GROUP": group, "KV_HEADS": layout.kv_heads, "DIM": dim, "DIM_PAD": _padded(dim), "ROPE": rope,
-            "ROPE_PAD": _padded(rope), "LATENT": layout.planes == 1, "BLOCK_TOKENS": layout.block_tokens,
+            "GROUP": group, "KV_HEADS": layout.kv_heads, "DIM": dim, "DIM_PAD": padded(dim), "ROPE": rope,
+            "ROPE_PAD": padded(rope), "LATENT": layout.planes == 1, "BLOCK_TOKENS": layout.block_tokens,
             "BLOCK_ROWS": kv.block_rows, "CELL": kv.cell, "SPLIT": SPLIT_TOKENS, "KEYS": keys, "HEADS": head_rows,
             "E4M3": layout.dtype == "fp8", "DOT": TRITON_DTYPES[kernel.products],
         }  # fmt: skip
@@ -112,7 +112,7 @@ class TritonDecodePlan:
         )  # fmt: skip
         merge_kernel[(tokens, heads)](
             parts, sums, self.tables.lengths, out, back, splits,
-            HEADS=heads, DIM=shape.dim, DIM_PAD=_padded(shape.dim), OUT_DIM=width, SPLIT=SPLIT_TOKENS,
+            HEADS=heads, DIM=shape.dim, DIM_PAD=padded(shape.dim), OUT_DIM=width, SPLIT=SPLIT_TOKENS,
         )  # fmt: skip
         return out.flatten(1)
 
@@ -130,13 +130,13 @@ class TritonChunkPlan:
         """Run attention. Rows of the result that belong to no chunk are not written."""
         layout, queries = self.kv.layout, queries.contiguous()
         _, heads, dim = queries.shape
-        rows, keys, warps = chunk_tile_of(_padded(dim), self.products, layout.dtype)
+        rows, keys, warps = chunk_tile_of(padded(dim), self.products, layout.dtype)
         out = torch.empty_like(queries)
         chunk_kernel[(len(self.tiles), heads)](
             queries, self.kv.data, self.kv.scales, self.blocks, self.tiles, out,
             layer * layout.planes * layout.block_tokens,
             dim**-0.5 * math.log2(math.e), NO_WINDOW if window is None else window, self.blocks.shape[1],
-            HEADS=heads, GROUP=heads // layout.kv_heads, DIM=dim, DIM_PAD=_padded(dim),
+            HEADS=heads, GROUP=heads // layout.kv_heads, DIM=dim, DIM_PAD=padded(dim),
             BLOCK_TOKENS=layout.block_tokens, BLOCK_ROWS=self.kv.block_rows, CELL=self.kv.cell,
             E4M3=layout.dtype == "fp8", QUERIES=rows, KEYS=keys, DOT=TRITON_DTYPES[self.products], num_warps=warps,
             maxnreg=FLOAT32_REGISTERS if self.products == torch.float32 else None,
@@ -162,15 +162,35 @@ class TritonBackend:
         )
 
     def _chunks(self, rows: Sequence[Row], kv: PagedKV) -> TritonChunkPlan:
-        size, _, _ = chunk_tile_of(_padded(kv.layout.head_dim), self.kernel.products, kv.layout.dtype)
-        tiles = [
-            (row.first + offset, row.start + offset, min(size, row.count - offset), index)
-            for index, row in enumerate(rows)
-            for offset in range(0, row.count, size)
-        ]
+        size, _, _ = chunk_tile_of(padded(kv.layout.head_dim), self.kernel.products, kv.layout.dtype)
         device = kv.data.device
-        numbers = torch.tensor(tiles, dtype=torch.int32, device=device)
+        numbers = torch.tensor(tiles_of(rows, size), dtype=torch.int32, device=device)
         return TritonChunkPlan(numbers, padded_blocks(rows, device), kv, self.kernel.products)
+
+
+class Tile(NamedTuple):
+    """Successive tokens of a chunk."""
+
+    first: int
+    """Row of the step."""
+    start: int
+    """Position in the request."""
+    count: int
+    request: int
+    """Row of the block tables."""
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+
+def tiles_of(chunks: Sequence[Row], size: int, first_table: int = 0) -> list[Tile]:
+    """Divide chunks into tiles of `size` tokens. first_table: row of the first chunk in the block tables."""
+    return [
+        Tile(row.first + offset, row.start + offset, min(size, row.count - offset), first_table + index)
+        for index, row in enumerate(chunks)
+        for offset in range(0, row.count, size)
+    ]
 
 
 def _single_tokens(row: Row, block_tokens: int) -> list[Row]:
@@ -234,7 +254,7 @@ def registers_of(products: torch.dtype, warps: int, stored: KVDtype, *, is_large
     return 255 if warps <= 8 else None
 
 
-def _padded(size: int) -> int:
+def padded(size: int) -> int:
     """Return the size rounded up to one that a matrix instruction takes: a power of two, at least 16."""
     return max(DOT_MIN, triton.next_power_of_2(size))
 

@@ -26,14 +26,34 @@ REQUESTS_PAD_MIN = 128
 
 PROGRAMS_PER_PROCESSOR = 2
 """Programs that one multiprocessor of a GPU runs at a time, about."""
-PROGRAMS_WITHOUT_DEVICE = 8
+PROCESSORS_WITHOUT_DEVICE = 4
+
+
+def processors() -> int:
+    """Return the number of multiprocessors of the current GPU."""
+    if not torch.cuda.is_available():
+        return PROCESSORS_WITHOUT_DEVICE
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
 
 
 def resident_programs() -> int:
     """Return the number of programs that the current GPU runs at a time, about."""
-    if not torch.cuda.is_available():
-        return PROGRAMS_WITHOUT_DEVICE
-    return PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+    return PROGRAMS_PER_PROCESSOR * processors()
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Counters that kernels set back to zero at the end of a launch."""
+
+    _zeros: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+    """By size: one entry per power of two. Captured graphs keep using their entry."""
+
+    def of(self, size: int, device: torch.device) -> Tensor:
+        """Return zeros: [size or more] int32."""
+        size = triton.next_power_of_2(size)
+        if size not in self._zeros:
+            self._zeros[size] = torch.zeros(size, dtype=torch.int32, device=device)
+        return self._zeros[size]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +62,12 @@ class PersistentDecodeKernel:
 
     products: torch.dtype
     rope_dim: int = 0
-    programs: int = PROGRAMS_WITHOUT_DEVICE
+    programs: int = PROGRAMS_PER_PROCESSOR * PROCESSORS_WITHOUT_DEVICE
     """Programs of a launch: about as many as the device runs at a time. Any number gives the same bits."""
-    _counters: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
-    """Zeros between launches, by size: one entry per power of two. Captured graphs keep using their entry."""
+    counters: Counters = field(default_factory=Counters)
 
     def plan(self, tables: DecodeTables, kv: PagedKV) -> PersistentDecodePlan:
         return PersistentDecodePlan(tables, kv, self)
-
-    def counters(self, head_tiles: int, device: torch.device) -> Tensor:
-        """Return zeros: two counters of the queue, then one for each head tile of the batch's requests.
-
-        Every launch sets them back to zero.
-        """
-        size = triton.next_power_of_2(head_tiles + 2)
-        if size not in self._counters:
-            self._counters[size] = torch.zeros(size, dtype=torch.int32, device=device)
-        return self._counters[size]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +96,8 @@ class PersistentDecodePlan:
         partial = splits_shape(tokens, heads, self.tables.blocks.shape[1] * kv.layout.block_tokens)
         back = NO_WINDOW if window is None else window
         if back not in self.queues:
-            self.queues[back] = schedule(self.tables.lengths, shape.tiles, partial[-1], back, self.kernel.programs)
+            wanted = self.kernel.programs * ITEMS_PER_PROGRAM
+            self.queues[back] = schedule(self.tables.lengths, shape.tiles, partial[-1], back, wanted)
         queue = self.queues[back]
         parts = queries.new_empty((*partial, shape.dim), dtype=torch.float32)
         sums = queries.new_empty(partial, dtype=torch.float32)
@@ -96,7 +106,7 @@ class PersistentDecodePlan:
             shape.constants["KEYS"] = WIDE_KEYS
         persistent_kernel[(self.kernel.programs,)](
             queries, kv.data, kv.scales, self.tables.blocks, self.tables.lengths, queue.counts, queue.items,
-            self.kernel.counters(tokens * shape.tiles, queries.device), parts, sums, out,
+            self.kernel.counters.of(2 + tokens * shape.tiles, queries.device), parts, sums, out,
             layer * kv.layout.planes * kv.layout.block_tokens, width**-0.5 * math.log2(math.e), back,
             self.tables.blocks.shape[1], partial[-1],
             **shape.constants, num_warps=shape.warps,
@@ -105,16 +115,16 @@ class PersistentDecodePlan:
         return out.flatten(1)
 
 
-def schedule(lengths: Tensor, tiles: int, splits_max: int, window: int, programs: int) -> Queue:
+def schedule(lengths: Tensor, tiles: int, splits_max: int, window: int, items_wanted: int) -> Queue:
     """Return the queue of a decode step. lengths: [requests] int32, in tokens, on the device. splits_max: of a request.
 
-    tiles: head tiles of a request. window: in tokens. programs: that take items from the queue.
+    tiles: head tiles of a request. window: in tokens. items_wanted: about as many items, if there are enough splits.
     """
     requests = len(lengths)
     counts = torch.empty(1 + requests, dtype=torch.int32, device=lengths.device)
     items = torch.empty(requests * max(1, splits_max) * tiles, 4, dtype=torch.int32, device=lengths.device)
     schedule_kernel[(requests,)](
-        lengths, counts, items, requests, window, programs * ITEMS_PER_PROGRAM,
+        lengths, counts, items, requests, window, items_wanted,
         TILES=tiles, TILES_PAD=triton.next_power_of_2(tiles), SPLIT=SPLIT_TOKENS,
         REQUESTS_PAD=max(REQUESTS_PAD_MIN, triton.next_power_of_2(requests)),
     )  # fmt: skip
