@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from baton.compute.ranks.context_attention import ContextBackend
 from baton.compute.torch.kernels.paged_kv import BlockPart, PagedKV, Row
+from baton.compute.torch.kernels.reference import ReferenceBackend
 from baton.compute.torch.layers.collectives import SingleRank
 
 
@@ -55,7 +56,7 @@ class ContextRanksPlan:
                 memory = torch.empty(layout.block_bytes * len(kv.data), dtype=torch.uint8)
                 own = PagedKV(memory, layout, part)
                 own.data.copy_(kv.data[:, :, :, tokens.start : tokens.stop, head : head + 1])
-                self.plans.append(ContextBackend(exchange).plan(rows, own))
+                self.plans.append(ContextBackend(exchange, ReferenceBackend()).plan(rows, own))
 
     def run(self, layer: int, queries: Tensor, window: int | None) -> Tensor:
         tokens, ranks, found = len(queries), len(self.ranks[0]), []

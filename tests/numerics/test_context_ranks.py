@@ -73,12 +73,15 @@ def test_ranks_that_share_tokens_give_the_log_probabilities_of_one_rank(name: st
         assert layout.block_bytes == alone.layout.block_bytes * max(1, holders // layout.kv_heads)
 
 
-@pytest.mark.parametrize("window", [None, 11])
-def test_a_ragged_batch_gives_the_text_of_one_rank(window: int | None, tmp_path: Path) -> None:
+ONE_HEAD_WINDOW = transformers.MistralConfig(**TINY | {"num_key_value_heads": 1}, sliding_window=11)
+
+
+@pytest.mark.parametrize(
+    "config", [ONE_HEAD, ONE_HEAD_WINDOW, CONFIGS["deepseek2_lite"]], ids=["full", "window", "latent"]
+)
+def test_a_ragged_batch_gives_the_text_of_one_rank(config: transformers.PretrainedConfig, tmp_path: Path) -> None:
     """Requests of 1 to 57 tokens decode beside chunks that begin within a block; the rest of the arena is NaN."""
-    kind = transformers.LlamaConfig if window is None else transformers.MistralConfig
-    options = {} if window is None else {"sliding_window": window}
-    tiny_model(kind(**TINY | {"num_key_value_heads": 1}, **options)).save_pretrained(tmp_path)
+    tiny_model(config).save_pretrained(tmp_path)
     card = resolve_model(str(tmp_path))
     prompts = [TOKENS[:1], TOKENS[3:7], TOKENS[5:62], TOKENS[2:40], TOKENS[9:19]]
     tables = [range(16 * index, 16 * index + 16) for index in range(len(prompts))]

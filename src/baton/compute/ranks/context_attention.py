@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from baton.compute.torch.kernels.attention_backend import AttentionBackend, AttentionPlan
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.compute.torch.kernels.torch_sdpa import LENGTH_RATIO_MIN, SCRATCH_BYTES, TILE_QUERIES
 from baton.compute.torch.layers.collectives import Collectives
@@ -26,9 +27,11 @@ class ContextBackend:
     """Implements `AttentionBackend` for a rank that holds some tokens of one KV head."""
 
     collectives: Collectives
+    whole: AttentionBackend
+    """Computes attention to KV of which this rank has all tokens, such as an expanded latent."""
 
-    def plan(self, rows: Sequence[Row], kv: PagedKV) -> ContextPlan:
-        return ContextPlan(rows, kv, self.collectives)
+    def plan(self, rows: Sequence[Row], kv: PagedKV) -> AttentionPlan:
+        return ContextPlan(rows, kv, self.collectives) if kv.part.is_shared else self.whole.plan(rows, kv)
 
 
 @dataclass(frozen=True, slots=True)

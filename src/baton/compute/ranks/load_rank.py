@@ -189,7 +189,7 @@ def load_rank(
         kernels = triton_kernels(part, number)
         backend, loader = kernels.backend, TensorLoader(weights, number, device, kernels.row_product, kernels.ops)
     if place.context > 1:
-        backend = ContextBackend(collectives)
+        backend = ContextBackend(collectives, backend)
     with torch.inference_mode():
         model = Decoder(part, loader, collectives)
     kv = PagedKV(memory, rank_layout(layout, place), arena.part)

@@ -18,8 +18,10 @@ from torch.nn import functional
 from baton.compute.models.model_config import Latent
 from baton.compute.torch.kernels.attention_backend import AttentionBackend, AttentionPlan
 from baton.compute.torch.kernels.paged_kv import TORCH_DTYPES, PagedKV, Row
+from baton.compute.torch.layers.collectives import Collectives, SingleRank
 from baton.decide.kv.layout import KVLayout
 
+ALONE = SingleRank()
 EXPANDED_BYTES = 64 << 20
 """The maximum size of the expanded keys and values of the heads that are computed together."""
 
@@ -62,6 +64,8 @@ class LatentPlan:
     """Slices in the expanded form."""
     backend: AttentionBackend | None = None
     """Computes the chunks over their expanded keys and values. None: there are no chunks."""
+    collectives: Collectives = ALONE
+    """Gathers the latents of chunks from the ranks that share their tokens."""
     _scratch: dict[tuple[int, int], _Expanded] = field(default_factory=dict[tuple[int, int], "_Expanded"])
     """Memory and plans of expanded slices, by (first row of the slice in the step, number of heads)."""
 
@@ -90,11 +94,15 @@ class LatentPlan:
         return torch.bmm(read.transpose(0, 1), up.values).transpose(0, 1)
 
     def _expanded(self, row: Row, layer: int, queries: Tensor, up: UpProjection) -> Tensor:
-        """Return [count, heads, value_dim] of one slice. queries: [count, heads, nope_dim + rope_dim]."""
+        """Return [count, heads, value_dim] of one slice. queries: [count, heads, nope_dim + rope_dim].
+
+        Every rank expands the latents of all tokens, for its own heads.
+        """
         kv, latent = self.kv, self.latent
         nope, width = latent.nope_dim, latent.nope_dim + latent.rope_dim
         scratch = kv.data.new_empty(len(row.blocks) * kv.layout.block_tokens * kv.cell)
-        cached = kv.gather(kv.planes(row.blocks) + layer, scratch).view(-1, kv.cell)
+        own = kv.gather(kv.planes(row.blocks) + layer, scratch).view(len(row.blocks), -1, kv.cell)
+        cached = self.collectives.gather_context(own).transpose(0, 1).reshape(-1, kv.cell)
         compressed, positioned = kv.numbers(cached, queries.dtype).split((latent.kv_rank, latent.rope_dim), -1)
         head_dim = max(width, latent.value_dim)
         # Plans scale scores by head_dim ** -0.5, so the queries are scaled to give `score_scale` in total.
@@ -121,7 +129,7 @@ class LatentPlan:
         if key not in self._scratch:
             assert self.backend is not None, "a plan with chunks has their backend"
             layout = KVLayout(
-                layers=1, kv_heads=heads, head_dim=head_dim, block_tokens=self.kv.layout.block_tokens,
+                layers=1, kv_heads=heads, head_dim=head_dim, block_tokens=self.kv.part.block_tokens,
                 dtype=next(name for name, dtype in TORCH_DTYPES.items() if dtype == queries.dtype),
             )  # fmt: skip
             memory = torch.zeros(len(row.blocks) * layout.block_bytes, dtype=torch.uint8, device=queries.device)
@@ -139,17 +147,16 @@ class _Expanded:
     plan: AttentionPlan
 
 
-def plan_latent(rows: Sequence[Row], kv: PagedKV, backend: AttentionBackend, latent: Latent) -> LatentPlan:
-    """Return the plan of a step, in which every slice uses its cheaper form: absorbed or expanded.
-
-    Ranks that share the tokens use the absorbed form, because expansion needs all latents of a slice.
-    """
+def plan_latent(
+    rows: Sequence[Row], kv: PagedKV, backend: AttentionBackend, latent: Latent, collectives: Collectives = ALONE
+) -> LatentPlan:
+    """Return the plan of a step, in which every slice uses its cheaper form: absorbed or expanded."""
     chunks: list[Row] = []
     short: list[Row] = []
     picked: list[Tensor] = []
     first = 0
     for row in rows:
-        if not kv.part.is_shared and expansion_is_cheaper(row, latent):
+        if expansion_is_cheaper(row, latent):
             chunks.append(row)
         else:
             short.append(replace(row, first=first))
@@ -162,4 +169,5 @@ def plan_latent(rows: Sequence[Row], kv: PagedKV, backend: AttentionBackend, lat
         short_tokens=torch.cat(picked).to(kv.data.device) if picked else torch.empty(0, dtype=torch.int64),
         chunks=chunks,
         backend=backend,
+        collectives=collectives,
     )

@@ -49,7 +49,7 @@ class Decoder:
         self._ops = loader.ops
         first_stage = self._collectives.place.first_stage
         self._vocab = load_vocab_layers(config, loader, self._collectives) if first_stage else None
-        self.attention: Attention = _load_attention(config, loader)
+        self.attention: Attention = _load_attention(config, loader, self._collectives)
         self._layers = [_load_layer(config, loader, self._collectives, layer) for layer in range(config.layers)]
         self._norm = loader.tensor("model.norm.weight")
 
@@ -111,9 +111,9 @@ class Decoder:
         return self._vocab.project(self.final(hidden))
 
 
-def _load_attention(config: ModelConfig, loader: TensorLoader) -> Attention:
+def _load_attention(config: ModelConfig, loader: TensorLoader, ranks: Collectives) -> Attention:
     if config.latent is not None:
-        return LatentAttention(config, config.latent, loader)
+        return LatentAttention(config, config.latent, loader, ranks)
     return GroupedAttention(config, loader)
 
 

@@ -17,6 +17,7 @@ from baton.compute.torch.kernels.linear import Linear
 from baton.compute.torch.kernels.norm import rms_norm
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row
 from baton.compute.torch.layers.attention import PlannedStep, positions_of
+from baton.compute.torch.layers.collectives import Collectives
 from baton.compute.torch.layers.rope import Rotary
 from baton.compute.torch.layers.tensor_loader import TensorLoader
 
@@ -38,17 +39,18 @@ class _LatentLayer:
 class LatentAttention:
     """Implements `Attention` with one cached latent vector per token."""
 
-    def __init__(self, config: ModelConfig, latent: Latent, loader: TensorLoader) -> None:
+    def __init__(self, config: ModelConfig, latent: Latent, loader: TensorLoader, collectives: Collectives) -> None:
         self.heads = config.heads
         self.ops = loader.ops
         self.latent = latent
+        self._collectives = collectives
         self.layers = [
             _load(config, latent, loader, f"model.layers.{layer}.self_attn.") for layer in range(config.layers)
         ]
         self._rotary = Rotary(config, dtype=loader.dtype, device=loader.device)
 
     def begin(self, rows: Sequence[Row], kv: PagedKV, backend: AttentionBackend) -> LatentPass:
-        plan = plan_latent(rows, kv, backend, self.latent)
+        plan = plan_latent(rows, kv, backend, self.latent, self._collectives)
         return self._begin(positions_of(rows, kv.data.device), kv.slots(rows), plan)
 
     def begin_decode(self, step: PlannedStep) -> LatentPass:
