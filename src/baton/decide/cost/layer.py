@@ -56,8 +56,7 @@ class AttentionCost:
         latent = self.model.latent
         if latent is None:
             return 0.0
-        cached = max(0.0, (pairs - tokens * (mean + 1) / 2) / mean)
-        return 2 * cached * latent.kv_lora * self.model.heads * (latent.nope + latent.v)
+        return 2 * _cached_tokens(tokens, mean, pairs) * latent.kv_lora * self.model.heads * (latent.nope + latent.v)
 
     def ring_s(self, *, tokens: float, beside_s: float) -> float:
         """Return the seconds that attention over prompt tokens waits for KV of the other context-parallel ranks.
@@ -81,6 +80,27 @@ class AttentionCost:
         size_bytes = VALUE_BYTES * queries * self.model.heads / self.parallel.tp * width
         return self.hardware.all_reduce_s(size_bytes, self.parallel.cp)
 
+    def share_s(self, queries: float) -> float:
+        """Return the seconds in which ranks that share the tokens of a KV head gather queries and exchange results.
+
+        Each moves (dcp - 1) / dcp of the values of the group, so both together move what an all-reduce moves.
+        """
+        parallel, latent = self.parallel, self.model.latent
+        if parallel.dcp == 1 or queries <= 0:
+            return 0.0
+        width = latent.kv_lora + latent.rope if latent is not None else self.model.head_dim
+        heads = self.model.heads / parallel.tp * parallel.dcp
+        return self.hardware.all_reduce_s(VALUE_BYTES * queries * heads * width, parallel.dcp)
+
+    def share_prompts_s(self, *, tokens: float, chunks: float, pairs: float) -> float:
+        """Return the seconds of their exchange for prompts: as for decodes, but they gather latents (MLA)."""
+        parallel, latent = self.parallel, self.model.latent
+        if latent is None or parallel.dcp == 1 or tokens <= 0:
+            return self.share_s(tokens)
+        keys = tokens + _cached_tokens(tokens, tokens / chunks, pairs)
+        gathered_bytes = VALUE_BYTES * keys * (latent.kv_lora + latent.rope)
+        return self.hardware.all_reduce_s(gathered_bytes / 2, parallel.dcp)  # a gather moves half of what a sum moves
+
     @property
     def _layer_kv_bytes(self) -> float:
         """Bytes of one token's KV in one layer, on a GPU that holds it."""
@@ -97,13 +117,18 @@ class AttentionCost:
         """Seconds per token of context that decodes read."""
         model, parallel, kernels = self.model, self.parallel, self.hardware.kernels
         each = FORMAT_BYTES[self.precision.kv]
-        bytes_per_s = kernels.decode_ratio * self.hardware.memory_bytes_per_s * parallel.cp
+        bytes_per_s = kernels.decode_ratio * self.hardware.memory_bytes_per_s * parallel.cp * parallel.dcp
         if model.latent is None:
             return 2 * max(1.0, model.kv_heads / parallel.tp) * model.head_dim * each / bytes_per_s
         latent = model.latent
         flops = 2 * model.heads / parallel.tp * (2 * latent.kv_lora + latent.rope)
         compute_s = flops / (LATENT_COMPUTE_RATIO * self.hardware.bf16_flops * parallel.cp)
         return max((latent.kv_lora + latent.rope) * each / bytes_per_s, compute_s)
+
+
+def _cached_tokens(tokens: float, mean: float, pairs: float) -> float:
+    """Return the tokens before all chunks together, for chunks of `mean` tokens."""
+    return max(0.0, (pairs - tokens * (mean + 1) / 2) / mean)
 
 
 @dataclass(frozen=True, slots=True)

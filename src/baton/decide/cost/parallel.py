@@ -29,6 +29,8 @@ class Parallel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Pipeline parallel: stages that share the layers."""
     cp: int = 1
     """Context parallel: prompt tokens and KV are split, weights are not."""
+    dcp: int = 1
+    """Decode context parallel: of the `tp` GPUs, so many share the tokens of a KV head, instead of each holding all."""
     dp: int = 1
     """Attention data parallel: each rank serves its own requests; all ranks share the experts."""
     ep: int = 1
@@ -48,7 +50,9 @@ class Parallel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def problems(self, model: ModelShape) -> list[str]:
         """Return every degree that does not divide the model. Empty: the parallelism is possible."""
-        degrees = (("tp", self.tp), ("pp", self.pp), ("cp", self.cp), ("dp", self.dp), ("ep", self.ep))
+        degrees = (
+            ("tp", self.tp), ("pp", self.pp), ("cp", self.cp), ("dcp", self.dcp), ("dp", self.dp), ("ep", self.ep),
+        )  # fmt: skip
         found = [f"{name} is {degree}, but must be at least 1" for name, degree in degrees if degree < 1]
         if found:
             return found
@@ -58,6 +62,12 @@ class Parallel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             )
         if self.pp > model.layers:
             found.append(f"pp {self.pp} is more than the {model.layers} layers of {model.name}")
+        heads = 1 if model.latent else model.kv_heads
+        if self.dcp > 1 and self.tp % (heads * self.dcp):
+            found.append(
+                f"dcp {self.dcp} needs tp to be a multiple of {heads * self.dcp}, {self.dcp} GPUs for each KV head of "
+                f"{model.name}, and tp is {self.tp}: leave dcp out"
+            )
         if self.ep > 1 and model.experts is None:
             found.append(f"ep {self.ep}, but {model.name} has no experts: leave ep out")
         if model.experts and self.ep > model.experts.experts:
@@ -116,8 +126,11 @@ def draft_parallel(draft: ModelShape, parallel: Parallel) -> Parallel:
 
 
 def kv_token_gpu_bytes(model: ModelShape, parallel: Parallel, kv: KVFormat) -> float:
-    """Return the KV bytes of a token per GPU. A rank holds the whole latent, and at least one whole head."""
-    layers = -(-model.layers // parallel.pp)
+    """Return the KV bytes of a token per GPU. A rank holds the whole latent, and at least one whole head.
+
+    With `dcp`, it does so for some of the tokens, and the result is the mean.
+    """
+    layers = -(-model.layers // parallel.pp) / parallel.dcp
     if model.latent is not None:
         return layers * model.kv_values() * FORMAT_BYTES[kv]
     return layers * 2 * max(1.0, model.kv_heads / parallel.tp) * model.head_dim * FORMAT_BYTES[kv]

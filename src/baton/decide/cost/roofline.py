@@ -193,7 +193,8 @@ class RooflineCost:
         stage_layers = self._layer.stage_ratio * layers
         micro = min(pp, requests)
         queries = requests * self.query_tokens / micro
-        merged_s = self._attention.decode_start_s + self._attention.merge_s(queries)
+        attention = self._attention
+        merged_s = attention.decode_start_s + attention.merge_s(queries) + attention.share_s(queries)
         stage_s = self._stage_s(0, 1, queries, stage_layers * merged_s)
         kernels_s = pp * stage_s + self._layer.head_s(requests * self.query_tokens / self.parallel.dp)
         return engine.decode.factor * kernels_s + fixed_s, engine.decode.factor * pp * stage_layers * token_s / micro
@@ -208,12 +209,17 @@ class RooflineCost:
         queries = requests * self.query_tokens
         micro = min(parallel.pp, shape.prefill_tokens + requests)
         ranks = min(parallel.dp, chunks)
-        attention_s = attention.prompt_s(
-            tokens=tokens / micro / ranks, chunks=chunks / ranks, pairs=shape.prefill_pairs / micro / ranks
-        )
+        part = {
+            "tokens": tokens / micro / ranks,
+            "chunks": chunks / ranks,
+            "pairs": shape.prefill_pairs / micro / ranks,
+        }
+        attention_s = attention.prompt_s(**part)
         attention_s += attention.ring_s(tokens=tokens / micro / ranks, beside_s=attention_s)
+        attention_s += attention.share_prompts_s(**part)
         if requests:
             attention_s += attention.merge_s(queries / micro) + attention.decode_start_s
+            attention_s += attention.share_s(queries / micro)
         layers = self._layer.stage_ratio * self.model.layers
         stage_s = self._stage_s(tokens / micro, chunks, queries / micro, layers * attention_s)
         rounds = micro + parallel.pp - 1

@@ -121,6 +121,7 @@ class RooflineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     tp: Count = 1
     pp: Count = 1
     cp: Count = 1
+    dcp: Count = 1
     dp: Count = 1
     ep: Count = 1
     overlap_tokens_min: Annotated[int, Range(least=0)] = 0
@@ -240,7 +241,13 @@ def _named(llm: str | ModelShape, gpu: str | CustomHardware, folder: Path) -> tu
 def _roofline(spec: RooflineSpec, folder: Path) -> Built:
     model, gpu = _named(spec.llm, spec.hardware, folder)
     parallel = Parallel(
-        tp=spec.tp, pp=spec.pp, cp=spec.cp, dp=spec.dp, ep=spec.ep, overlap_tokens_min=spec.overlap_tokens_min
+        tp=spec.tp,
+        pp=spec.pp,
+        cp=spec.cp,
+        dcp=spec.dcp,
+        dp=spec.dp,
+        ep=spec.ep,
+        overlap_tokens_min=spec.overlap_tokens_min,
     )
     precision = Precision(weights=spec.weights, kv=spec.kv)
     draft, problems = _draft_model(spec.draft)

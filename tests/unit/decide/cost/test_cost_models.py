@@ -14,7 +14,7 @@ from msgspec import structs
 from baton.core.ports import CostModel
 from baton.core.types import StepShape
 from baton.decide.cost.load import load_cost
-from baton.decide.cost.parallel import Parallel, Precision
+from baton.decide.cost.parallel import Parallel, Precision, split_memory
 from tests.unit.decide.cost.workers import decoding, prompts, worker
 
 SECTIONS: dict[str, dict[str, object]] = {
@@ -22,6 +22,9 @@ SECTIONS: dict[str, dict[str, object]] = {
     "roofline": {"model": "roofline", "llm": "llama2-70b", "hardware": "a100", "tp": 8, "engine": "splitwise-vllm"},
     "roofline-pp": {"model": "roofline", "llm": "opt-66b", "hardware": "a100", "tp": 2, "pp": 2, "engine": "distserve"},
     "roofline-cp": {"model": "roofline", "llm": "llama3.1-8b", "hardware": "h100", "tp": 2, "cp": 2},
+    "roofline-dcp": {
+        "model": "roofline", "llm": "deepseek-v3", "hardware": "h200", "tp": 8, "dcp": 8, "weights": "fp8",
+    },
     "roofline-mla": {"model": "roofline", "llm": "deepseek-v3", "hardware": "h200", "tp": 8, "weights": "fp8"},
     "roofline-ep": {
         "model": "roofline", "llm": "deepseek-v3", "hardware": "h800", "dp": 32, "ep": 32, "weights": "fp8",
@@ -238,3 +241,21 @@ def test_two_micro_batches_hide_the_exchange_of_long_steps_and_read_the_weights_
     assert long.step_s(prompts(8192)) == always.step_s(prompts(8192))
     alone = worker("llama3.1-8b", "h100", Parallel(), "vllm-v1")
     assert alone._layer.exchange_s(8192) == 0.0
+
+
+@pytest.mark.parametrize(("llm", "dcp"), [("qwen3-235b-a22b", 2), ("deepseek-v3", 8)])
+def test_ranks_that_share_tokens_hold_more_and_read_less_at_the_price_of_an_exchange(llm: str, dcp: int) -> None:
+    precision = Precision(weights="fp8")
+    whole, shared = (worker(llm, "h200", Parallel(tp=8, dcp=each), "vllm-v1", precision) for each in (1, dcp))
+    held = [split_memory(each.model, each.hardware, each.parallel, precision).kv_tokens for each in (whole, shared)]
+    assert held[1] == pytest.approx(dcp * held[0], rel=1e-5)
+    assert shared.step_s(decoding(8, context=128_000)) < 0.8 * whole.step_s(decoding(8, context=128_000))
+    for shape in (decoding(64, context=500), prompts(8192)):
+        assert whole.step_s(shape) < shared.step_s(shape) < 1.5 * whole.step_s(shape)
+
+
+def test_a_share_of_tokens_needs_ranks_with_the_same_head() -> None:
+    model = worker("qwen3-235b-a22b", "h200", Parallel(tp=8), "ideal").model
+    assert Parallel(tp=8, dcp=2).problems(model) == []
+    (problem,) = Parallel(tp=8, dcp=4).problems(model)
+    assert problem.startswith("dcp 4 needs tp to be a multiple of 16, 4 GPUs for each KV head of qwen3-235b-a22b")

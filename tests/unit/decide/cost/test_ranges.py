@@ -52,7 +52,7 @@ def test_a_number_that_no_cost_can_have_is_refused_under_its_name(
 @pytest.mark.parametrize(
     ("section", "key"),
     [
-        *((ROOFLINE, key) for key in ("tp", "pp", "cp", "dp", "ep")),
+        *((ROOFLINE, key) for key in ("tp", "pp", "cp", "dcp", "dp", "ep")),
         *((ROOFLINE | {"wire": WIRE}, key) for key in ("wire.block_tokens", "wire.bytes_per_s")),
         *((DISTSERVE, key) for key in ("tp", "pp")),
         (ROOFLINE | {"draft": {"llm": "llama3.2-1b"}}, "draft.tokens"),
