@@ -23,6 +23,7 @@ SETTINGS = {
     "engines": "--only baton --weights int8 --rounds 1 --threads 1 --work work",
     "eviction": "--requests 200 --trace conversation --pool-blocks 1000",
     "gpu_decode": "--rehearse",
+    "gpu_fused": "--rehearse",
     "gpu_handoff": "--rehearse",
     "gpu_model": "--rehearse",
     "gpu_staging": "--rehearse",

@@ -77,7 +77,7 @@ def test_device_memory_is_shared_between_processes() -> None:
 
 @pytest.mark.parametrize("heads", [(32, 8, 128), (9, 3, 64), (4, 2, 80)], ids=str)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "fp8"])
-@pytest.mark.parametrize("form", ["triton", "persistent"])
+@pytest.mark.parametrize("form", ["triton", "persistent", "fused"])
 def test_grouped_kernels_equal_the_formula(device: str, heads: tuple[int, int, int], dtype: KVDtype, form: str) -> None:
     _compare(device, heads, dtype, form, rope_dim=0)
 
@@ -91,8 +91,9 @@ def test_latent_kernels_equal_the_formula(device: str, heads: tuple[int, int, in
 
 
 def _compare(device: str, heads: tuple[int, int, int], dtype: KVDtype, form: str, *, rope_dim: int) -> None:
-    """Compare two runs of one plan, so that a launch is seen to leave its counters at zero."""
-    from baton.compute.triton.launch import TritonBackend, TritonDecodeKernel  # needs triton
+    """Compare two runs of one plan, so that a launch is seen to leave its counters at zero. fused: with chunks."""
+    from baton.compute.triton.fused import FusedBackend, ticket_pools  # needs triton
+    from baton.compute.triton.launch import TritonBackend, TritonDecodeKernel
     from baton.compute.triton.persistent import PersistentDecodeKernel
 
     torch.manual_seed(0)
@@ -113,13 +114,16 @@ def _compare(device: str, heads: tuple[int, int, int], dtype: KVDtype, form: str
     random_numbers = torch.randn(*kv.data.shape[:-1], head_dim)
     kv.data.copy_(e4m3.encode(random_numbers) if dtype == "fp8" else random_numbers)
     tables = torch.randperm(sum(sizes)).split(sizes)
+    new = [1, 9, 1, 300, 1][: len(lengths)] if form == "fused" else [1] * len(lengths)
     rows = [
-        Row(first=index, count=1, start=length - 1, blocks=blocks)
+        Row(first=sum(new[:index]), count=new[index], start=length - new[index], blocks=blocks)
         for index, (length, blocks) in enumerate(zip(lengths, tables, strict=True))
     ]
-    queries = torch.randn(len(rows), count, head_dim, device=device).to(number)
-    kernel = {"triton": TritonDecodeKernel, "persistent": PersistentDecodeKernel}[form](products, rope_dim)
-    plan = TritonBackend(kernel).plan(rows, kv)
+    queries = torch.randn(sum(new), count, head_dim, device=device).to(number)
+    kernel = (PersistentDecodeKernel if form == "persistent" else TritonDecodeKernel)(products, rope_dim)
+    pools = 1 if device == "cpu" else ticket_pools()
+    backend = FusedBackend(kernel, programs=264, pools=pools) if form == "fused" else TritonBackend(kernel)
+    plan = backend.plan(rows, kv)
     expected = ReferenceBackend().plan(rows, kv).run(1, queries, None)
     shown = slice(0, head_dim - rope_dim)
     tolerance = 1e-4 if dtype == "float32" else 2e-2
