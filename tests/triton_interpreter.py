@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import msgspec
 import torch
@@ -42,10 +42,10 @@ class InterpretedPlan:
 
 
 class InterpretedBackend:
-    """Implements `AttentionBackend` with `TritonBackend` in the interpreter. Call `close` at the end."""
+    """Implements `AttentionBackend` with a backend of Triton in the interpreter. Call `close` at the end."""
 
-    def __init__(self) -> None:
-        command = [sys.executable, "-m", "tests.triton_interpreter"]
+    def __init__(self, form: Literal["triton", "fused"] = "triton") -> None:
+        command = [sys.executable, "-m", "tests.triton_interpreter", form]
         self._process = subprocess.Popen(
             command, cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "1"},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -81,6 +81,7 @@ def _take(stream: IO[bytes]) -> Any:
 
 
 def main() -> None:
+    from baton.compute.triton.fused import FusedBackend
     from baton.compute.triton.launch import TritonBackend, TritonDecodeKernel
 
     while True:
@@ -91,7 +92,8 @@ def main() -> None:
         shape = KVLayout(**layout)
         kv = PagedKV(data.view(-1).view(torch.uint8), shape)
         rope_dim = LATENT_ROPE if shape.planes == 1 else 0
-        backend = TritonBackend(TritonDecodeKernel(products=torch.float32, rope_dim=rope_dim))
+        kernel = TritonDecodeKernel(products=torch.float32, rope_dim=rope_dim)
+        backend = FusedBackend(kernel, programs=8) if sys.argv[1] == "fused" else TritonBackend(kernel)
         _put(sys.stdout.buffer, backend.plan([Row(*row) for row in rows], kv).run(layer, queries, window))
 
 

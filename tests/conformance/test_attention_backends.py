@@ -39,15 +39,15 @@ INSTRUCTION_SETS = NativeLibrary(library_path()).usable_kernels()
 pytestmark = pytest.mark.filterwarnings(*TORCH_WARNINGS)
 
 
-@pytest.fixture(scope="module", params=[*TORCH, "triton", *(f"native {name}" for name in INSTRUCTION_SETS)])
+@pytest.fixture(scope="module", params=[*TORCH, "triton", "fused", *(f"native {name}" for name in INSTRUCTION_SETS)])
 def backend(request: pytest.FixtureRequest) -> Iterator[AttentionBackend]:
     name: str = request.param
     if name in TORCH:
         yield TORCH[name]()
-    elif name == "triton":
+    elif name in ("triton", "fused"):
         if importlib.util.find_spec("triton") is None:
             pytest.skip('triton is not installed: pip install -e ".[triton]"')
-        interpreted = InterpretedBackend()
+        interpreted = InterpretedBackend("fused" if name == "fused" else "triton")
         yield interpreted
         interpreted.close()
     else:
