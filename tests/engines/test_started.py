@@ -228,6 +228,8 @@ def test_a_model_or_program_that_vllm_lacks_is_refused(tmp_path: Path) -> None:
     config = with_servers(Config(model="hash", engines=EnginesConfig(start="vllm", command="no-such-vllm")), tmp_path)
     with pytest.raises(ConfigError, match="needs a folder with safetensors or a hub name, but hash is hash"):
         engine_processes(config, resolve_model("hash"), tmp_path)
+    with pytest.raises(ConfigError, match=r"--dp 2 is for Baton's own workers: use engines\.flags for vLLM"):
+        planned(tmp_path, parallel=ParallelConfig(data=2))
     with pytest.raises(ConfigError, match="'no-such-vllm', which starts vLLM: install vLLM, or name it"):
         engine_processes(config, resolve_model(SHAPE, "dummy"), tmp_path)
 

@@ -116,7 +116,7 @@ def test_two_ranks_hold_a_context_that_the_arena_of_one_cannot(tmp_path: Path) -
     blocks = arena_bytes // layout.shards[0].size_bytes
     assert blocks == 20
     memories = [memoryview(bytearray(b"\xff" * arena_bytes)) for _ in range(2)]
-    with engine_over(card, layout, lambda rank: RankArena.alone(memories[rank], layout, rank)) as engine:
+    with engine_over(card, layout, lambda place: RankArena.alone(memories[place.rank], layout, place)) as engine:
         assert generate(engine, TOKENS, range(blocks), 9) == generate(alone, TOKENS, range(20), 9)
     for memory in memories:
         held = np.isfinite(np.frombuffer(memory, np.float32).reshape(blocks, -1)).any(1)

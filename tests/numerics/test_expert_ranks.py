@@ -91,8 +91,8 @@ def test_the_results_of_sent_tokens_have_the_bits_of_one_rank(count: int) -> Non
     ("name", "tensor", "message"),
     [
         ("llama_tied", 2, "has no experts: leave out --enable-expert-parallel"),
-        ("mixtral", 1, "among tensor ranks, and there is 1: add --tp N"),
-        ("deepseek3", 8, "12 experts cannot be shared by 8 ranks: use --tp with a divisor of 12"),
+        ("mixtral", 1, "among ranks, and there is 1: add --tp N or --dp N"),
+        ("deepseek3", 8, "12 experts cannot be shared by 8 ranks: use --tp or --dp with a divisor of 12"),
     ],
 )
 def test_experts_that_ranks_cannot_hold_are_refused(name: str, tensor: int, message: str, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_each_sum_runs_while_the_other_micro_batch_is_computed(tmp_path: Path) -
 
     def compute(rank: int) -> list[tuple[str, int]]:
         ranks = _Recorded(connect_ranks(rank_place(layout, rank), store, CPU))
-        own = load_rank(card, layout, RankArena.of(memory, layout, rank), ranks, dtype="float32", threads=1)
+        own = load_rank(card, layout, RankArena.of(memory, layout, ranks.place), ranks, dtype="float32", threads=1)
         with torch.inference_mode():
             own.forward(TOKENS[:10], rows, own.kv, 5)
         return ranks.events

@@ -229,7 +229,7 @@ def test_ranks_with_an_arena_each_keep_their_parts_of_every_block(tensor: int, p
     with parallel_engine(card, tensor=tensor, pipeline=pipeline, blocks=16) as (engine, arena, layout):
         expected = generate(engine, TOKENS[:20], range(3, 16), 9)
     own = [memoryview(bytearray(16 * shard.size_bytes)) for shard in layout.shards]
-    with engine_over(card, layout, lambda rank: RankArena.alone(own[rank], layout, rank)) as engine:
+    with engine_over(card, layout, lambda place: RankArena.alone(own[place.rank], layout, place)) as engine:
         assert generate(engine, TOKENS[:20], range(3, 16), 9) == expected
     parts = [np.frombuffer(each, np.uint8).reshape(16, -1) for each in own]
     joined, shared = np.concatenate(parts, 1), np.frombuffer(arena, np.uint8).reshape(16, -1)
@@ -267,7 +267,7 @@ def test_a_worker_whose_ranks_are_out_of_step_ends(tmp_path: Path) -> None:
     tiny_model(CONFIGS["llama_tied"]).save_pretrained(tmp_path)
     card = resolve_model(str(tmp_path))
     layout = card.layout(block_tokens=4, dtype="float32")
-    arena = RankArena.of(memoryview(bytearray(layout.block_bytes * 8)), layout, 0)
+    arena = RankArena.of(memoryview(bytearray(layout.block_bytes * 8)), layout, SingleRank.place)
     parts = load_rank(card, layout, arena, SingleRank(), dtype="float32", threads=1)
     with pytest.raises(SystemExit, match="out of step, the worker ends: BrokenPipeError"):
         run(leader_engine(parts, layout, _Gone()), part_of(TOKENS[:5], range(2)))

@@ -100,17 +100,28 @@ def test_the_text_is_that_of_one_rank(topology: tuple[str, ...], tiny_model: str
         _check_end(server)
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("topology", [("--mixed", "1", "--tp", "4"), ("--tp", "2")], ids=" ".join)
+@pytest.mark.parametrize(
+    "topology",
+    [
+        pytest.param(("--mixed", "1", "--tp", "4"), marks=pytest.mark.deep),
+        pytest.param(("--tp", "2"), marks=pytest.mark.deep),
+        ("--mixed", "1", "-dp", "2"),
+        pytest.param(("--pp", "2", "--dp", "2"), marks=pytest.mark.deep),
+    ],
+    ids=" ".join,
+)
 def test_ranks_with_whole_experts_give_the_text_of_one_rank(topology: tuple[str, ...], tmp_path: Path) -> None:
-    """Four ranks send tokens to their one expert of eight; two ranks sum, and hand over from prefill to decode."""
+    """Four ranks send tokens to their one expert of eight; two ranks sum, and hand over from prefill to decode.
+
+    With data parallelism, each rank computes some of the requests.
+    """
     experts = {"num_experts": 8, "num_experts_per_tok": 1, "moe_intermediate_size": 24}
     config = transformers.Qwen2MoeConfig(**TINY | HEADS, **experts, shared_expert_intermediate_size=40)
     save_with_bytes(config, tmp_path)
     engine, _ = engine_of(resolve_model(str(tmp_path)), blocks=50, block_tokens=8, kind="torch")
     expected = [generate(engine, prompt, range(50), OUTPUT_TOKENS) for prompt in PROMPTS]
     with serving(str(tmp_path), *FLOAT32, *topology, "--enable-expert-parallel") as server:
-        _check_texts(server, int(topology[-1]), expected)
+        _check_texts(server, 4 if "--pp" in topology else int(topology[-1]), expected)
         _check_end(server)
 
 
@@ -255,6 +266,7 @@ def test_the_hash_engine_plays_all_ranks_in_one_process(hash_server: RunningServ
 def test_a_model_that_ranks_cannot_share_is_refused_at_the_start() -> None:
     """Before anything is loaded, with every problem at once."""
     flags = ["--tp", "2", "--pp", "31", "--dcp", "3", "--enable-expert-parallel", "--port", "0"]
+    flags += ["--dp", "2"]
     command = [sys.executable, "-m", "baton.cli.main", "serve", *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
@@ -263,4 +275,5 @@ def test_a_model_that_ranks_cannot_share_is_refused_at_the_start() -> None:
     assert "has no experts: leave out --enable-expert-parallel" in done.stderr
     assert "--dcp 3 divides KV that several ranks hold, and --tp 2 holds it once" in done.stderr
     assert "blocks of 16 tokens cannot be shared by 3 ranks" in done.stderr
+    assert "--dp 2 gives each rank the whole attention, and --tp 2 divides it: leave out one" in done.stderr
     assert "30 layers cannot be shared by 31 pipeline stages" in done.stderr

@@ -130,7 +130,11 @@ def configuration(args: argparse.Namespace) -> Config:
     launcher = _with(config.launcher, {"use": args.launcher})
     parallel = _with(config.parallel, _parallel(args))
     if launcher.use == "ray":
-        gpus = parallel.tensor * parallel.pipeline if (args.device or config.device).startswith("cuda") else 0
+        gpus = (
+            parallel.tensor * parallel.pipeline * parallel.data
+            if (args.device or config.device).startswith("cuda")
+            else 0
+        )
         launcher = launcher.with_groups(topology.counts(), cpus=args.threads or config.threads or 1, gpus=gpus)
         expected = sum(group.hosts for group in launcher.groups)
         topology, hosts = Topology(), msgspec.structs.replace(hosts, expected=expected)
@@ -203,6 +207,7 @@ def _parallel(args: argparse.Namespace) -> dict[str, Any]:
         "tensor": args.tp,
         "pipeline": args.pp,
         "context": args.dcp,
+        "data": args.dp,
         "experts": args.enable_expert_parallel,
         "overlap_tokens_min": args.enable_dbo,
     }

@@ -193,10 +193,18 @@ def add_rank_options(parser: argparse.ArgumentParser) -> None:
         help="tensor-parallel ranks that divide the tokens of a KV head (default: 1)",
     )
     parser.add_argument(
+        "--dp",
+        "-dp",
+        "--data-parallel-size",
+        type=int,
+        metavar="N",
+        help="ranks of each worker with requests of their own, and shared experts (default: 1)",
+    )
+    parser.add_argument(
         "--enable-expert-parallel",
         action="store_true",
         default=None,
-        help="tensor-parallel ranks hold whole experts, not a part of each",
+        help="ranks hold whole experts, not a part of each",
     )
     parser.add_argument(
         "--enable-dbo",

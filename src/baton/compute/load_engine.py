@@ -138,9 +138,10 @@ def load_parallel_engine(
     from baton.compute.ranks.load_rank import RankArena, leader_engine, load_rank
     from baton.compute.ranks.process_groups import connect_ranks, host_rendezvous
 
-    rendezvous, arena = host_rendezvous(), RankArena.of(memory, layout, 0)
+    place = rank_place(layout, 0, experts=computed.parallel.experts)
+    rendezvous, arena = host_rendezvous(), RankArena.of(memory, layout, place)
     others.begin(rendezvous.port)
-    collectives = connect_ranks(rank_place(layout, 0, experts=computed.parallel.experts), rendezvous, arena.device)
+    collectives = connect_ranks(place, rendezvous, arena.device)
     own = load_rank(card, layout, arena, collectives, dtype=computed.dtype, threads=computed.threads)
     others.wait_ready()
     return leader_engine(own, layout, others, computed.parallel.overlap_tokens_min)

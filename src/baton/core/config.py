@@ -86,8 +86,10 @@ class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Pipeline stages: they share the layers."""
     context: Annotated[int, Range(least=1, most=64)] = 1
     """Tensor ranks that divide the tokens of a KV head in each block, instead of each holding all."""
+    data: Annotated[int, Range(least=1, most=64)] = 1
+    """Ranks that each have the whole attention, and compute requests of their own. They share experts."""
     experts: bool = False
-    """Expert parallelism: each tensor rank holds some experts whole, not a part of the width of all."""
+    """Expert parallelism: each rank holds some experts whole, not a part of the width of all."""
     overlap_tokens_min: Annotated[int, Range(least=0, most=1_000_000)] = 0
     """Tokens of a step from which it runs as two micro-batches. 0: never."""
 

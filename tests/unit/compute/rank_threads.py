@@ -13,7 +13,7 @@ from torch.distributed import HashStore
 from baton.compute.models.card import ModelCard
 from baton.compute.ranks.commands import RankCommand
 from baton.compute.ranks.load_rank import CPU, RankArena, leader_engine, load_rank
-from baton.compute.ranks.place import rank_place
+from baton.compute.ranks.place import RankPlace, rank_place
 from baton.compute.ranks.process_groups import connect_ranks
 from baton.compute.ranks.runner import FollowerRank
 from baton.compute.step_engine import StepEngine
@@ -42,6 +42,7 @@ def parallel_engine(
     experts: bool = False,
     overlap: int = 0,
     context: int = 1,
+    data: int = 1,
 ) -> Iterator[tuple[StepEngine, bytearray, KVLayout]]:
     """Run a float32 engine over a new arena while a with block runs."""
     layout = card.layout(
@@ -50,10 +51,11 @@ def parallel_engine(
         tensor_parallel=tensor,
         pipeline_parallel=pipeline,
         context_parallel=context,
+        data_parallel=data,
     )
     arena = bytearray(layout.block_bytes * blocks)
     with engine_over(
-        card, layout, lambda rank: RankArena.of(memoryview(arena), layout, rank), experts=experts, overlap=overlap
+        card, layout, lambda place: RankArena.of(memoryview(arena), layout, place), experts=experts, overlap=overlap
     ) as engine:
         yield engine, arena, layout
 
@@ -62,7 +64,7 @@ def parallel_engine(
 def engine_over(
     card: ModelCard,
     layout: KVLayout,
-    arena_of: Callable[[int], RankArena],
+    arena_of: Callable[[RankPlace], RankArena],
     *,
     experts: bool = False,
     overlap: int = 0,
@@ -72,8 +74,9 @@ def engine_over(
     channel = _Queues([queue.SimpleQueue() for _ in range(layout.ranks - 1)])
 
     def follow(rank: int) -> None:
-        ranks = connect_ranks(rank_place(layout, rank, experts=experts), store, CPU)
-        follower = FollowerRank(load_rank(card, layout, arena_of(rank), ranks, dtype="float32", threads=1))
+        place = rank_place(layout, rank, experts=experts)
+        ranks = connect_ranks(place, store, CPU)
+        follower = FollowerRank(load_rank(card, layout, arena_of(place), ranks, dtype="float32", threads=1))
         while (command := channel.all[rank - 1].get()) is not None:
             follower.execute(command)
 
@@ -81,8 +84,9 @@ def engine_over(
     for thread in threads:
         thread.start()
     try:
-        ranks = connect_ranks(rank_place(layout, 0, experts=experts), store, CPU)
-        parts = load_rank(card, layout, arena_of(0), ranks, dtype="float32", threads=1)
+        place = rank_place(layout, 0, experts=experts)
+        ranks = connect_ranks(place, store, CPU)
+        parts = load_rank(card, layout, arena_of(place), ranks, dtype="float32", threads=1)
         yield leader_engine(parts, layout, channel, overlap)
     finally:
         for each in channel.all:

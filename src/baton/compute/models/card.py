@@ -48,6 +48,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
         tensor_parallel: int = 1,
         pipeline_parallel: int = 1,
         context_parallel: int = 1,
+        data_parallel: int = 1,
     ) -> KVLayout:
         return KVLayout(
             layers=self.layers,
@@ -59,4 +60,5 @@ class ModelCard(Struct, frozen=True, kw_only=True):
             tensor_parallel=tensor_parallel,
             pipeline_parallel=pipeline_parallel,
             context_parallel=context_parallel,
+            data_parallel=data_parallel,
         )

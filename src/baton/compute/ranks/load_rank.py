@@ -55,7 +55,7 @@ class RankWeights:
         module, kind = name.split(".")[-2:]
         if module in ("o_proj", *WIDTHS_IN) and kind == "bias":
             bias = self.whole.read(name)  # the ranks' results are summed, so only one rank adds it
-            return bias if self.place.column == 0 else np.zeros_like(bias)
+            return bias if self.place.column == 0 or self.place.data else np.zeros_like(bias)
         return self.whole.read(name, self._slice(name, module))
 
     def read_quantized(self, name: str) -> QuantizedMatrix | None:
@@ -74,8 +74,7 @@ class RankWeights:
     def _slice(self, name: str, module: str) -> TensorSlice | None:
         """Return the rank's part of a tensor of a layer. None: the whole tensor."""
         config, latent = self.config, self.config.latent
-        each = config.heads // self.place.tensor
-        queries = range(self.place.column * each, (self.place.column + 1) * each)
+        queries = self.place.part(config.heads)
         match module:
             case "q_proj" | "q_b_proj":
                 return TensorSlice(
@@ -145,17 +144,17 @@ class RankArena:
         return torch.device(self.memory.device) if isinstance(self.memory, DeviceArray) else CPU
 
     @classmethod
-    def of(cls, memory: memoryview | DeviceArray, layout: KVLayout, rank: int) -> RankArena:
+    def of(cls, memory: memoryview | DeviceArray, layout: KVLayout, place: RankPlace) -> RankArena:
         """Return the arena of a rank: on a CPU the worker's, shared by all ranks; on a GPU one of its own."""
         if isinstance(memory, DeviceArray):
-            return cls.alone(memory, layout, rank)
-        shard = layout.shards[rank]
+            return cls.alone(memory, layout, place)
+        shard = rank_shard(layout, place)
         return cls(memory, BlockPart(shard.offset_bytes, layout.block_bytes, shard.tokens, layout.block_tokens))
 
     @classmethod
-    def alone(cls, memory: memoryview | DeviceArray, layout: KVLayout, rank: int) -> RankArena:
+    def alone(cls, memory: memoryview | DeviceArray, layout: KVLayout, place: RankPlace) -> RankArena:
         """Return an arena that holds this rank's part of every block, and no other part."""
-        shard = layout.shards[rank]
+        shard = rank_shard(layout, place)
         return cls(memory, BlockPart(0, shard.size_bytes, shard.tokens, layout.block_tokens))
 
 

@@ -1,7 +1,8 @@
 """Run the steps of a parallel worker: the first rank sends commands, all ranks compute their part, the first samples.
 
 Stages do not overlap: a stage waits while the others compute. The ranks of a stage may run a step as two micro-batches,
-and exchange the results of one while they compute the other.
+and exchange the results of one while they compute the other. With data parallelism, each rank computes some requests of
+a step: all ranks read the same arena, so a request may be on another rank in its next step.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ from torch import Tensor
 from baton.compute.ranks.commands import Forward, ForwardSlice, Project, RankCommand, RankCommandChannel
 from baton.compute.torch.kernels.attention_backend import AttentionBackend
 from baton.compute.torch.kernels.paged_kv import PagedKV, Row, scratch_block
+from baton.compute.torch.layers.attention import IdlePass
 from baton.compute.torch.layers.collectives import Collectives
 from baton.compute.torch.layers.decoder import Decoder
 
@@ -37,26 +40,45 @@ class RankModel:
         ahead: tokens of the first of two micro-batches. 0: the step is one batch.
         On the first stage they are those after the model's last layer, on other stages after the stage's last layer.
         """
-        place, begin = self.collectives.place, self.model.attention.begin
-        received = torch.empty(len(tokens), self.model.config.hidden, dtype=self.dtype, device=self.device)
+        place = self.collectives.place
         if place.first_stage:
             hidden = self.model.embed(torch.tensor(tokens, device=self.device))
         else:
-            self.collectives.receive_from_previous(received)
-            hidden = received
+            hidden = torch.empty(len(tokens), self.model.config.hidden, dtype=self.dtype, device=self.device)
+        if not place.data:
+            return self._run(hidden, rows, kv, ahead)
+        parts = divide_requests(rows, place.tensor)
+        own, places = parts[place.column], [_tokens_of(part).to(self.device) for part in parts]
+        computed = self._run(hidden[places[place.column]], _placed(own), kv)
+        return self._joined(computed, places) if place.first_stage else computed
+
+    def _run(self, hidden: Tensor, rows: Sequence[Row], kv: PagedKV, ahead: int = 0) -> Tensor:
+        """Run embeddings [tokens, hidden] through all stages. On other stages, `hidden` takes what is received."""
+        ranks, begin = self.collectives, self.model.attention.begin
+        if not ranks.place.first_stage and rows:
+            ranks.receive_from_previous(hidden)
         if ahead:
-            first, second = (begin(part, kv, self.backend) for part in divide_rows(rows, ahead, kv.part.block_tokens))
-            halves = self.model.run_micro_batches([(hidden[:ahead], first), (hidden[ahead:], second)])
-            hidden = torch.cat(halves)
+            parts = divide_rows(rows, ahead, kv.part.block_tokens)
+            first, second = (begin(part, kv, self.backend) for part in parts)
+            hidden = torch.cat(self.model.run_micro_batches([(hidden[:ahead], first), (hidden[ahead:], second)]))
         else:
-            hidden = self.model.run_layers(hidden, begin(rows, kv, self.backend))
-        if place.pipeline == 1:
-            return hidden
-        self.collectives.send_to_next(hidden)
-        if not place.first_stage:
-            return hidden
-        self.collectives.receive_from_previous(received)
-        return received
+            hidden = self.model.run_layers(hidden, begin(rows, kv, self.backend) if rows else IdlePass())
+        if ranks.place.pipeline > 1 and rows:
+            ranks.send_to_next(hidden)
+            if ranks.place.first_stage:
+                hidden = torch.empty_like(hidden)
+                ranks.receive_from_previous(hidden)
+        return hidden
+
+    def _joined(self, computed: Tensor, places: Sequence[Tensor]) -> Tensor:
+        """Return the hidden states of all ranks' tokens, in the order of the step. places: where each rank has them."""
+        each = max(len(part) for part in places)
+        padded = computed.new_zeros(each, computed.shape[1])
+        padded[: len(computed)] = computed
+        joined = computed.new_empty(sum(len(part) for part in places), computed.shape[1])
+        for part, rows in zip(places, self.collectives.all_gather(padded).split(each), strict=True):
+            joined[part] = rows[: len(part)]
+        return joined
 
     def project(self, hidden: Tensor, picked: Sequence[int]) -> Tensor:
         """Compute this rank's part of the logits of some rows. The first rank returns [picked, vocab]."""
@@ -108,6 +130,28 @@ class FollowerRank:
             case Project(picked=picked):
                 if self._own.collectives.place.first_stage:
                     self._own.project(self._hidden, picked)
+
+
+def divide_requests(rows: Sequence[Row], ranks: int) -> list[list[Row]]:
+    """Divide a batch among ranks, so that they have about as many tokens, and as much context. All ranks agree."""
+    parts: list[list[Row]] = [[] for _ in range(ranks)]
+    loads = [(0, 0)] * ranks  # tokens, and keys that they see
+    for row in sorted(rows, key=lambda row: (-row.count, -row.total)):
+        rank = loads.index(min(loads))
+        parts[rank].append(row)
+        loads[rank] = loads[rank][0] + row.count, loads[rank][1] + row.count * row.total
+    return parts
+
+
+def _tokens_of(rows: Sequence[Row]) -> Tensor:
+    """Return the tokens of rows in the step: [tokens]."""
+    return torch.tensor([token for row in rows for token in range(row.first, row.first + row.count)], dtype=torch.int64)
+
+
+def _placed(rows: Sequence[Row]) -> list[Row]:
+    """Place rows one after the other in a batch of their own."""
+    firsts = accumulate((row.count for row in rows), initial=0)
+    return [Row(first, row.count, row.start, row.blocks) for first, row in zip(firsts, rows, strict=False)]
 
 
 def divide_rows(rows: Sequence[Row], ahead: int, block_tokens: int) -> tuple[list[Row], list[Row]]:

@@ -136,6 +136,7 @@ def check_layout(card: ModelCard, layout: KVLayout) -> None:
         tensor_parallel=layout.tensor_parallel,
         pipeline_parallel=layout.pipeline_parallel,
         context_parallel=layout.context_parallel,
+        data_parallel=layout.data_parallel,
     )
     if layout != wanted or layout.dtype == "uint8":
         raise ModelError(

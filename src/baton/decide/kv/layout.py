@@ -80,13 +80,15 @@ class KVLayout(Struct, frozen=True, kw_only=True):
     """Stages that share the layers. Earlier stages take the remainder."""
     context_parallel: int = 1
     """Tensor ranks with the same heads that share the tokens of each block, instead of holding all of them."""
+    data_parallel: int = 1
+    """Processes of a stage that compute requests of their own, over the same blocks. Bytes do not depend on it."""
     order: Literal["token_major", "head_major"] = "token_major"
     """Order in a plane: `[block_tokens, kv_heads]` or `[kv_heads, block_tokens]`. Baton's engines use `token_major`."""
 
     @property
     def ranks(self) -> int:
         """Number of processes that compute one step together."""
-        return self.tensor_parallel * self.pipeline_parallel
+        return self.tensor_parallel * self.data_parallel * self.pipeline_parallel
 
     @property
     def rank_heads(self) -> int:
@@ -149,6 +151,7 @@ class KVLayout(Struct, frozen=True, kw_only=True):
             "tensor_parallel": self.tensor_parallel,
             "pipeline_parallel": self.pipeline_parallel,
             "context_parallel": self.context_parallel,
+            "data_parallel": self.data_parallel,
         }
         found = [f"{name} is {count}, but must be at least 1" for name, count in counts.items() if count < 1]
         if found:

@@ -85,6 +85,10 @@ def engine_processes(config: Config, card: ModelCard, folder: Path) -> list[Engi
         raise ConfigError(
             f"--engine {engine} needs a folder with safetensors or a hub name, but {config.model} is {card.format}"
         )
+    if config.parallel.data > 1:
+        raise ConfigError(
+            f"--dp {config.parallel.data} is for Baton's own workers: use engines.flags for {engines.names}"
+        )
     program, *leading = shlex.split(engines.command or engine) or [""]
     path = shutil.which(program)
     if path is None:

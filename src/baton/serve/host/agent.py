@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 
 from baton.compute.models.resolve import resolve_model
-from baton.core.config import Config, Topology
+from baton.core.config import Config, ParallelConfig, Topology
 from baton.core.errors import ConfigError
 from baton.core.kv_config import KVConfig, KVDtypeChoice, TierConfig
 from baton.core.types import HostId
@@ -167,19 +167,21 @@ def _config(terms: HostTerms, options: HostOptions) -> Config:
         kv["block_tokens"] = options.block_tokens
     if options.kv_dtype is not None:
         kv["dtype"] = options.kv_dtype
+    parallel = terms.config.parallel
+    if options.tensor and options.tensor != parallel.tensor:  # divisions of the server's ranks do not fit others
+        several = options.tensor > 1
+        parallel = ParallelConfig(
+            tensor=options.tensor,
+            pipeline=parallel.pipeline,
+            experts=parallel.experts and several,
+            overlap_tokens_min=parallel.overlap_tokens_min if several else 0,
+        )
     return msgspec.structs.replace(
         terms.config,
         model=options.model or terms.config.model,
         served_name="" if options.model else terms.config.served_name,  # for log lines: clients see the server's name
         topology=options.topology,
-        parallel=msgspec.structs.replace(
-            terms.config.parallel,
-            tensor=options.tensor or terms.config.parallel.tensor,
-            context=terms.config.parallel.context if options.tensor in (None, terms.config.parallel.tensor) else 1,
-            experts=terms.config.parallel.experts and options.tensor != 1,
-            overlap_tokens_min=0 if options.tensor == 1 else terms.config.parallel.overlap_tokens_min,
-            pipeline=options.pipeline or terms.config.parallel.pipeline,
-        ),
+        parallel=msgspec.structs.replace(parallel, pipeline=options.pipeline or terms.config.parallel.pipeline),
         device=options.device,
         kind=options.kind,
         threads=options.threads,

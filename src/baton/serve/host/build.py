@@ -17,7 +17,7 @@ from baton.compute.models.card import ModelCard
 from baton.compute.models.dtype import Dtype, Precision, kv_dtype, phase_precisions, resolve_dtype
 from baton.compute.native.build import build_problem
 from baton.compute.native.load_native import native_problem
-from baton.compute.ranks.place import expert_problems, rank_problems
+from baton.compute.ranks.place import data_problems, expert_problems, rank_problems
 from baton.core.config import DEVICE, AttentionName, BatchLimits, Config, Topology, WeightsChoice
 from baton.core.errors import ConfigError
 from baton.core.types import HostId, WorkerView
@@ -118,11 +118,13 @@ def choose_computing(
         tensor_parallel=parallel.tensor,
         pipeline_parallel=parallel.pipeline,
         context_parallel=parallel.context,
+        data_parallel=parallel.data,
     )
     weights = {config.weights, *(phase.weights for phase in phases.values())}
     problems = [
         problem for each in sorted(weights) for problem in rank_problems(card, layout, each, config.attention_backend)
     ]
+    problems += data_problems(layout, device.name, experts=parallel.experts)
     problems += expert_problems(card, layout) if parallel.experts else []
     if parallel.overlap_tokens_min and parallel.tensor == 1:
         problems.append("--enable-dbo (parallel.overlap_tokens_min) overlaps tensor ranks, and there is 1: add --tp N")

@@ -39,7 +39,7 @@ def _conflicts(config: Config, card: ModelCard, computing: Computing) -> list[st
         found.append(f"kv.spill needs CPU workers, and the device is {computing.device.name}; use --device cpu")
     if computing.layout.ranks > 1:
         found.append(
-            f"kv.spill needs workers of one process, not {computing.layout.ranks} ranks: leave out --tp and --pp"
+            f"kv.spill needs workers of one process, not {computing.layout.ranks} ranks: leave out --tp, --pp and --dp"
         )
     if card.window_tokens is not None:
         found.append(f"every layer of {card.name} has an attention window, so any length fits: leave out kv.spill")

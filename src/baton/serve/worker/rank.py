@@ -38,8 +38,8 @@ def run_rank(descriptor: int) -> None:
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
     memory = open_rank_arena(setup, descriptors[0], told.rank).memory
-    arena = RankArena.of(memory, setup.layout, told.rank)
     place = rank_place(setup.layout, told.rank, experts=setup.parallel.experts)
+    arena = RankArena.of(memory, setup.layout, place)
     ranks = connect_ranks(place, join_rendezvous(told.port), arena.device)
     parts = load_rank(setup.card, setup.layout, arena, ranks, dtype=setup.precision.dtype, threads=threads)
     follower, decoder = FollowerRank(parts), msgspec.msgpack.Decoder(RankCommand)

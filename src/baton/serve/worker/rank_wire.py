@@ -38,6 +38,6 @@ def rank_cores(setup: WorkerSetup, rank: int) -> tuple[int, tuple[int, ...]]:
     The ranks of a pipeline stage compute at the same time, so they divide the worker's cores. Stages take turns, so
     each stage uses all cores.
     """
-    ranks = setup.layout.tensor_parallel
+    ranks = setup.layout.tensor_parallel * setup.layout.data_parallel
     threads, each, column = max(1, setup.threads // ranks), len(setup.cores) // ranks, rank % ranks
     return threads, setup.cores[column * each : (column + 1) * each] if each else setup.cores

@@ -34,6 +34,13 @@ class AttentionPass(Protocol):
         ...
 
 
+class IdlePass:
+    """Implements `AttentionPass` on a rank without tokens in a step, which computes experts for other ranks."""
+
+    def attend(self, layer: int, hidden: Tensor) -> Tensor:
+        return hidden
+
+
 class Attention(Protocol):
     """The attention weights of all layers."""
 

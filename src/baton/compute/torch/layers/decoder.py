@@ -87,7 +87,8 @@ class Decoder:
 
     def _run(self, hidden: Tensor, attention: AttentionPass) -> Generator[None, None, Tensor]:
         """Run one micro-batch through the layers. Yields where a sum has begun."""
-        ops, eps, begin = self._ops, self.config.rms_eps, self._collectives.begin_sum
+        ops, eps, ranks = self._ops, self.config.rms_eps, self._collectives
+        begin = Ready if ranks.place.data else ranks.begin_sum
         added: Tensor | None = None  # the last MLP's result, which the next norm adds to the residual stream
         for index, layer in enumerate(self._layers):
             normal, hidden = ops.add_norm(hidden, added, layer.input_norm, eps)

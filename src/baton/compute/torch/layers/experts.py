@@ -218,7 +218,7 @@ def load_experts(config: ModelConfig, experts: Experts, loader: TensorLoader, pr
         gate = loader.linear(prefix + names.shared_gate) if experts.shared_gate else None
         always = SharedExpert(mlp, gate)
     whole = ExpertMlp(router, bank, always)
-    return DividedTokens(whole, ranks) if sends else whole
+    return DividedTokens(whole, ranks) if sends and not ranks.place.data else whole
 
 
 def _load_bank(loader: TensorLoader, parts: Sequence[tuple[str, str, str]]) -> ExpertBank:
