@@ -9,6 +9,8 @@ from typing import Literal, NewType
 
 from msgspec import Struct
 
+from baton.core.report_parts import OtherLoad, StepPrices
+
 RequestId = NewType("RequestId", str)
 WorkerId = NewType("WorkerId", str)
 HostId = NewType("HostId", str)
@@ -180,29 +182,6 @@ class OutputToken(Struct, frozen=True, array_like=True, gc=False):
     """With the first token, if requested: one entry per prompt token but the first."""
     embedding: bytes = b""
     """With the first token, if requested: a unit vector of little-endian float32 values."""
-
-
-class StepPrices(Struct, frozen=True, array_like=True, gc=False):
-    """The correction of a cost model that a worker has learned from its steps. See `decide/cost/online.py`."""
-
-    speed: float
-    """Factor of the whole step. Above 1: steps take longer than the cost model says."""
-    factors: tuple[float, ...]
-    """Factors of the parts of a step. Empty: only the speed is known."""
-    error_ratio: float = 0.0
-    """Typical relative error of the prediction of a step."""
-    steps: int = 0
-    """Number of observed steps."""
-
-
-class OtherLoad(Struct, frozen=True, array_like=True, gc=False):
-    """The requests on a worker that came to it past this cluster, from other clients of the same server."""
-
-    requests: int
-    queued_requests: int = 0
-    """Number of these whose prompt is not computed."""
-    queued_tokens: int = 0
-    """Estimate of their prompt tokens."""
 
 
 class WorkerView(Struct, frozen=True, kw_only=True, gc=False):

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from baton.core.types import HostId, OtherLoad, RequestId, Role, WorkerId, WorkerView, prefill_pairs
+from baton.core.report_parts import OtherLoad
+from baton.core.types import HostId, RequestId, Role, WorkerId, WorkerView, prefill_pairs
 
 
 @dataclass(slots=True)

@@ -18,7 +18,8 @@ from math import exp, log, sqrt
 from msgspec import structs
 
 from baton.core.ports import CostModel
-from baton.core.types import StepPrices, StepShape, WorkerView, prompt_step
+from baton.core.report_parts import StepPrices
+from baton.core.types import StepShape, WorkerView, prompt_step
 
 PARTS = 5
 _EMPTY = StepShape()

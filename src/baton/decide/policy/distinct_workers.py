@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from itertools import compress
 from operator import is_not
 
-from baton.core.types import HostId, Role, StepPrices, WorkerId, WorkerView
+from baton.core.report_parts import StepPrices
+from baton.core.types import HostId, Role, WorkerId, WorkerView
 
 Facts = tuple[HostId, str, Role, int, int, int, StepPrices | None]
 """The properties of an idle worker: host, kind, role, limits and learned prices."""

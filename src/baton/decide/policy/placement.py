@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from baton.core.ports import CostModel, handoff_between_s
-from baton.core.types import ClusterView, HostId, Request, StepPrices, StepShape, WorkerId, WorkerView
+from baton.core.report_parts import StepPrices
+from baton.core.types import ClusterView, HostId, Request, StepShape, WorkerId, WorkerView
 from baton.decide.cost.online import cost_of
 
 

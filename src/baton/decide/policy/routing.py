@@ -9,7 +9,8 @@ from typing import Protocol, runtime_checkable
 from msgspec import Struct
 
 from baton.core.ports import CostModel
-from baton.core.types import ClusterView, HostId, Prediction, Request, StepPrices, Until, WorkerId, WorkerView
+from baton.core.report_parts import StepPrices
+from baton.core.types import ClusterView, HostId, Prediction, Request, Until, WorkerId, WorkerView
 from baton.decide.cost.online import cost_of
 from baton.decide.policy.predictions import first_token_delay_s, queue_s
 from baton.decide.policy.prefix import prefix_on

@@ -6,7 +6,8 @@ import asyncio
 import math
 from dataclasses import dataclass, field
 
-from baton.core.types import HostId, OtherLoad, Request, RequestId, Role, StepPrices, WorkerId, WorkerView
+from baton.core.report_parts import OtherLoad, StepPrices
+from baton.core.types import HostId, Request, RequestId, Role, WorkerId, WorkerView
 from baton.integrations.engines.port import EngineLoad
 
 _KV_TOKENS = 1 << 17

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from baton.core.types import HostId, OtherLoad, RequestId, Role, WorkerId, WorkerView
+from baton.core.report_parts import OtherLoad
+from baton.core.types import HostId, RequestId, Role, WorkerId, WorkerView
 from baton.decide.control.fleet import Fleet
 
 W = WorkerId("w")

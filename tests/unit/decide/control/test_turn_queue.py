@@ -19,8 +19,9 @@ from baton.core.messages import (
     WorkerLost,
     WorkerReported,
 )
+from baton.core.report_parts import StepPrices
 from baton.core.ticking import TokensServed, WaitedTooLong
-from baton.core.types import HostId, Request, RequestId, Role, Slo, StepPrices, WorkerId, WorkerView
+from baton.core.types import HostId, Request, RequestId, Role, Slo, WorkerId, WorkerView
 from baton.decide.control.coordinator import Coordinator, Policies
 from baton.decide.control.start_queue import StartQueue
 from baton.decide.control.turn_queue import AHEAD_REQUESTS, AHEAD_S, TokenCount

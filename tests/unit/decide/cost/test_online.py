@@ -8,7 +8,8 @@ from random import Random
 import pytest
 
 from baton.core.ports import CostModel
-from baton.core.types import HostId, StepPrices, StepShape, WorkerId, WorkerView, prefill_pairs
+from baton.core.report_parts import StepPrices
+from baton.core.types import HostId, StepShape, WorkerId, WorkerView, prefill_pairs
 from baton.decide.cost.linear import LinearCost
 from baton.decide.cost.online import LearnedCost, StepLearner, cost_of, step_parts
 from baton.decide.cost.parallel import Parallel

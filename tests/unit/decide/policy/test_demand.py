@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from baton.core.errors import ConfigError
-from baton.core.types import ROLES, LoadWindow, Role, StepPrices
+from baton.core.report_parts import StepPrices
+from baton.core.types import ROLES, LoadWindow, Role
 from baton.decide.policy.demand import ForecastScaling, largest_batch, workers_needed
 from baton.decide.policy.demand_roles import DemandRoles
 from baton.decide.policy.forecast import DAY_S, LoadRates, RecentDemand, TimeOfDay, load_rates

@@ -7,7 +7,8 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from baton.core.types import ClusterView, ErrorBar, Prediction, PredictionErrors, Slo, StepPrices
+from baton.core.report_parts import StepPrices
+from baton.core.types import ClusterView, ErrorBar, Prediction, PredictionErrors, Slo
 from baton.decide.policy.admission import BoundedQueue, Reject
 from baton.decide.policy.slo_headroom import SloHeadroom
 from baton.decide.policy.slo_risk import TRIED_MIN, MissRatios, miss_ratio, refuse_risky

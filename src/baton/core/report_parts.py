@@ -1,0 +1,28 @@
+"""What a worker reports besides the counts of its load: learned prices, and foreign load."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class StepPrices(Struct, frozen=True, array_like=True, gc=False):
+    """The correction of a cost model that a worker has learned from its steps. See `decide/cost/online.py`."""
+
+    speed: float
+    """Factor of the whole step. Above 1: steps take longer than the cost model says."""
+    factors: tuple[float, ...]
+    """Factors of the parts of a step. Empty: only the speed is known."""
+    error_ratio: float = 0.0
+    """Typical relative error of the prediction of a step."""
+    steps: int = 0
+    """Number of observed steps."""
+
+
+class OtherLoad(Struct, frozen=True, array_like=True, gc=False):
+    """The requests on a worker that came to it past this cluster, from other clients of the same server."""
+
+    requests: int
+    queued_requests: int = 0
+    """Number of these whose prompt is not computed."""
+    queued_tokens: int = 0
+    """Estimate of their prompt tokens."""
