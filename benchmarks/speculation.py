@@ -94,7 +94,7 @@ class House:
         timed_s = 0.0
         while True:
             started_s = time.perf_counter()
-            step = batcher.plan()
+            step = batcher.plan(0.0)
             if not step.slices:
                 break
             is_timed = all(texts.values()) and len(step.slices) == len(texts)

@@ -88,7 +88,7 @@ class OneWorker:
                 for order in self.batcher.spills:
                     self.spill.write(self.arena, order.blocks, order.slots)
                 self.batcher.spills.clear()
-            step = self.batcher.plan()
+            step = self.batcher.plan(0.0)
             output += self._pass_on(self.batcher.take_report(now_s=0.0))
             if step.slices:
                 self.spilled_tokens = max(self.spilled_tokens, step.shape.spilled_tokens)

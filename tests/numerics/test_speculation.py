@@ -64,7 +64,7 @@ def _run(engine: StepEngine, prompt: list[int], sampling: Sampling, tokens_max: 
     batcher.apply([StartRequest(request, 1, pack_tokens(prompt), "end", blocks)])
     text: list[int] = []
     accepted = 0
-    while (step := batcher.plan()).slices:
+    while (step := batcher.plan(0.0)).slices:
         batcher.commit(step, engine.execute(step))
         report = batcher.take_report(now_s=0.0, step_s=1.0)
         assert report is not None

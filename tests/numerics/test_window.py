@@ -95,7 +95,7 @@ def serve(engine: StepEngine, pool: HostPool, prompts: dict[str, list[int]]) -> 
     for _ in range(2000):
         if all(len(text) == OUTPUT_TOKENS for text in texts.values()):
             return texts
-        step = batcher.plan()
+        step = batcher.plan(0.0)
         if step.slices:
             batcher.commit(step, engine.execute(step))
         report = batcher.take_report(now_s=0.0)

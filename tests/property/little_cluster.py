@@ -12,7 +12,7 @@ from baton.core.step import Slice, SliceResult, Step
 from baton.core.types import BlockId, HostId, Request, RequestId, TokenLogprob, WorkerId, WorkerView
 from baton.decide.control.batcher import Batcher
 from baton.decide.cost.linear import LinearCost
-from baton.decide.policy.batching import BatcherPolicies, MixedChunked
+from baton.decide.policy.batching import BatcherPolicies, BatchingPolicy, MixedChunked
 from baton.decide.policy.fairness import FirstComeFirstServed
 
 BLOCK_TOKENS = 4
@@ -72,12 +72,17 @@ class Arena:
         return part.block_table[position // BLOCK_TOKENS], position % BLOCK_TOKENS
 
 
-def new_batcher(worker: WorkerId, limits: BatchLimits, hash_tokens: int | None = None) -> Batcher:
+def new_batcher(
+    worker: WorkerId,
+    limits: BatchLimits,
+    hash_tokens: int | None = None,
+    batching: BatchingPolicy = MixedChunked(),  # noqa: B008, it has no state
+) -> Batcher:
     return Batcher(
         WorkerView(id=worker, host=HostId("h"), role="mixed"),
         block_tokens=BLOCK_TOKENS,
         limits=limits,
-        policies=BatcherPolicies(batching=MixedChunked(), fairness=FirstComeFirstServed(), cost=LinearCost()),
+        policies=BatcherPolicies(batching=batching, fairness=FirstComeFirstServed(), cost=LinearCost()),
         hash_tokens=hash_tokens,
     )
 

@@ -212,7 +212,7 @@ class BatchersUnderAnyOrder(RuleBasedStateMachine):
         process = self.processes[worker]
         if process.step is not None:
             return
-        step = process.batcher.plan()
+        step = process.batcher.plan(0.0)
         self.send(process)
         self.check_step(process, step)
         process.step = step if step.slices else None

@@ -1,4 +1,4 @@
-"""What a worker reports besides the counts of its load: learned prices, and foreign load."""
+"""What a worker reports besides the counts of its load: learned prices, the pace of its answers, and foreign load."""
 
 from __future__ import annotations
 
@@ -26,3 +26,13 @@ class OtherLoad(Struct, frozen=True, array_like=True, gc=False):
     """Number of these whose prompt is not computed."""
     queued_tokens: int = 0
     """Estimate of their prompt tokens."""
+
+
+class AnswerPace(Struct, frozen=True, array_like=True, gc=False):
+    """How far the answers of a worker are ahead of the pace that keeps their TPOT SLOs."""
+
+    token_s: float
+    """The shortest pace: seconds per token, a little less than the SLO."""
+    ahead_s: float
+    """Seconds by which the newest token of each answer came before its pace requires it. The smallest of all answers;
+    negative: one is late."""

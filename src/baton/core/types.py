@@ -9,7 +9,7 @@ from typing import Literal, NewType
 
 from msgspec import Struct
 
-from baton.core.report_parts import OtherLoad, StepPrices
+from baton.core.report_parts import AnswerPace, OtherLoad, StepPrices
 
 RequestId = NewType("RequestId", str)
 WorkerId = NewType("WorkerId", str)
@@ -213,6 +213,8 @@ class WorkerView(Struct, frozen=True, kw_only=True, gc=False):
     """Maximum requests per step. 0: unknown."""
     prices: StepPrices | None = None
     """Learned from the steps of this worker. None: every step took as long as the cost model says."""
+    pace: AnswerPace | None = None
+    """Of its answers that have an SLO. None: it has none, or is not known."""
     others: OtherLoad | None = None
     """In a report: load besides the requests of this cluster. The coordinator adds it to the counts above."""
 

@@ -32,7 +32,7 @@ from baton.core.spill import BlocksSpilled, SpillBlocks, with_slots
 from baton.core.step import EMPTY_STEP, LayerStream, Slice, SliceResult, Step, StepResult
 from baton.core.types import BlockHash, HostId, RequestId, Role, WorkerId, WorkerView, unpack_tokens
 from baton.decide.control.decode_run import DecodeRun, asks_after, plan_decode_run, room_steps, takes_turns
-from baton.decide.control.lane import LOOKAHEAD_TOKENS, Lane, in_order, load_of, share_step, with_drafts
+from baton.decide.control.lane import LOOKAHEAD_TOKENS, Lane, StepClock, in_order, load_of, share_step, with_drafts
 from baton.decide.control.lane_order import LaneOrder
 from baton.decide.control.report_builder import ReportBuilder
 from baton.decide.cost.online import StepLearner
@@ -70,6 +70,7 @@ class Batcher:
         self._newest: RequestId | None = None
         self._turns = 0
         """Number of planned slices."""
+        self._clock = StepClock()
         self._report = ReportBuilder()
         self.spills: list[SpillBlocks] = []
         """Copies that the owner makes, and removes from this list, before it takes the report that confirms them."""
@@ -132,6 +133,7 @@ class Batcher:
             key=self._order.key(command.request, self._lanes.values(), self.learner.cost),
             hashes=list(command.request.block_hashes),
             stream=LayerStream(command.attempt, command.layer_groups) if command.layer_groups > 1 else None,
+            clock=self._clock,
         )
         self._lanes[lane.request.id] = lane
         self._has_classes |= lane.request.service is not None
@@ -182,16 +184,16 @@ class Batcher:
 
     # ---- steps out
 
-    def plan(self) -> Step:
+    def plan(self, now_s: float) -> Step:
         """Return the next step. A step without slices means that there is no work."""
-        return self._step(self._choose())
+        return self._step(self._choose(now_s))
 
-    def plan_run(self) -> Step | DecodeRun:
+    def plan_run(self, now_s: float) -> Step | DecodeRun:
         """Return the next step, or a run of equal decode steps if all chosen requests decode.
 
         Requires a batching policy that is a pure function of its arguments. A command that arrives ends the run.
         """
-        chosen = self._choose()
+        chosen = self._choose(now_s)
         is_decode = bool(chosen) and chosen[0][1] == 1 and not self._policies.speculation.tokens_max
         if is_decode and not (self._asks_later() or takes_turns(self._ready, self._limits, len(chosen))):
             run = plan_decode_run([self._ready[index] for index, _ in chosen])
@@ -218,8 +220,9 @@ class Batcher:
         run.room_steps, run.asks_after = room_steps(run.lanes), asks_after(run.lanes)
         return True
 
-    def _choose(self) -> list[tuple[int, int]]:
+    def _choose(self, now_s: float) -> list[tuple[int, int]]:
         """Ask for the blocks that are needed soon, and let the batching policy choose the step."""
+        self._clock.advance(now_s)
         if self._waiting:
             self._ask_for_first_blocks()
         lanes, select, self._skips = self._ready, self._policies.batching.select, False
@@ -348,6 +351,8 @@ class Batcher:
     def _record_token(self, lane: Lane, outcome: SliceResult) -> None:
         if outcome.token is not None:
             lane.tokens.append(outcome.token)
+            if lane.output_tokens == 1:
+                self._clock.begun.append(lane)
         first, hashes = lane.seal()
         if hashes:
             self._report.events.append(BlocksSealed(lane.request.id, lane.attempt, self.worker, first, hashes))
@@ -384,17 +389,12 @@ class Batcher:
 
     def view(self, now_s: float, uncommitted_tokens: int = 0) -> WorkerView:
         """Return the current load."""
-        queued_tokens, queued_requests, context_tokens, pairs = load_of(self._lanes.values())
+        self._clock.now_s = now_s
+        queued_tokens, queued_requests, context_tokens, pairs, pace = load_of(self._lanes.values())
         return WorkerView(
-            id=self.worker,
-            host=self.host,
-            role=self.role,
-            running_requests=len(self._ready),
-            waiting_requests=len(self._waiting),
-            queued_tokens=queued_tokens,
-            queued_requests=queued_requests,
-            queued_pairs=pairs,
-            context_tokens=context_tokens + uncommitted_tokens,
-            observed_at_s=now_s,
-            newest_request=self._newest, prices=self.learner.prices,
+            id=self.worker, host=self.host, role=self.role,
+            running_requests=len(self._ready), waiting_requests=len(self._waiting),
+            queued_tokens=queued_tokens, queued_requests=queued_requests, queued_pairs=pairs,
+            context_tokens=context_tokens + uncommitted_tokens, observed_at_s=now_s,
+            newest_request=self._newest, prices=self.learner.prices, pace=pace,
         )  # fmt: skip

@@ -35,7 +35,7 @@ from baton.decide.control.cluster_messages import ClusterEvent, HostAdded, Logge
 from baton.decide.control.retries import RetryRules
 from baton.decide.kv.window import PromptRules
 
-LOG_VERSION = 21
+LOG_VERSION = 22
 """Version of the log's format; a test fails if the format changes without it. Since version 4 there is one entry per
 event from outside, with all commands. Earlier versions held the coordinator's decisions only. Version 5 adds the
 deadline of the queue. Version 6 names a chosen path `PathChosen.path` (`WayChosen.way` before) and a store's event
@@ -48,7 +48,8 @@ prefixes that are handed over. Version 11 adds `Request.client`. Version 12 adds
 adds the rules of scaling, `ServiceClass.copy_tokens` and `HostAdded.kept`. Version 15 adds the reason of a role change,
 and cached tokens to windows of load. Version 16 adds `Request.hosts`, `WorkerView.others` and
 `ScaleWanted`. Version 17 adds `Request.traceparent`. Version 18 adds `LogPart`. Version 19 adds KV in 4 bits. Version
-20 adds the spill space: `SpillBlocks` and `BlocksSpilled`. Version 21 adds `WorkerView.queued_pairs`."""
+20 adds the spill space: `SpillBlocks` and `BlocksSpilled`. Version 21 adds `WorkerView.queued_pairs`. Version 22
+adds `WorkerView.pace`."""
 
 
 class LogHeader(Struct, frozen=True, kw_only=True, tag=True):

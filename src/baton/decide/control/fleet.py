@@ -208,6 +208,7 @@ def _with_load(view: WorkerView, load: _Load) -> WorkerView:
         step_tokens_max=view.step_tokens_max,
         requests_max=view.requests_max,
         prices=reported.prices,
+        pace=reported.pace,
     )
     return current if reported.others is None else _with_others(current, reported.others)
 

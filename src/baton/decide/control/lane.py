@@ -6,11 +6,13 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
+from math import inf
 from typing import Literal
 
 from msgspec.structs import replace
 
 from baton.core.config import BatchLimits, SpeculationConfig
+from baton.core.report_parts import AnswerPace
 from baton.core.spill import spilled_blocks
 from baton.core.step import LayerStream, Step
 from baton.core.types import (
@@ -26,6 +28,27 @@ from baton.core.types import (
 from baton.decide.control.drafting import Drafter, worth_count
 from baton.decide.cost.online import StepLearner
 from baton.decide.kv.hashing import block_hash, hashes_per_block, root_hash
+from baton.decide.policy.batching import PACE_RATIO
+
+
+@dataclass(slots=True)
+class StepClock:
+    """The time at which a batcher plans a step, for its lanes."""
+
+    now_s: float = 0.0
+    begun: list[Lane] = field(default_factory=list["Lane"])
+    """Lanes with output whose first decode step on this worker is not planned yet."""
+
+    def advance(self, now_s: float) -> None:
+        """Set the time. The lanes that have begun are paced from now on.
+
+        An answer that was handed off starts one token behind, for the time of the handoff.
+        """
+        self.now_s = now_s
+        for lane in self.begun:
+            lane.paced = (now_s, lane.output_tokens + (not lane.started))
+        self.begun.clear()
+
 
 LaneState = Literal["waiting", "asking", "ready"]
 """waiting: has no blocks and has not asked. asking: waits for the pool's answer. ready: has blocks."""
@@ -66,6 +89,10 @@ class Lane:
     """Layer streaming of the last chunk; see `Slice.stream`."""
     drafter: Drafter | None = None
     """Created with the first draft."""
+    clock: StepClock = field(default_factory=StepClock)
+    """The clock of the batcher."""
+    paced: tuple[float, int] | None = None
+    """Time from which, and output tokens after which, `ahead_s` counts. None until its first decode step is planned."""
     repeated_token: array[int] | None = None
     """Simulation only: an array with the one token that every step but the last samples."""
     tokens_max: int = field(init=False)
@@ -100,6 +127,14 @@ class Lane:
     @property
     def tpot_s(self) -> float | None:
         return None if self.request.slo is None else self.request.slo.tpot_s
+
+    @property
+    def ahead_s(self) -> float:
+        """Seconds by which its newest token on this worker came before its pace requires it. Negative: late."""
+        if self.request.slo is None or self.paced is None:
+            return 0.0
+        since_s, tokens = self.paced
+        return (self.output_tokens - tokens) * PACE_RATIO * self.request.slo.tpot_s - (self.clock.now_s - since_s)
 
     @property
     def ttft_s(self) -> float | None:
@@ -143,6 +178,8 @@ class Lane:
         self.sealed_blocks = computed_tokens // self.block_tokens
         self.expect(len(table))
         self.state = "ready"
+        if self.output_tokens and self.paced is None:
+            self.clock.begun.append(self)
 
     def empty(self) -> None:
         """Drop the blocks after a preemption: tokens are computed again or found in the cache."""
@@ -223,21 +260,24 @@ def in_order(lane: Lane) -> tuple[tuple[float, ...], RequestId]:
     return (lane.key, lane.request.id)
 
 
-def load_of(lanes: Iterable[Lane]) -> tuple[int, int, int, float]:
-    """Return (queued prompt tokens, queued requests, context tokens, queued pairs) of some lanes.
+def load_of(lanes: Iterable[Lane]) -> tuple[int, int, int, float, AnswerPace | None]:
+    """Return (queued prompt tokens, queued requests, context tokens, queued pairs, pace) of some lanes.
 
     Queued tokens are not computed yet, a queued request has some of them, and context tokens have KV.
     """
     queued_tokens = queued_requests = context_tokens = 0
-    pairs = 0.0
+    pairs, tpot_s, ahead_s = 0.0, inf, inf
     for lane in lanes:
         remaining_tokens = len(lane.tokens) - lane.computed_tokens
         if remaining_tokens > 1:
             queued_tokens += remaining_tokens
             queued_requests += 1
             pairs += prefill_pairs(remaining_tokens, lane.computed_tokens)
+        elif lane.request.slo is not None:
+            tpot_s, ahead_s = min(tpot_s, PACE_RATIO * lane.request.slo.tpot_s), min(ahead_s, lane.ahead_s)
         context_tokens += lane.computed_tokens  # 0 in a waiting lane
-    return queued_tokens, queued_requests, context_tokens, pairs
+    pace = AnswerPace(tpot_s, ahead_s) if tpot_s < inf else None
+    return queued_tokens, queued_requests, context_tokens, pairs, pace
 
 
 def with_drafts(

@@ -11,6 +11,7 @@ from baton.core.ports import CostModel
 from baton.core.types import ClusterView, Request, Slo, StepShape, WorkerId, WorkerView
 from baton.decide.cost.online import cost_of, price_ratio
 from baton.decide.policy.arena_room import TIME_S_MIN, AnswerLengths
+from baton.decide.policy.batching import PACE_RATIO
 from baton.decide.policy.predictions import (
     PromptWork,
     answer_step_s,
@@ -57,8 +58,6 @@ class AnswerForecast:
 
     output_tokens: float
     """Expected answer length until some requests have finished."""
-    step_slack: float
-    """As in `SloHeadroom`."""
     now_s: float = 0.0
     prompt_tokens: float = 0.0
     """Mean of the recent prompts without their cached tokens: the length of the next prompt."""
@@ -88,6 +87,16 @@ class AnswerForecast:
     def life_s(self, worker: WorkerView, cluster: ClusterView, model: CostModel) -> float:
         """Return how long an answer decodes on this worker at its present pace."""
         return max(TIME_S_MIN, self.answers.on(worker, cluster) * answer_step_s(worker, 0, 0, model))
+
+    def place_s(self, worker: WorkerView, cluster: ClusterView, model: CostModel) -> float:
+        """Predict the time until the batch has a free place: enough decodes must finish first.
+
+        Requests whose prompt waits have a place, too, or will have one before this request.
+        """
+        decodes, too_many = decoding_requests(worker), worker.running_requests + 1 - worker.requests_max
+        if not worker.requests_max or too_many <= 0 or not decodes:
+            return 0.0
+        return too_many * self.life_s(worker, cluster, model) / min(decodes, worker.requests_max)
 
     def memory_s(self, request: Request, worker: WorkerView, cluster: ClusterView, model: CostModel) -> float:
         """Return how long an answer decodes on this worker at its TPOT SLO: the decay time of `PromptShare`."""
@@ -185,4 +194,4 @@ class AnswerForecast:
         """Return the TPOT beside prompts, whose chunks are as short as the SLO requires."""
         if request.slo is None:
             return beside_s
-        return max(alone_s, min(beside_s, self.step_slack * request.slo.tpot_s))
+        return max(alone_s, min(beside_s, PACE_RATIO * request.slo.tpot_s))

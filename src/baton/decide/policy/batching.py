@@ -54,6 +54,11 @@ class Candidate(Protocol):
         ...
 
     @property
+    def ahead_s(self) -> float:
+        """Seconds by which its newest token came before the pace of its TPOT SLO requires it. Negative: late."""
+        ...
+
+    @property
     def ttft_s(self) -> float | None:
         """The TTFT SLO of the request. None: it has no SLO."""
         ...
@@ -83,6 +88,9 @@ FIXED_COSTS_MIN = 8
 """Bounds on the prompts of a step are at least this many times the fixed cost of a step, so that steps waste little."""
 SHARED_RATIO = 0.1
 """Maximum share of the TTFT SLO that several prompts in one step take together. Predictions use it, too."""
+PACE_RATIO = 0.95
+"""The pace of an answer, as a share of its TPOT SLO. Steps may take the time by which the answers in them are ahead of
+their pace. The rest covers handoffs and errors of predictions."""
 BACKLOG_STEPS = 2
 """Waiting prompts that fill this many steps are a backlog: steps are full, for throughput instead of mean TTFT."""
 
@@ -154,11 +162,12 @@ class StaticBatching:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SloChunked:
-    """Batch as `MixedChunked` does, with the largest chunk for which the step meets the TPOT SLO of its decodes.
+    """Batch as `MixedChunked` does, with the largest chunk for which all decodes of the step meet their TPOT SLO.
 
     Why: one fixed token limit is too high for a step with many long decodes, and too low for a step without decodes.
     Source: Sarathi-Serve (OSDI 2024), section 4.3, which derives the token budget from the ITL target once. This policy
-    derives it for every step.
+    derives it for every step. The TPOT is a mean over an answer, so a step may take longer by the time by which the
+    tokens of all its decodes came early: the answers meet their SLO even if they end with this step.
 
     The time of the prompts in a step is bounded, too. A step cannot be interrupted, so all prompts in it wait for its
     end, a more urgent request that arrives waits for it, and the work for requests that are cancelled meanwhile is
@@ -168,7 +177,8 @@ class SloChunked:
     tpot_s: float | None = None
     """TPOT target of requests without an SLO. None: such requests do not limit the step."""
     tpot_slack: float = 0.9
-    """A step takes at most this share of the TPOT. The rest covers the handoff and a step that runs at arrival."""
+    """A step takes at most this share of the TPOT, and the time by which all of its decodes are ahead. The rest covers
+    the handoff and a step that runs at arrival."""
     chunk_tokens_min: int = 16
     """Minimum prompt tokens per step, even if the step then misses the TPOT: prompts must make progress."""
     prompt_s_max: float | None = None
@@ -204,21 +214,25 @@ class SloChunked:
             bounds = [(fixed_s + sqrt(fixed_s * max(0.0, waiting_s)), chunks[0][1])]
         for bound_s, tokens_min in bounds:
             tokens = _largest(tokens_min, tokens, prompts_s, bound_s)
-        targets = [candidates[index].tpot_s or self.tpot_s for index, _ in chosen]
-        tpots_s = [tpot_s for tpot_s in targets if tpot_s is not None]
-        if tpots_s:
+        bounds_s = [bound_s for index, _ in chosen if (bound_s := self._decode_bound_s(candidates[index])) is not None]
+        if bounds_s:
             read_tokens = sum(candidates[index].computed_tokens + 1 for index, _ in chosen)
             base = StepShape(decode_requests=len(chosen), context_tokens=read_tokens)
 
             def step_s(tokens: int) -> float:
                 return cost.step_s(_shape(base, candidates, chunks_of(tokens)))
 
-            bound_s = self.tpot_slack * min(tpots_s)
+            bound_s = min(bounds_s)
             kept = _largest(self.chunk_tokens_min, tokens, step_s, bound_s)
             short = min(tokens, SHORT_CHUNK_TOKENS)
             is_longer = 0 < kept < short and pays_longer_chunk(step_s, kept, short, bound_s)
             tokens = short if is_longer else kept
         return chosen + chunks_of(tokens)
+
+    def _decode_bound_s(self, candidate: Candidate) -> float | None:
+        """Return the time within which the next token of a decode must come. None: at any time."""
+        tpot_s = candidate.tpot_s or self.tpot_s
+        return None if tpot_s is None else self.tpot_slack * tpot_s + max(0.0, candidate.ahead_s)
 
     def _prompt_bounds(
         self, prompts: Sequence[Candidate], first_tokens: int, cost: CostModel

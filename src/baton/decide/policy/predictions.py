@@ -119,10 +119,13 @@ def followers_s(
     return min(prompts * one_s, step_s - taken_s)
 
 
-def compute_s(worker: WorkerView, work: PromptWork, model: CostModel, *, step_s_max: float) -> float:
+def compute_s(
+    worker: WorkerView, work: PromptWork, model: CostModel, *, step_s_max: float, spare_s: float = 0.0
+) -> float:
     """Predict the time for prompt tokens, in chunks that share each step with the worker's decodes.
 
-    A chunk has the step's token limit; with decodes, it is as long as `step_s_max` allows.
+    A chunk has the step's token limit; with decodes, it is as long as `step_s_max` allows. The first step may take
+    longer by `spare_s`.
     """
     if work.tokens <= 0:
         return 0.0
@@ -132,23 +135,20 @@ def compute_s(worker: WorkerView, work: PromptWork, model: CostModel, *, step_s_
     beside = _ChunkSteps(
         StepShape(decode_requests=requests, context_tokens=worker.context_tokens), work.context_tokens, model
     )
-    fitting_tokens = int((step_s_max - beside.step_s(0)) / max(1e-12, work.alone_s / work.tokens))
     most_tokens = min(most_tokens, work.tokens)
-    chunk_tokens = min(most_tokens, max(CHUNK_TOKENS_MIN, fitting_tokens))
-    if beside.step_s(chunk_tokens) > step_s_max:
-        chunk_tokens = beside.largest(min(CHUNK_TOKENS_MIN, chunk_tokens), chunk_tokens, step_s_max)
-    else:
-        while chunk_tokens < most_tokens:  # cheaper in a step that reads the weights for the decodes anyway
-            more_tokens = min(most_tokens, 2 * chunk_tokens)
-            if beside.step_s(more_tokens) > step_s_max:
-                chunk_tokens = beside.largest(chunk_tokens, more_tokens, step_s_max)
-                break
-            chunk_tokens = more_tokens
+    first_tokens = beside.longest(most_tokens, work, step_s_max + spare_s) if spare_s > 0.0 else 0
+    left_tokens, first_s = work.tokens - first_tokens, 0.0
+    if first_tokens:
+        token_s, beside_s = beside.prices(first_tokens, work)
+        first_s = first_tokens * token_s + beside_s
+        if not left_tokens:
+            return first_s
+    chunk_tokens = beside.longest(min(most_tokens, left_tokens), work, step_s_max)
     short_tokens = min(most_tokens, SHORT_CHUNK_TOKENS)
     if chunk_tokens < short_tokens and pays_longer_chunk(beside.step_s, chunk_tokens, short_tokens, step_s_max):
         chunk_tokens = short_tokens
     token_s, beside_s = beside.prices(chunk_tokens, work)
-    return work.tokens * token_s + -(-work.tokens // chunk_tokens) * beside_s
+    return first_s + left_tokens * token_s + -(-left_tokens // chunk_tokens) * beside_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +166,19 @@ class _ChunkSteps:
     def _chunk(self, tokens: int) -> StepShape:
         """Return a chunk after the mean number of earlier tokens. A whole prompt has only cached tokens before it."""
         return prompt_step(tokens, max(0, self.context_tokens - tokens // 2)) if tokens else _EMPTY
+
+    def longest(self, most_tokens: int, work: PromptWork, step_s_max: float) -> int:
+        """Return about the longest chunk for which the step takes at most `step_s_max`, up to `most_tokens`."""
+        fitting_tokens = int((step_s_max - self.step_s(0)) / max(1e-12, work.alone_s / work.tokens))
+        tokens = min(most_tokens, max(CHUNK_TOKENS_MIN, fitting_tokens))
+        if self.step_s(tokens) > step_s_max:
+            return self.largest(min(CHUNK_TOKENS_MIN, tokens), tokens, step_s_max)
+        while tokens < most_tokens:  # cheaper in a step that reads the weights for the decodes anyway
+            more_tokens = min(most_tokens, 2 * tokens)
+            if self.step_s(more_tokens) > step_s_max:
+                return self.largest(tokens, more_tokens, step_s_max)
+            tokens = more_tokens
+        return tokens
 
     def largest(self, fitting_tokens: int, over_tokens: int, step_s_max: float) -> int:
         """Return about the largest chunk for which the step takes at most `step_s_max`.
@@ -205,6 +218,18 @@ def join_s(worker: WorkerView, model: CostModel) -> float:
     Where prompts wait, the request asks for its blocks while they are computed.
     """
     return JOIN_STEPS * answer_step_s(worker, 0, 0, model) if decoding_requests(worker) else 0.0
+
+
+def ahead_s(worker: WorkerView, at_s: float, model: CostModel) -> float:
+    """Predict by how many seconds all answers of a worker will be ahead of their pace at a time. At least 0.
+
+    Since the report they have gained with each step that took less than the pace.
+    """
+    if worker.pace is None or not decoding_requests(worker):
+        return 0.0
+    elapsed_s = max(0.0, at_s - worker.observed_at_s)
+    gained_s = elapsed_s * (worker.pace.token_s / answer_step_s(worker, 0, 0, model) - 1.0)
+    return max(0.0, worker.pace.ahead_s + gained_s)
 
 
 def under_way_s(worker: WorkerView, queue_s: float, since_s: float, *, step_s_max: float) -> float:

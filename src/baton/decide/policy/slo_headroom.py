@@ -34,6 +34,7 @@ from baton.decide.policy.headroom_plans import (
 )
 from baton.decide.policy.predictions import (
     PromptWork,
+    ahead_s,
     answer_step_s,
     compute_s,
     decoding_requests,
@@ -92,7 +93,7 @@ class SloHeadroom:
     """TPOT predicted at admission, of each request that waits for its turn. The oldest ones are dropped."""
 
     def __post_init__(self) -> None:
-        self._forecast = AnswerForecast(self.output_tokens, self.step_slack)
+        self._forecast = AnswerForecast(self.output_tokens)
 
     def admit(self, request: Request, cluster: ClusterView, cost: CostModel, now_s: float) -> Reject | None:
         """Reject a request whose risk of missing its TTFT or TPOT is above the maximum."""
@@ -319,33 +320,34 @@ class SloHeadroom:
         slo = self._forecast.slo(request, model)
         is_pinned = request.slo is None and worker.role == "decode"
         step_s_max = _NO_LIMIT_S if is_pinned else self.step_slack * slo.tpot_s
-        queue_s = arena.room_s + self._place_s(worker, cluster, model)
-        after = worker
+        queue_s = arena.room_s + self._forecast.place_s(worker, cluster, model)
+        after, now_s = worker, self._forecast.now_s
+        began_s = cluster.step_began_s.get(worker.id, now_s) if worker.queued_tokens else now_s
+        spare_s = ahead_s(worker, began_s, model)
         if worker.queued_tokens:
             during, after = (worker, worker) if request.slo is None else queue_ahead(worker)
-            ttft_s_max = None if request.slo is None else slo.ttft_s
-            ahead_s = compute_s(during, queued_work(worker, model, ttft_s_max), model, step_s_max=step_s_max)
-            now_s = self._forecast.now_s
-            since_s = now_s - cluster.step_began_s.get(worker.id, now_s)
-            queue_s += ahead_s - under_way_s(worker, ahead_s, since_s, step_s_max=step_s_max)
+            work = queued_work(worker, model, None if request.slo is None else slo.ttft_s)
+            before_s = compute_s(during, work, model, step_s_max=step_s_max, spare_s=spare_s)
+            queue_s += before_s - under_way_s(worker, before_s, now_s - began_s, step_s_max=step_s_max + spare_s)
+            spare_s = 0.0  # the answers of these prompts begin
         else:
             queue_s += join_s(worker, model)
         if worker.host in cluster.tier_hits:
             prefix = prefix_on(worker, request, cluster, cost, wait_s=queue_s)
             done_tokens, load_s = prefix.tokens, prefix.load_s
         work = prompt_work(request.prompt_tokens - done_tokens, done_tokens, model)
-        prompt_s = compute_s(after, work, model, step_s_max=step_s_max)
-        ahead_s = max(queue_s, load_s)
-        ttft_s, fetch = ahead_s + prompt_s, None
+        prompt_s = compute_s(after, work, model, step_s_max=step_s_max, spare_s=spare_s)
+        wait_s = max(queue_s, load_s)
+        ttft_s, fetch = wait_s + prompt_s, None
         best = longest_hit(cluster)
         if self.fetches and best is not None and hits[best] > here:
             there = hits[best]
             kinds = {*(arenas[best].kinds if best in arenas else ()), worker.kind}
-            wait_s = max(queue_s, handoff_between_s(cost, kinds, tokens=there - here, same_host=False))
+            copied_s = max(queue_s, handoff_between_s(cost, kinds, tokens=there - here, same_host=False))
             rest = prompt_work(request.prompt_tokens - there, there, model)
-            rest_s = compute_s(after, rest, model, step_s_max=step_s_max)
-            if wait_s + rest_s < ttft_s:
-                ttft_s, prompt_s, fetch, work, ahead_s = wait_s + rest_s, rest_s, best, rest, wait_s
+            rest_s = compute_s(after, rest, model, step_s_max=step_s_max, spare_s=spare_s)
+            if copied_s + rest_s < ttft_s:
+                ttft_s, prompt_s, fetch, work, wait_s = copied_s + rest_s, rest_s, best, rest, copied_s
         if worker.queued_tokens and request.slo is not None:
             ttft_s += self._forecast.followers_s(request, worker, cluster, model, work, queue_s)
         ttft_s += first_token_delay_s(worker, request, cluster, cost, prompt_s=prompt_s)
@@ -355,7 +357,7 @@ class SloHeadroom:
             mixing, risk = self.mixing_ratio, 1.0 + arena.fill_ratio
         bounded_s, beside_s = self._tpots_beside_s(worker, request, cluster, model, work.alone_s, risk)
         return PromptPlan(
-            worker=worker, fetch=fetch, queue_s=ahead_s, prompt_s=prompt_s, ttft_s=ttft_s, work=work, slo=slo,
+            worker=worker, fetch=fetch, queue_s=wait_s, prompt_s=prompt_s, ttft_s=ttft_s, work=work, slo=slo,
             beside_s=beside_s, bounded_s=bounded_s, factor=risk * mixing,
             pressure=max(ttft_pressure, beside_s / slo.tpot_s) * risk * mixing,
             misses_slo=request.slo is not None and max(ttft_pressure, bounded_s / slo.tpot_s) > self.ttft_slack,
@@ -388,13 +390,3 @@ class SloHeadroom:
             worker, running_requests=worker.running_requests + 1, context_tokens=worker.context_tokens + tokens
         )
         return compute_s(with_it, work, model, step_s_max=self.step_slack * slo.tpot_s) / slo.ttft_s
-
-    def _place_s(self, worker: WorkerView, cluster: ClusterView, model: CostModel) -> float:
-        """Predict the time until the batch has a free place: enough decodes must finish first.
-
-        Requests whose prompt waits have a place, too, or will have one before this request.
-        """
-        decodes, too_many = decoding_requests(worker), worker.running_requests + 1 - worker.requests_max
-        if not worker.requests_max or too_many <= 0 or not decodes:
-            return 0.0
-        return too_many * self._forecast.life_s(worker, cluster, model) / min(decodes, worker.requests_max)

@@ -191,9 +191,9 @@ class EngineWorker:
             if isinstance(command, StartRequest):
                 self._note_start(command)
         self._batcher.apply(commands)
-        step = self._batcher.plan()
+        step = self._batcher.plan(now_s())
         while self._commit(step):
-            step = self._batcher.plan()
+            step = self._batcher.plan(now_s())
         report = self._batcher.take_report(now_s=now_s())
         for event in report.events if report is not None else ():
             self._settle(event)

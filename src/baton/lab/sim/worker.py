@@ -196,7 +196,8 @@ class SimWorker:
         elif self.batcher.is_idle:
             return
         predictor = self._predictor if self._is_as_priced else None
-        planned = self.batcher.plan() if predictor is None else self.batcher.plan_run()
+        now_s = self.loop.now_s
+        planned = self.batcher.plan(now_s) if predictor is None else self.batcher.plan_run(now_s)
         self._send(step_s=0.0)  # requests for blocks travel while the step runs
         if isinstance(planned, DecodeRun):
             assert predictor is not None

@@ -60,7 +60,7 @@ class StepLoop:
             self.batcher.apply(commands)
             if self.spill is not None:
                 self.spill.copy(self.batcher.spills)
-            step = self.batcher.plan()
+            step = self.batcher.plan(turned_s)
             self._report(0.0)
             idle = not step.slices
             if idle:

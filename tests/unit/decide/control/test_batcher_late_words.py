@@ -55,6 +55,6 @@ def test_commands_of_an_abandoned_attempt_are_dropped(late: StopRequest | Preemp
     table = (BlockId(3), BlockId(4))
     batcher.apply([StartRequest(request, 2, pack_tokens(range(6)), "end", block_table=table, computed_tokens=4)])
     batcher.apply([late])
-    (part,) = batcher.plan().slices
+    (part,) = batcher.plan(0.0).slices
     assert tuple(part.block_table) == table
     assert (part.start, part.count) == (4, 2)

@@ -87,9 +87,9 @@ class Bench:
 
     def step(self) -> Step:
         """Ask, be answered, plan, compute, report."""
-        self.batcher.plan()
+        self.batcher.plan(0.0)
         self.report()
-        step = self.batcher.plan()
+        step = self.batcher.plan(0.0)
         for part in step.slices:
             self.computed[part.request_id] = self.computed.get(part.request_id, 0) + part.count
         self.batcher.commit(step, StepResult([self.arena.compute(part) for part in step.slices]))
@@ -220,7 +220,7 @@ def test_a_stop_token_at_the_last_place_is_a_stop() -> None:
     batcher = new_batcher(W, BatchLimits())
     made = request("a", prompt, output=1, sampling=Sampling(stop_token_ids=(stop,)))
     batcher.apply([StartRequest(made, 1, pack_tokens(prompt), "end", (BlockId(0),), 0)])
-    step = batcher.plan()
+    step = batcher.plan(0.0)
     batcher.commit(step, StepResult([Arena().compute(step.slices[0])]))
     report = batcher.take_report(now_s=0.0)
     assert report is not None
@@ -233,10 +233,10 @@ def test_a_grant_from_before_a_preemption_is_not_taken() -> None:
     made = request("a", prompt)
     batcher = new_batcher(W, BatchLimits())
     batcher.apply([StartRequest(made, 1, pack_tokens(prompt), "end")])
-    batcher.plan()
+    batcher.plan(0.0)
     batcher.apply([BlocksGranted(made.id, 1, (BlockId(1), BlockId(2), BlockId(3)), 0), PreemptRequest(made.id, 1)])
     batcher.apply([BlocksGranted(made.id, 1, (BlockId(1), BlockId(2), BlockId(3)), 0)])
-    assert batcher.plan().slices == ()
+    assert batcher.plan(0.0).slices == ()
     report = batcher.take_report(now_s=0.0)
     assert report is not None
     kinds = [type(event) for event in report.events]
@@ -253,7 +253,7 @@ def test_a_late_grant_that_is_shorter_takes_no_block_away() -> None:
     table = (BlockId(1), BlockId(2), BlockId(3))
     batcher.apply([StartRequest(made, 1, pack_tokens(prompt), "end", table, 0)])
     batcher.apply([BlocksGranted(made.id, 1, table[:1], 0)])
-    (part,) = batcher.plan().slices
+    (part,) = batcher.plan(0.0).slices
     assert tuple(part.block_table) == table
 
 
@@ -263,10 +263,10 @@ def test_a_newer_attempt_takes_the_place_of_the_older_one() -> None:
     batcher = new_batcher(W, BatchLimits())
     batcher.apply([StartRequest(made, 1, pack_tokens(prompt), "end", (BlockId(1), BlockId(2)), 0)])
     batcher.apply([StartRequest(made, 2, pack_tokens([*prompt, 9]), "end", (BlockId(5), BlockId(6)), 4)])
-    (part,) = batcher.plan().slices
+    (part,) = batcher.plan(0.0).slices
     assert (list(part.tokens), tuple(part.block_table), part.start) == ([*prompt, 9], (5, 6), 4)
     batcher.apply([StartRequest(made, 1, pack_tokens(prompt), "end", (BlockId(1), BlockId(2)), 0)])
-    (part,) = batcher.plan().slices
+    (part,) = batcher.plan(0.0).slices
     assert tuple(part.block_table) == (5, 6)
 
 
@@ -349,9 +349,9 @@ def test_what_is_owed_an_answer_is_not_asked_for_again() -> None:
     prompt = list(range(8))
     batcher = new_batcher(W, BatchLimits())
     batcher.apply([StartRequest(request("a", prompt), 1, pack_tokens(prompt), "end")])
-    batcher.plan()
+    batcher.plan(0.0)
     assert wants(batcher) == ["a"]
-    batcher.plan()
+    batcher.plan(0.0)
     assert wants(batcher) == []
 
 
@@ -363,7 +363,7 @@ def test_a_request_does_not_wait_for_one_that_asks_for_held_blocks() -> None:
     batcher.apply([StartRequest(request("a", prompt), 1, pack_tokens([*prompt, 9]), "end", table, 8)])
     for name in ("b", "c"):
         batcher.apply([StartRequest(request(name, prompt), 1, pack_tokens(prompt), "end")])
-        batcher.plan()
+        batcher.plan(0.0)
         assert wants(batcher) == [name]
 
 
@@ -373,7 +373,7 @@ def test_where_all_is_computed_the_last_token_is_computed_again() -> None:
     batcher = new_batcher(W, BatchLimits())
     table = (BlockId(0), BlockId(1))
     batcher.apply([StartRequest(request("a", prompt), 2, pack_tokens(prompt), "end", table, 8)])
-    (part,) = batcher.plan().slices
+    (part,) = batcher.plan(0.0).slices
     assert (part.start, part.count, part.sample) == (7, 1, True)
 
 
@@ -384,10 +384,10 @@ def test_log_probabilities_of_a_prompt_that_is_computed_twice_are_told_once() ->
     batcher.apply([StartRequest(made, 1, pack_tokens(prompt), "first_token")])
     granted = BlocksGranted(made.id, 1, (BlockId(0), BlockId(1), BlockId(2)), 0)
     for rounds in (1, 2):
-        batcher.plan()
+        batcher.plan(0.0)
         batcher.apply([granted])
         for _ in range(rounds):
-            step = batcher.plan()
+            step = batcher.plan(0.0)
             batcher.commit(step, StepResult([arena.compute(part) for part in step.slices]))
         batcher.apply([PreemptRequest(made.id, 1)])
     report = batcher.take_report(now_s=0.0)

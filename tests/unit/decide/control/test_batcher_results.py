@@ -12,9 +12,9 @@ PROMPT = list(range(20, 29))
 
 def _late(bench: Bench) -> Step:
     """Compute a step whose masks are late."""
-    bench.batcher.plan()
+    bench.batcher.plan(0.0)
     bench.report()
-    step = bench.batcher.plan()
+    step = bench.batcher.plan(0.0)
     for part in step.slices:
         bench.arena.compute(part)
     bench.batcher.commit(step, StepResult([SliceResult() for _ in step.slices]))
@@ -36,9 +36,9 @@ def test_a_slice_without_its_token_is_sampled_again_in_the_next_step() -> None:
 def test_a_failed_slice_fails_its_request_alone() -> None:
     bench = Bench()
     broken, _fine = bench.start("broken", PROMPT), bench.start("fine", list(reversed(PROMPT)))
-    bench.batcher.plan()
+    bench.batcher.plan(0.0)
     bench.report()
-    step = bench.batcher.plan()
+    step = bench.batcher.plan(0.0)
     results = [bench.arena.compute(part) for part in step.slices]
     results[0] = SliceResult(failure="no grammar")
     bench.batcher.commit(step, StepResult(results))

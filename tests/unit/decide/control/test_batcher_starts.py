@@ -22,7 +22,7 @@ def test_a_continued_request_is_not_reported_as_started() -> None:
     made = request("a", prompt, output=3)
     table = (BlockId(0), BlockId(1), BlockId(2))
     bench.batcher.apply([StartRequest(made, 1, pack_tokens([*prompt, 9]), "end", table, 6)])
-    assert in_step(bench.batcher.plan()) == ["a"]
+    assert in_step(bench.batcher.plan(0.0)) == ["a"]
     assert bench.batcher.take_report(now_s=0.0) is None
 
 

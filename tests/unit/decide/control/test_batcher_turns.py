@@ -37,7 +37,7 @@ class Decoder:
 
     def step(self) -> list[str]:
         """Run a step. Return its requests."""
-        step = self.batcher.plan()
+        step = self.batcher.plan(0.0)
         self.commit(step)
         return in_step(step)
 
@@ -90,9 +90,9 @@ def test_the_simulator_plays_turns_step_by_step() -> None:
     for index in range(PLACES):
         decoder.hand_off(str(index))
     decoder.step()
-    run = decoder.batcher.plan_run()
+    run = decoder.batcher.plan_run(0.0)
     assert isinstance(run, DecodeRun)
     decoder.hand_off("new")
-    step = decoder.batcher.plan_run()
+    step = decoder.batcher.plan_run(0.0)
     assert isinstance(step, Step)
     assert "new" in in_step(step)

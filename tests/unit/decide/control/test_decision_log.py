@@ -50,7 +50,7 @@ ROAD = LinkView(expected_s=0.1, is_measured=True)
 """On which nothing has ever failed."""
 
 
-FORMAT = (21, "23f61ac215a2ffbc")
+FORMAT = (22, "8c3bb68ef8e93bca")
 """The version of the log, and the digest of what may stand in one of that version."""
 
 

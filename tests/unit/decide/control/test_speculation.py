@@ -166,7 +166,7 @@ class House:
 
     def step(self) -> bool:
         """Run a step. Return whether there was work."""
-        step = self.batcher.plan()
+        step = self.batcher.plan(0.0)
         if not step.slices:
             return False
         self.steps += 1
@@ -310,7 +310,7 @@ def test_a_request_that_is_handed_off_after_this_step_makes_no_guesses() -> None
     table = tuple(BlockId(index) for index in range(4))
     start = StartRequest(request, 1, pack_tokens(prompt), "first_token", table, computed_tokens=len(prompt) - 1)
     house.batcher.apply([start])
-    (part,) = house.batcher.plan().slices
+    (part,) = house.batcher.plan(0.0).slices
     assert (part.count, part.drafts) == (1, 0)
 
 
@@ -323,5 +323,5 @@ def test_guesses_stay_in_the_blocks_that_are_there() -> None:
     )
     table = (BlockId(0), BlockId(1))
     house.batcher.apply([StartRequest(request, 1, pack_tokens([*prompt, 70]), "end", table, computed_tokens=6)])
-    (part,) = house.batcher.plan().slices
+    (part,) = house.batcher.plan(0.0).slices
     assert (part.start, part.count, part.drafts) == (6, 2, 1)

@@ -22,6 +22,7 @@ from baton.decide.policy.batching import (
 
 COST = LinearCost()
 LIMITS = BatchLimits(step_tokens_max=100, requests_max=4)
+LIMITS_OF_512 = BatchLimits(step_tokens_max=512)
 POLICIES = [
     MixedChunked(),
     PrefillFirst(),
@@ -41,6 +42,7 @@ class Part:
     last_turn: int = 0
     client: int = 0
     tpot_s: float | None = None
+    ahead_s: float = 0.0
     ttft_s: float | None = None
     urgent_ttft_s: float | None = None
 
@@ -56,6 +58,7 @@ parts = st.builds(
     computed_tokens=st.integers(0, 500),
     started=st.booleans(),
     tpot_s=st.sampled_from([None, 0.001, 0.06, 10.0]),
+    ahead_s=st.sampled_from([-1.0, 0.0, 0.5]),
     ttft_s=st.sampled_from([None, 0.001, 1.0]),
     urgent_ttft_s=st.sampled_from([None, 0.001, 1.0]),
 )
@@ -131,6 +134,17 @@ def test_the_slo_decides_how_much_prompt_a_step_takes(tpot_s: float) -> None:
     assert count == 16 or step_s(count) <= bound_s * 1.01
     if count < 511:
         assert step_s(count + 2) > bound_s * 0.99
+
+
+def test_a_step_may_take_the_time_that_all_of_its_decodes_are_ahead() -> None:
+    """A decode that is 0.14 s ahead allows a step of 0.9 * (0.06 s + 0.14 s), unless another one is not ahead."""
+
+    def count(*ahead_s: float) -> int:
+        decodes = [_decode(tpot_s=0.06, ahead_s=each) for each in ahead_s]
+        return SloChunked().select([*decodes, Part(1000)], LIMITS_OF_512, COST)[-1][1]
+
+    assert count(0.14) == SloChunked().select([_decode(tpot_s=0.2), Part(1000)], LIMITS_OF_512, COST)[-1][1]
+    assert count(0.14, 0.14) > count(0.14, 0.0) == count(0.14, -5.0)
 
 
 def test_without_an_slo_the_token_limit_holds() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from baton.core.report_parts import AnswerPace
 from baton.core.types import Slo, StepShape, WorkerId, WorkerView, prefill_pairs, prompt_step
 from baton.decide.cost.linear import LinearCost
 from baton.decide.cost.roofline import RooflineCost
 from baton.decide.policy.answer_forecast import AnswerForecast
 from baton.decide.policy.predictions import (
     PromptWork,
+    ahead_s,
     compute_s,
     followers_s,
     join_s,
@@ -60,6 +62,24 @@ def test_no_more_than_one_step_is_taken_off_a_queue() -> None:
     assert under_way_s(view, queue_s, 9.0, step_s_max=0.045) == pytest.approx(queue_s / 3)
     decoding = replace(view, running_requests=5)
     assert under_way_s(decoding, queue_s, 9.0, step_s_max=0.045) == pytest.approx(0.045)
+
+
+def test_answers_get_further_ahead_with_each_step_since_the_report() -> None:
+    """Four decodes take 14 ms a step: with a TPOT of 50 ms, each second of steps gains 2.57 s."""
+    view = replace(worker("m", "mixed", running_requests=4), pace=AnswerPace(0.05, 0.3), observed_at_s=10.0)
+    assert ahead_s(view, 10.0, COST) == ahead_s(view, 9.0, COST) == 0.3
+    assert ahead_s(view, 11.0, COST) == pytest.approx(0.3 + 0.05 / 0.014 - 1.0)
+    assert ahead_s(replace(view, pace=AnswerPace(0.01, 0.3)), 12.0, COST) == 0.0
+    assert ahead_s(replace(view, pace=None), 11.0, COST) == 0.0
+
+
+def test_the_first_step_of_a_prompt_takes_the_spare_time_of_the_decodes() -> None:
+    """1,000 tokens at 1 ms beside a step of 14 ms: alone in one step of 1.014 s, or 500 in it, the rest at 36 ms."""
+    view, work = worker("m", "mixed", running_requests=4), prompt_work(1000, 0, COST)
+    slow_s = compute_s(view, work, COST, step_s_max=0.05)
+    assert compute_s(view, work, COST, step_s_max=0.05, spare_s=1.0) == pytest.approx(1.014)
+    half_s = compute_s(view, work, COST, step_s_max=0.05, spare_s=0.464)
+    assert half_s == pytest.approx((slow_s + 1.014) / 2, rel=0.02)
 
 
 def test_a_prompt_waits_for_the_running_decodes_before_its_first_chunk() -> None:
