@@ -17,6 +17,7 @@ from torch._dynamo.utils import counters
 
 from baton.compute.native.build import library_path
 from baton.compute.native.library import NativeLibrary
+from baton.compute.ranks import context_attention
 from baton.compute.torch.kernels.attention_backend import AttentionBackend
 from baton.compute.torch.kernels.flex import FlexBackend
 from baton.compute.torch.kernels.jagged import JaggedBackend
@@ -69,6 +70,13 @@ def test_chunks_that_masks_cut(backend: AttentionBackend, window: int | None) ->
         pytest.skip("Triton's kernels have no masks")
     layout = KVLayout(layers=LAYERS, kv_heads=1, head_dim=8, block_tokens=16, dtype="float32")
     compare(backend, [(600, 20), (530, 0), (1, 3)], layout, 2, window)
+
+
+def test_context_ranks_on_gpus_attend_by_matrix_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context_attention, "partial_attention", context_attention.plain_partial_attention)
+    layout = KVLayout(layers=LAYERS, kv_heads=2, head_dim=8, block_tokens=16, dtype="float32")
+    for case in CASES.values():
+        compare(ContextRanksBackend(2), case, layout, 6, 24)
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 256])

@@ -30,7 +30,7 @@ from tests.unit.compute.models import (
 from tests.unit.compute.rank_threads import parallel_engine
 
 CASES = {
-    "mixtral": (CONFIGS["mixtral"], {"data": 2}),
+    "biases": (CONFIGS["qwen3moe_normalized_every_second"], {"data": 2}),
     "shared_and_dense_in_two_stages": (
         CONFIGS["qwen2moe_normalized_some_dense_unbiased"],
         {"data": 2, "pipeline": 2},

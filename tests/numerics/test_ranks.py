@@ -103,17 +103,17 @@ def test_chunks_and_other_requests_do_not_change_results_of_ranks(tensor: int, p
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(("tensor", "pipeline"), [(3, 1), (1, 2), (9, 1)])
-def test_the_embedded_model_gives_the_text_of_one_rank(tensor: int, pipeline: int) -> None:
-    """SmolLM2 has 9 query heads on 3 KV heads. Three ranks divide them; of nine ranks, three hold each KV head."""
+@pytest.mark.parametrize(("tensor", "pipeline", "context"), [(3, 1, 1), (1, 2, 1), (9, 1, 1), (9, 1, 3)])
+def test_the_embedded_model_gives_the_text_of_one_rank(tensor: int, pipeline: int, context: int) -> None:
+    """SmolLM2 has 9 query heads on 3 KV heads. Three ranks divide them; of nine, three hold or share a KV head."""
     card = resolve_model("smollm2-135m")
     prompt = [504, 2367, 282, 260, 1718, 6413, 314, 9681, 411, 253, 1123, 28, 2028, 2]
     count = 4
-    alone = engine_of(card, kind="torch", block_tokens=16)[0]
+    alone = engine_of(card, kind="torch", block_tokens=12)[0]
     expected = generate(alone, prompt, range(4), count)
     wanted = Sampling(temperature=0.0, top_logprobs=20, prompt_logprobs=True)
     logprobs = [_top(run(alone, part_of(prompt, range(4), sampling=wanted))[0])]
-    with parallel_engine(card, tensor=tensor, pipeline=pipeline, block_tokens=16) as (engine, _, _):
+    with parallel_engine(card, tensor=tensor, pipeline=pipeline, context=context, block_tokens=12) as (engine, _, _):
         assert generate(engine, prompt, range(4), count) == expected
         logprobs.append(_top(run(engine, part_of(prompt, range(4), sampling=wanted))[0]))
     assert np.abs(logprobs[0] - logprobs[1]).max() < TOLERANCE

@@ -142,8 +142,6 @@ class ContextPlan:
 
     def _run(self, batch: _Batch, layer: int, queries: Tensor, values: Tensor, sums: Tensor) -> None:
         """Write a batch's partial results into `values` [tokens, heads, head_dim] and `sums` [tokens, heads]."""
-        if not any(tile.keys for tile in batch.tiles):
-            return
         gathered = self._kv.gather(batch.planes + self._kv.layout.planes * layer, self._scratch)
         if batch.stale is not None:
             gathered.view(-1, self._kv.cell).index_fill_(0, batch.stale, 0)

@@ -9,14 +9,15 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 import uvloop
 
-from baton.core.config import Config, Topology
+from baton.core.config import Config, ParallelConfig, Topology
 from baton.core.errors import ConfigError
-from baton.serve.host.agent import Agent, HostOptions
+from baton.serve.host.agent import Agent, HostOptions, _config
 from baton.serve.messages.hosting import HostTerms
 
 
@@ -111,3 +112,19 @@ def test_a_signal_ends_an_agent_that_waits_for_the_name_server(known: str, monke
     assert not told
     watchdog.cancel()
     released.set()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, ParallelConfig(tensor=4, pipeline=2, context=2, experts=True, overlap_tokens_min=9)),
+        ({"tensor": 4, "pipeline": 1}, ParallelConfig(tensor=4, context=2, experts=True, overlap_tokens_min=9)),
+        ({"tensor": 2}, ParallelConfig(tensor=2, pipeline=2, experts=True, overlap_tokens_min=9)),
+        ({"tensor": 1}, ParallelConfig(pipeline=2)),
+    ],
+)
+def test_a_host_with_other_ranks_divides_no_context_among_them(given: dict, expected: ParallelConfig) -> None:
+    """Their number may not fit `--dcp` or `--dp`, which a host takes from the server."""
+    parallel = ParallelConfig(tensor=4, pipeline=2, context=2, experts=True, overlap_tokens_min=9)
+    terms = HostTerms(port=1, token="", tls=False, mover_secret=b"", config=Config(parallel=parallel))
+    assert _config(terms, replace(options("http://a"), **given)).parallel == expected

@@ -15,25 +15,30 @@ from baton.serve.worker.rank_wire import rank_cores
 
 
 @pytest.mark.parametrize(
-    ("tensor", "pipeline", "cores", "expected"),
+    ("ranks", "cores", "expected"),
     [
-        (2, 1, (4, 5, 6, 7), [(2, (4, 5)), (2, (6, 7))]),
-        (1, 2, (4, 5, 6, 7), [(4, (4, 5, 6, 7)), (4, (4, 5, 6, 7))]),  # stages take turns
-        (2, 2, (0, 1), [(1, (0,)), (1, (1,)), (1, (0,)), (1, (1,))]),
-        (4, 1, (0, 1), [(1, (0, 1))] * 4),  # fewer cores than ranks: nobody owns one
-        (2, 1, (), [(1, ()), (1, ())]),
+        ({"tensor_parallel": 2}, (4, 5, 6, 7), [(2, (4, 5)), (2, (6, 7))]),
+        ({"data_parallel": 2}, (4, 5, 6, 7), [(2, (4, 5)), (2, (6, 7))]),
+        ({"pipeline_parallel": 2}, (4, 5, 6, 7), [(4, (4, 5, 6, 7)), (4, (4, 5, 6, 7))]),  # stages take turns
+        (
+            {"tensor_parallel": 2, "pipeline_parallel": 2},
+            (0, 1),
+            [(1, (0,)), (1, (1,)), (1, (0,)), (1, (1,))],
+        ),
+        ({"tensor_parallel": 4}, (0, 1), [(1, (0, 1))] * 4),  # fewer cores than ranks: nobody owns one
+        ({"tensor_parallel": 2}, (), [(1, ()), (1, ())]),
     ],
 )
 def test_ranks_of_a_stage_divide_the_cores_and_stages_share_them(
-    tensor: int, pipeline: int, cores: tuple[int, ...], expected: list[tuple[int, tuple[int, ...]]]
+    ranks: dict[str, int], cores: tuple[int, ...], expected: list[tuple[int, tuple[int, ...]]]
 ) -> None:
     setup = msgspec.structs.replace(
         _setup(),
         threads=max(1, len(cores)),
         cores=cores,
-        layout=hash_card().layout(block_tokens=4, dtype="uint8", tensor_parallel=tensor, pipeline_parallel=pipeline),
+        layout=hash_card().layout(block_tokens=4, dtype="uint8", **ranks),
     )
-    assert [rank_cores(setup, rank) for rank in range(tensor * pipeline)] == expected
+    assert [rank_cores(setup, rank) for rank in range(setup.layout.ranks)] == expected
 
 
 def _setup() -> WorkerSetup:
