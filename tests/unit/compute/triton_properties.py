@@ -95,14 +95,16 @@ def work_kernel(counters, tiles_total, items_total, taken) -> None:
         work = take_work(counters, tiles_total, items_total, 1)
 
 
-def check_tickets(tiles: int, items: int) -> None:
-    """All work is taken once, each kind in its order, and no kind is ahead of the other by more than one piece."""
-    taken = torch.full((tiles + items,), -1, dtype=torch.int32)
-    work_kernel[(1,)](torch.zeros(4, dtype=torch.int32), tiles, items, taken)
+def check_tickets(tiles: int, items: int, ticket: int) -> None:
+    """All work is taken once, each kind in its order, from any ticket on. From ticket 0 on, both kinds keep pace."""
+    room = torch.full((3 * (tiles + items),), -1, dtype=torch.int32)
+    work_kernel[(1,)](torch.tensor([ticket, 0, 0, 0], dtype=torch.int32), tiles, items, room)
+    taken = room[: tiles + items]
+    assert bool((room[tiles + items :] == -1).all())
     assert [work for work in taken.tolist() if work < tiles] == list(range(tiles))
     assert [work for work in taken.tolist() if work >= tiles] == list(range(tiles, tiles + items))
     ahead = torch.arange(1, tiles + items + 1) * tiles - (taken < tiles).cumsum(0) * (tiles + items)
-    assert bool((ahead.abs() <= tiles + items).all())
+    assert ticket or bool((ahead.abs() <= tiles + items).all())
 
 
 def check_item_size(contexts: list[int], chunk_end: int, queries: int) -> None:
@@ -152,9 +154,10 @@ def mixed_steps(examples: int) -> None:
         compare(FusedBackend(TritonDecodeKernel(torch.float32), programs=3), sizes, layout, count, window)
 
     @settings(max_examples=2 * examples, deadline=None, derandomize=True, database=None)
-    @given(tiles=st.integers(1, 40), items=st.integers(1, 40))
-    def taken(tiles: int, items: int) -> None:
-        check_tickets(tiles, items)
+    @given(tiles=st.integers(1, 40), items=st.integers(1, 40), ticket=st.integers(0, 80))
+    def taken(tiles: int, items: int, ticket: int) -> None:
+        check_tickets(tiles, items, ticket)
+        check_tickets(tiles, items, 0)
 
     @settings(max_examples=4 * examples, deadline=None, derandomize=True, database=None)
     @given(
