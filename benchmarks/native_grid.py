@@ -1,13 +1,14 @@
 """Time steps of the native engine over batch sizes, contexts and precisions, beside the limit of the machine.
 
 python benchmarks/native_grid.py [--weights bfloat16 int8 int4] [--batch 1 2 4 8 16 32 64] [--contexts 64 500 2000]
-                                 [--prompts 128 512 2048] [--rounds 5] [--turn-s 0.1] [--against COMMIT] [--record]
-                                 [--clock wall|cpu] [--name native-grid]
+                                 [--prompts 128 512 2048] [--mixed 512] [--rounds 5] [--turn-s 0.1]
+                                 [--against COMMIT] [--record] [--clock wall|cpu] [--name native-grid]
 
-A case is a decode step of BATCHxCONTEXT, or a prompt of so many tokens. A turn repeats a case for --turn-s; a round
-gives every library one turn per case, in random order. The table has the median of the rounds' fastest steps.
-A limit is the larger of bytes / bandwidth and products / rate (native_limits.cpp). Quantized weights are counted at
-the rate of bfloat16. With --against, the library of that commit is measured beside that of this tree.
+A case is a decode step of BATCHxCONTEXT, a prompt of so many tokens, or (--mixed) a decode step with a prompt. A turn
+repeats a case for --turn-s; a round gives every library one turn per case, in random order. The table has the median
+of the rounds' fastest steps. A limit is the larger of bytes / bandwidth and products / rate (native_limits.cpp).
+Quantized weights are counted at the rate of bfloat16. With --against, the library of that commit is measured beside
+that of this tree.
 `--clock cpu` is for a busy machine and one thread: it omits the time of other processes.
 """
 
@@ -48,24 +49,39 @@ NUMBER = 0x3DCC
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A decode step after `context` tokens, or (context 0) prompts of `tokens` tokens."""
+    """A decode step after `context` tokens, or (context 0) prompts of `tokens` tokens.
+
+    A mixed step is a decode step with one prompt of `prompt` tokens.
+    """
 
     batch: int
     context: int
     tokens: int = 1
+    prompt: int = 0
 
     @property
     def name(self) -> str:
-        return f"{self.batch} x {self.context}" if self.tokens == 1 else f"prompt {self.batch} x {self.tokens}"
+        decode = f"{self.batch} x {self.context}"
+        if self.prompt:
+            return f"prompt of {self.prompt} + {decode}"
+        return decode if self.tokens == 1 else f"prompt {self.batch} x {self.tokens}"
+
+    @property
+    def requests(self) -> int:
+        return self.batch + (self.prompt > 0)
 
     @property
     def blocks_each(self) -> int:
-        return -(-(self.context + self.tokens) // BLOCK_TOKENS)
+        return -(-max(self.prompt, self.context + self.tokens) // BLOCK_TOKENS)
 
     def parts(self) -> tuple[Slice, ...]:
         rng = random.Random(self.batch)
         prompts = [[rng.randrange(TOKEN_MAX) for _ in range(self.context + self.tokens)] for _ in range(self.batch)]
-        return tuple(slice_of(i, tokens, self.context, self.blocks_each) for i, tokens in enumerate(prompts))
+        found = [slice_of(i, tokens, self.context, self.blocks_each) for i, tokens in enumerate(prompts)]
+        if self.prompt:
+            tokens = [rng.randrange(TOKEN_MAX) for _ in range(self.prompt)]
+            found.append(slice_of(self.batch, tokens, 0, self.blocks_each))
+        return tuple(found)
 
 
 def load(libraries: dict[str, Path], weights: str, arena: Arena, threads: int) -> dict[str, StepEngine]:
@@ -145,6 +161,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--contexts", type=int, nargs="*", default=[64, 500, 2000])
     parser.add_argument("--prompts", type=int, nargs="*", default=[])
+    parser.add_argument("--mixed", type=int, nargs="*", default=[], help="tokens of a prompt in each decode step")
     parser.add_argument("--prompts-at-once", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--turn-s", type=float, default=0.1)
@@ -157,8 +174,14 @@ def main() -> None:
     on_cpu = args.clock == "cpu"
     cases = [Case(batch, context) for context in args.contexts for batch in args.batch]
     cases += [Case(args.prompts_at_once, 0, tokens) for tokens in args.prompts]
+    cases += [
+        Case(batch, context, prompt=tokens)
+        for tokens in args.mixed
+        for context in args.contexts
+        for batch in args.batch
+    ]
     block_bytes = resolve_model(DENSE_MODEL).layout(block_tokens=BLOCK_TOKENS, dtype=DTYPE).block_bytes
-    arena = create_arena(block_bytes * max(case.batch * case.blocks_each for case in cases))
+    arena = create_arena(block_bytes * max(case.requests * case.blocks_each for case in cases))
     np.frombuffer(arena.memory, dtype="<u2")[:] = NUMBER
     with tempfile.TemporaryDirectory() as folder:
         libraries = {"this tree": library_of("", Path(folder))}
