@@ -33,6 +33,7 @@ SETTINGS = {
     "live_control": "deaths",
     "model_parts": "--repeats 1",
     "moves": "--tokens 60 --rounds 1",
+    "native_beside": "--prompt 32 --batch 1 --contexts 64 --rounds 1",
     "native_grid": "--threads 1 --weights int8 --batch 1 --contexts 64 --mixed 32 --rounds 1 --record",
     "native_parts": "--threads 1 --batch 1 --rounds 1",
     "native_steps": "--threads 1 --dtype float32 --repeats 1",
