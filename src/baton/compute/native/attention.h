@@ -11,6 +11,14 @@
 namespace baton {
 namespace {
 
+constexpr int BLOCK_ROWS = 112;  // rows of an item whose scores fit into the first-level cache
+constexpr float LOG2_E = 1.44269504f;
+#if defined(BATON_AMX)
+constexpr int PRODUCTS_STEP = PANEL;
+#else
+constexpr int PRODUCTS_STEP = 2;
+#endif
+
 // One thread's scratch memory for one work item, in one buffer. rows: queries x query heads of a KV head;
 // states: softmax states, rows x KV heads.
 struct AttentionScratch {
@@ -19,20 +27,23 @@ struct AttentionScratch {
 
     static int64_t floats(const Sizes& s, int rows, int states) {
         const int64_t pad = s.head_pad(), value_pad = s.value_pad();
-        return rows * (2 * TILE_KEYS + 1) + states * (4 + 2 * value_pad) + TILE_KEYS * (2 * pad + value_pad) + 16 * PIECES;
+        return block_rows(rows) * (2 * TILE_KEYS + 1) + states * (4 + 2 * value_pad) +
+               TILE_KEYS * (2 * pad + value_pad) + 16 * PIECES;
     }
     AttentionScratch(float* memory, const Sizes& s, int rows, int states) : next_(memory) {
         const int64_t pad = s.head_pad(), value_pad = s.value_pad();
-        scores = allocate(rows * TILE_KEYS), weights = allocate(rows * TILE_KEYS);
+        scores = allocate(block_rows(rows) * TILE_KEYS), weights = allocate(block_rows(rows) * TILE_KEYS);
         maximum = allocate(states), total = allocate(states), out = allocate(states * value_pad);
         merged_maximum = allocate(states), merged_total = allocate(states), merged_out = allocate(states * value_pad);
         keys = allocate(TILE_KEYS * pad), values = allocate(TILE_KEYS * value_pad), tile = allocate(TILE_KEYS * pad);
-        rescale = allocate(rows);
+        rescale = allocate(block_rows(rows));
     }
 
 private:
     static constexpr int PIECES = 12;
     float* next_;
+
+    static int block_rows(int rows) { return rows < BLOCK_ROWS ? rows : BLOCK_ROWS; }
 
     float* allocate(int64_t count) {
         float* piece = next_;
@@ -65,61 +76,89 @@ inline void load_tile_rows(const Attention& call, const KVTile& tile, int plane,
 
 // ---- one tile ----------------------------------------------------------------------------------------------------
 
-// The keys that the rows of an item see in a tile: [from(row), to(row)). All heads of a group see the same.
+// The keys that the queries of an item see in a tile: those of query i are [from(i), to(i)).
 struct VisibleKeys {
-    int position, group, window;  // position: of the first query, from the tile's first key
+    int position, window;  // position: of the first query, from the tile's first key
 
-    int from(int row) const { return window == 0 ? 0 : to(row) - window; }
-    int to(int row) const { return position + row / group + 1; }
+    int from(int query) const { return window == 0 ? 0 : to(query) - window; }
+    int to(int query) const { return position + query + 1; }
+    int first_query() const { return position < 0 ? -position : 0; }  // the first that sees any key
 };
 
-// Scale a row of scores, and mask keys outside of [from, to). Return the maximum. is_nan: whether a visible score is.
-inline float scale_scores(float* scores, int keys, int from, int to, float scale, bool* is_nan) {
-    Vec top = broadcast(EMPTY_MAXIMUM);
-    bool nan = false;
-    for (int i = 0; i < keys; i += LANES) {
-        Vec score = mul(load(scores + i), broadcast(scale));
-        if (from > i || to < i + LANES) score = keep_lanes(score, from - i, to - i, -INFINITY);
-        store(scores + i, score);
-        nan |= has_nan(score);
-        top = baton::maximum(top, score);
-    }
-    *is_nan = nan;
-    return reduce_max(top);
+// Scores of vector `at` of a row. MASKED: only [from, to) are visible.
+template <bool MASKED>
+inline Vec visible_scores(const float* row, int at, int from, int to) {
+    const Vec scores = load(row + at);
+    return MASKED && (from > at || to < at + LANES) ? keep_lanes(scores, from - at, to - at, -INFINITY) : scores;
 }
 
-// Turn scores [rows][TILE_KEYS] into softmax weights, and update the rows' states. A masked key has weight 0.
-// rescale [rows]: the factors for the output of earlier tiles. A visible score that is NaN makes the state NaN, because
-// maximum and exponential would turn it into weight 0. Rows go through each stage together, because one row's stages
-// depend on each other, and a core would wait for the results.
-template <class Element>
-inline void online_softmax(float* scores, Element* weights, int rows, int keys, const VisibleKeys& visible, float scale,
-                           float* maximum, float* total, float* rescale) {
-    for (int first = 0; first < rows; first += LANES) {
-        const int count = rows - first < LANES ? rows - first : LANES;
-        bool is_nan[LANES];
-        float change[LANES] = {};
+// The rows of a tile that go through softmax and products together: their scores and weights stay in the first-level
+// cache. `state`: of the first row.
+struct TileRows {
+    int first, count, group;
+    float *maximum, *total, *rescale;
+};
+
+// Turn scores [rows][TILE_KEYS] into softmax weights, and update the rows' states. A masked key has weight 0, and a
+// visible score that is NaN makes the state NaN. Maxima are logarithms to base 2, as is `scale`.
+// rescale [rows]: the factors for the output of earlier tiles. Rows go through each stage together, because one row's
+// stages depend on each other, and a core would wait for the results.
+template <bool MASKED, class Element>
+inline void online_softmax(const float* scores, Element* weights, const TileRows& rows, int keys,
+                           const VisibleKeys& visible, float scale) {
+    for (int first = 0; first < rows.count; first += LANES) {
+        const int count = rows.count - first < LANES ? rows.count - first : LANES;
+        int begin[LANES], from[LANES], to[LANES], end[LANES];  // begin, end: of whole vectors
+        int query = (rows.first + first) / rows.group, member = (rows.first + first) % rows.group;
+        Vec lanes[LANES];
         for (int i = 0; i < count; i++) {
-            const int row = first + i;
-            const float before = maximum[row], tile_maximum = scale_scores(
-                scores + row * TILE_KEYS, keys, visible.from(row), visible.to(row), scale, is_nan + i);
-            maximum[row] = tile_maximum > before ? tile_maximum : before;
-            change[i] = maximum[row] == before ? 0.0f : before - maximum[row];
+            from[i] = visible.from(query), to[i] = visible.to(query);
+            end[i] = !MASKED || to[i] >= keys ? keys : to[i] <= 0 ? 0 : padded(to[i], LANES);
+            begin[i] = !MASKED || from[i] <= 0 ? 0 : from[i] < end[i] ? from[i] / LANES * LANES : end[i];
+            if (++member == rows.group) member = 0, query++;
+            lanes[i] = broadcast(EMPTY_MAXIMUM);
+            const float* row = scores + (first + i) * TILE_KEYS;
+            for (int key = begin[i]; key < end[i]; key += LANES)
+                lanes[i] = baton::maximum(visible_scores<MASKED>(row, key, from[i], to[i]), lanes[i]);
         }
-        float factors[LANES];
-        store(factors, exponential(load(change)));  // exactly 1 where the maximum stays
+        float tops[LANES] = {}, totals[LANES] = {};
+        std::memcpy(tops, rows.maximum + first, size_t(count) * 4);
+        std::memcpy(totals, rows.total + first, size_t(count) * 4);
+        const Vec before = load(tops);
+        const Vec top = baton::maximum(mul(reduce_rows(lanes, count, Maximum()), broadcast(scale)), before);
+        const Vec factors = power_of_two(sub(before, top));  // exactly 1 where the maximum stays
+        store(tops, top);
         for (int i = 0; i < count; i++) {
-            const int row = first + i;
+            const float* row = scores + (first + i) * TILE_KEYS;
+            Element* out = weights + (first + i) * TILE_KEYS;
+            const Vec highest = broadcast(tops[i]);
             Vec sums = zero();
-            for (int key = row * TILE_KEYS; key < row * TILE_KEYS + keys; key += LANES) {
-                const Vec weight = exponential(sub(load(scores + key), broadcast(maximum[row])));
+            for (int key = 0; key < begin[i]; key += LANES) store(out + key, zero());
+            for (int key = begin[i]; key < end[i]; key += LANES) {
+                const Vec score = mul(visible_scores<MASKED>(row, key, from[i], to[i]), broadcast(scale));
+                const Vec weight = power_of_two(sub(score, highest));
                 sums = add(sums, weight);
-                store(weights + key, weight);
+                store(out + key, weight);
             }
-            rescale[row] = factors[i];
-            total[row] = is_nan[i] ? NAN : total[row] * factors[i] + reduce_sum(sums);
+            for (int key = end[i]; key < keys; key += LANES) store(out + key, zero());
+            lanes[i] = sums;
         }
+        const Vec total = add(mul(load(totals), factors), reduce_rows(lanes, count, Sum()));
+        float factor[LANES];
+        store(factor, factors), store(totals, total);
+        std::memcpy(rows.maximum + first, tops, size_t(count) * 4);
+        std::memcpy(rows.total + first, totals, size_t(count) * 4);
+        std::memcpy(rows.rescale + first, factor, size_t(count) * 4);
     }
+}
+
+template <class Element>
+inline void online_softmax(const float* scores, Element* weights, const TileRows& rows, int keys,
+                           const VisibleKeys& visible, float scale) {
+    const int last = (rows.first + rows.count - 1) / rows.group;
+    if (visible.from(last) <= 0 && visible.to(rows.first / rows.group) >= keys)
+        online_softmax<false>(scores, weights, rows, keys, visible, scale);
+    else online_softmax<true>(scores, weights, rows, keys, visible, scale);
 }
 
 inline void scale_row(float* row, int count, float factor) {
@@ -127,44 +166,31 @@ inline void scale_row(float* row, int count, float factor) {
     for (int i = 0; i < count; i += LANES) store(row + i, mul(load(row + i), broadcast(factor)));
 }
 
-// scratch.scores[rows][keys] = the queries of one head x the tile's keys.
+// scores[rows][keys] = rows of q x packed keys. A panel of keys skips the rows that see none of them.
 template <class In>
-inline void score_keys(const typename In::Element* q, int rows, int pad, const void* const* tile_rows, int keys,
-                       AttentionScratch& scratch, TilePrefetcher& prefetcher) {
-    using Element = typename In::Element;
-#if defined(__AVX512F__) || defined(__AVX2__) || defined(BATON_NEON)
-    if (is_unpacked<In>(rows))
-        return score_unpacked<In>(rows, q, pad / In::K_STEP, tile_rows, keys, scratch.scores, prefetcher);
-#endif
-    Element* panels = reinterpret_cast<Element*>(scratch.keys);
-    prefetcher.prefetch_portion(4);
-    pack_keys(tile_rows, pad / In::K_STEP, keys, reinterpret_cast<uint32_t*>(panels));
-    prefetcher.prefetch_portion(4);
+inline void score_packed(const typename In::Element* q, const TileRows& rows, int pad, int keys,
+                         const VisibleKeys& visible, const typename In::Element* panels, float* scores) {
     NoPrefetcher none;
-    for (int key = 0; key < keys; key += PANEL)
-        for_row_tiles<In>(rows, [&](int row, int count) {
-            multiply<In, false>(count, q + int64_t{row} * pad, pad, panels + int64_t{key} * pad, pad,
-                                scratch.scores + row * TILE_KEYS + key, TILE_KEYS, none);
+    for (int key = 0; key < keys; key += PANEL) {
+        const int hidden = (key - visible.position) * rows.group - rows.first, skip = hidden > 0 ? hidden : 0;
+        if (skip >= rows.count) break;
+        for_row_tiles<In>(rows.count - skip, [&](int row, int count) {
+            multiply<In, false>(count, q + int64_t{skip + row} * pad, pad, panels + int64_t{key} * pad, pad,
+                                scores + (skip + row) * TILE_KEYS + key, TILE_KEYS, none);
         });
+    }
 }
 
-// out[rows][pad] += weights[rows][keys] x the tile's values.
+// out[rows][pad] += weights[rows][keys] x packed values. A tile of rows skips the keys that none of them sees.
 template <class In>
-inline void accumulate_values(const typename In::Element* weights, int rows, int pad, const void* const* tile_rows,
-                              int keys, float* out, AttentionScratch& scratch, TilePrefetcher& prefetcher) {
-    using Element = typename In::Element;
-#if defined(__AVX512F__) || defined(__AVX2__) || defined(BATON_NEON)
-    if (is_unpacked<In>(rows)) return accumulate_unpacked<In>(rows, weights, tile_rows, keys, out, pad, prefetcher);
-#endif
-    Element* panels = reinterpret_cast<Element*>(scratch.values);
-    prefetcher.prefetch_portion(4);
-    pack_values(tile_rows, pad, keys, panels);
-    prefetcher.prefetch_portion(4);
+inline void accumulate_packed(const typename In::Element* weights, const TileRows& rows, int pad, int keys,
+                              const VisibleKeys& visible, const typename In::Element* panels, float* out) {
     NoPrefetcher none;
     for (int dim = 0; dim < pad; dim += PANEL)
-        for_row_tiles<In>(rows, [&](int row, int count) {
-            multiply<In, true>(count, weights + row * TILE_KEYS, TILE_KEYS, panels + int64_t{dim} * TILE_KEYS, keys,
-                               out + int64_t{row} * pad + dim, pad, none);
+        for_row_tiles<In>(rows.count, [&](int row, int count) {
+            const int seen = padded(visible.to((rows.first + row + count - 1) / rows.group), PRODUCTS_STEP);
+            multiply<In, true>(count, weights + row * TILE_KEYS, TILE_KEYS, panels + int64_t{dim} * TILE_KEYS,
+                               seen < keys ? seen : keys, out + int64_t{row} * pad + dim, pad, none);
         });
 }
 
@@ -177,22 +203,52 @@ inline void attend_tile(const Attention& call, const AttentionItem& item, int he
     const Slice& slice = call.slices[item.slice];
     const int pad = sizes.head_pad(), value_pad = sizes.value_pad(), group = sizes.group(), rows = item.count * group;
     const int keys = padded(tile.valid, PANEL);
+    const VisibleKeys visible{slice.start + item.query - tile.first_key, call.window};
     const void* tile_rows[TILE_KEYS];
     Element *copies = reinterpret_cast<Element*>(scratch.tile), *weights = reinterpret_cast<Element*>(scratch.weights);
-    float* out = scratch.out + int64_t{state} * value_pad;
     const Element* q =
         static_cast<const Element*>(call.queries.data) + call.queries.at(sizes, head, slice.first + item.query);
-    load_tile_rows(call, tile, 0, head, copies, tile_rows);
-    score_keys<In>(q, rows, pad, tile_rows, keys, scratch, prefetcher);
-    const VisibleKeys visible{slice.start + item.query - tile.first_key, group, call.window};
-    online_softmax(scratch.scores, weights, rows, keys, visible, call.scale, scratch.maximum + state,
-                   scratch.total + state, scratch.rescale);
-    for (int row = 0; row < rows; row++) scale_row(out + int64_t{row} * value_pad, value_pad, scratch.rescale[row]);
-    if (tile.plane_bytes != 0) load_tile_rows(call, tile, 1, head, copies, tile_rows);
+    const auto block_of = [&](int first, int count) {
+        return TileRows{first, count, group, scratch.maximum + state + first, scratch.total + state + first,
+                        scratch.rescale};
+    };
     // Values outside of the attention window have weight 0 but may be NaN: read the first visible value instead.
-    const int first_visible = call.window == 0 ? 0 : slice.start + item.query - call.window + 1 - tile.first_key;
-    for (int key = 0; key < first_visible; key++) tile_rows[key] = tile_rows[first_visible];
-    accumulate_values<In>(weights, rows, value_pad, tile_rows, keys, out, scratch, prefetcher);
+    const auto load_values = [&] {
+        if (tile.plane_bytes != 0) load_tile_rows(call, tile, 1, head, copies, tile_rows);
+        const int first_visible = visible.from(0);
+        for (int key = 0; key < first_visible; key++) tile_rows[key] = tile_rows[first_visible];
+    };
+    const auto rescale = [&](float* out, int count) {
+        for (int row = 0; row < count; row++)
+            scale_row(out + int64_t{row} * value_pad, value_pad, scratch.rescale[row]);
+    };
+    load_tile_rows(call, tile, 0, head, copies, tile_rows);
+#if defined(__AVX512F__) || defined(__AVX2__) || defined(BATON_NEON)
+    if (is_unpacked<In>(rows)) {
+        float* out = scratch.out + int64_t{state} * value_pad;
+        score_unpacked<In>(rows, q, pad / In::K_STEP, tile_rows, keys, scratch.scores, prefetcher);
+        online_softmax(scratch.scores, weights, block_of(0, rows), keys, visible, call.scale * LOG2_E);
+        rescale(out, rows);
+        load_values();
+        return accumulate_unpacked<In>(rows, weights, tile_rows, keys, out, value_pad, prefetcher);
+    }
+#endif
+    Element *key_panels = reinterpret_cast<Element*>(scratch.keys),
+            *value_panels = reinterpret_cast<Element*>(scratch.values);
+    pack_keys(tile_rows, pad / In::K_STEP, keys, reinterpret_cast<uint32_t*>(key_panels));
+    load_values();
+    pack_values(tile_rows, value_pad, keys, value_panels);
+    const int first_row = visible.first_query() * group, blocks = tile_count(rows - first_row, BLOCK_ROWS);
+    for (int block = 0; block < blocks; block++) {
+        const int first = first_row + (rows - first_row) * block / blocks;
+        const TileRows some = block_of(first, first_row + (rows - first_row) * (block + 1) / blocks - first);
+        float* out = scratch.out + int64_t{state + first} * value_pad;
+        prefetcher.prefetch_portion(blocks);
+        score_packed<In>(q + int64_t{first} * pad, some, pad, keys, visible, key_panels, scratch.scores);
+        online_softmax(scratch.scores, weights, some, keys, visible, call.scale * LOG2_E);
+        rescale(out, some.count);
+        accumulate_packed<In>(weights, some, value_pad, keys, visible, value_panels, out);
+    }
 }
 
 // ---- splits and their merge --------------------------------------------------------------------------------------
@@ -201,7 +257,7 @@ inline void attend_tile(const Attention& call, const AttentionItem& item, int he
 inline void merge_state(float* maximum, float* total, float* out, float split_maximum, float split_total,
                         const float* split_out, int count) {
     const float now = split_maximum > *maximum ? split_maximum : *maximum;
-    const float old_weight = exponential_of(*maximum - now), split_weight = exponential_of(split_maximum - now);
+    const float old_weight = power_of_two_of(*maximum - now), split_weight = power_of_two_of(split_maximum - now);
     for (int i = 0; i < count; i += LANES)
         store(out + i, fma(load(split_out + i), broadcast(split_weight), mul(load(out + i), broadcast(old_weight))));
     *total = *total * old_weight + split_total * split_weight;

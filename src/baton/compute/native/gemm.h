@@ -118,15 +118,21 @@ inline void add_bias(float* c, int rows, const float* bias) {
 }
 
 inline void write_tile(const float* c, int rows, float* out, int64_t stride, int columns) {
-    for (int r = 0; r < rows; r++) std::memcpy(out + r * stride, c + r * PANEL, size_t(columns) * 4);
+    for (int r = 0; r < rows; r++) {
+        float* target = out + r * stride;
+        if (columns == PANEL)
+            for (int i = 0; i < PANEL; i += LANES) store(target + i, load(c + r * PANEL + i));
+        else std::memcpy(target, c + r * PANEL, size_t(columns) * 4);
+    }
 }
 
 inline void add_tile(const float* c, int rows, float* out, int64_t stride, int columns) {
     for (int r = 0; r < rows; r++) {
         float* target = out + r * stride;
-        int i = 0;
-        for (; i + LANES <= columns; i += LANES) store(target + i, add(load(target + i), load(c + r * PANEL + i)));
-        for (; i < columns; i++) target[i] += c[r * PANEL + i];
+        if (columns == PANEL)
+            for (int i = 0; i < PANEL; i += LANES) store(target + i, add(load(target + i), load(c + r * PANEL + i)));
+        else
+            for (int i = 0; i < columns; i++) target[i] += c[r * PANEL + i];
     }
 }
 
@@ -143,12 +149,14 @@ inline void write_gated_tile(const float* c, int rows, Element* out, int64_t str
 // ---- one panel of a linear layer for some rows ------------------------------------------------------------------
 
 template <class In, class F, class Prefetcher>
-inline void multiply_dense_panel(const Linear& w, Rows a, const PanelItem& item, F finish, Prefetcher prefetcher) {
+inline void multiply_dense_panel(const Linear& w, Rows a, const PanelItem& item, const OutputRows& out, F finish,
+                                 Prefetcher prefetcher) {
     alignas(64) float c[In::ROWS_MAX * PANEL];
     using Element = typename In::Element;
     const Element* weights = static_cast<const Element*>(w.panels) + int64_t{item.panel} * PANEL * w.inputs;
     for_row_tiles<In>(item.count, [&](int offset, int rows) {
         const Element* x = static_cast<const Element*>(a.data) + (item.first + offset) * a.stride;
+        out.prefetch(item.first + offset, rows);
         multiply<In, false>(rows, x, a.stride, weights, w.inputs, c, PANEL, prefetcher);
         if (w.bias != nullptr) add_bias(c, rows, w.bias + item.panel * PANEL);
         finish(c, item.first + offset, rows);
@@ -156,23 +164,23 @@ inline void multiply_dense_panel(const Linear& w, Rows a, const PanelItem& item,
 }
 
 template <class In, class F>
-inline void multiply_dense_panel(const Linear& w, Rows a, const PanelItem& item, F finish) {
-    if (!PanelPrefetcher::pays(item, false)) return multiply_dense_panel<In>(w, a, item, finish, NoPrefetcher());
+inline void multiply_dense_panel(const Linear& w, Rows a, const PanelItem& item, const OutputRows& out, F finish) {
+    if (!PanelPrefetcher::pays(item, false)) return multiply_dense_panel<In>(w, a, item, out, finish, NoPrefetcher());
     const int64_t panel_bytes = int64_t{PANEL} * w.inputs * int64_t(sizeof(typename In::Element));
     const int passes = In::SUMS.passes() * tile_count(item.count, In::ROWS_MAX);
     const PanelPrefetcher prefetcher(static_cast<const uint8_t*>(w.panels), panel_bytes, item, w.inputs / In::K_STEP,
                                      passes);
-    multiply_dense_panel<In>(w, a, item, finish, prefetcher);
+    multiply_dense_panel<In>(w, a, item, out, finish, prefetcher);
 }
 
 template <class F>
-inline void multiply_panel(const Linear& w, Rows a, const PanelItem& item, F finish) {
+inline void multiply_panel(const Linear& w, Rows a, const PanelItem& item, const OutputRows& out, F finish) {
     switch (w.dtype) {
-        case DType::F32: return multiply_dense_panel<InF32>(w, a, item, finish);
-        case DType::BF16: return multiply_dense_panel<InBF16>(w, a, item, finish);
+        case DType::F32: return multiply_dense_panel<InF32>(w, a, item, out, finish);
+        case DType::BF16: return multiply_dense_panel<InBF16>(w, a, item, out, finish);
         default: break;
     }
-    with_format(w.dtype, [&](auto format) { multiply_quant_panel<decltype(format)>(w, a, item, finish); });
+    with_format(w.dtype, [&](auto format) { multiply_quant_panel<decltype(format)>(w, a, item, out, finish); });
 }
 
 inline int panel_columns(const Linear& w, int panel) {
@@ -182,22 +190,25 @@ inline int panel_columns(const Linear& w, int panel) {
 
 // out[row][output] = a x w
 void linear(const Linear& w, Rows a, const PanelItem& item, float* out, int64_t stride) {
-    multiply_panel(w, a, item, [&](const float* c, int row, int rows) {
+    const OutputRows written({out, stride}, 4, item.panel * PANEL, PANEL);
+    multiply_panel(w, a, item, written, [&](const float* c, int row, int rows) {
         write_tile(c, rows, out + row * stride + item.panel * PANEL, stride, panel_columns(w, item.panel));
     });
 }
 
 // out[row][output] += a x w
 void linear_sum(const Linear& w, Rows a, const PanelItem& item, float* out, int64_t stride) {
-    multiply_panel(w, a, item, [&](const float* c, int row, int rows) {
+    const OutputRows written({out, stride}, 4, item.panel * PANEL, PANEL);
+    multiply_panel(w, a, item, written, [&](const float* c, int row, int rows) {
         add_tile(c, rows, out + row * stride + item.panel * PANEL, stride, panel_columns(w, item.panel));
     });
 }
 
 // out[row] = silu(a x gate) * (a x up), in the type of the next GEMM
 void linear_gated(const Linear& w, Rows a, const PanelItem& item, Rows out) {
-    const int64_t column = item.panel * (PANEL / 2);
-    multiply_panel(w, a, item, [&](const float* c, int row, int rows) {
+    const int64_t column = item.panel * (PANEL / 2), element_bytes = w.rows_dtype == DType::BF16 ? 2 : 4;
+    const OutputRows written(out, element_bytes, column, PANEL / 2);
+    multiply_panel(w, a, item, written, [&](const float* c, int row, int rows) {
         if (w.rows_dtype == DType::BF16)
             write_gated_tile(c, rows, static_cast<bf16*>(out.data) + row * out.stride + column, out.stride);
         else write_gated_tile(c, rows, static_cast<float*>(out.data) + row * out.stride + column, out.stride);

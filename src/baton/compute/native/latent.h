@@ -26,7 +26,8 @@ void rope_and_write_latent(const Sizes& sizes, const float* kv_norm, const Laten
 
 // out[row][output] = a x w, rounded to `dtype`
 void linear_to_dtype(const Linear& w, Rows a, const PanelItem& item, Rows out, DType dtype) {
-    multiply_panel(w, a, item, [&](const float* c, int row, int rows) {
+    const OutputRows written(out, dtype == DType::BF16 ? 2 : 4, item.panel * PANEL, PANEL);
+    multiply_panel(w, a, item, written, [&](const float* c, int row, int rows) {
         for (int r = 0; r < rows; r++)
             store_row(dtype, out.data, (row + r) * out.stride + item.panel * PANEL, c + r * PANEL,
                       panel_columns(w, item.panel));

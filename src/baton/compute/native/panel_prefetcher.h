@@ -70,6 +70,24 @@ private:
     int64_t step_bytes_;
 };
 
+// The columns of an item in its output. Prefetch of the rows of a tile before its products: without this, the writes of
+// a long prompt wait for lines of the third-level cache or memory.
+class OutputRows {
+public:
+    OutputRows(Rows out, int64_t element_bytes, int64_t column, int count)
+        : data_(static_cast<const uint8_t*>(out.data) + column * element_bytes),
+          stride_bytes_(out.stride * element_bytes), bytes_(count * element_bytes) {}
+
+    void prefetch(int row, int rows) const {
+        for (int r = row; r < row + rows; r++)
+            for (int64_t at = 0; at < bytes_; at += 64) __builtin_prefetch(data_ + r * stride_bytes_ + at, 1, 3);
+    }
+
+private:
+    const uint8_t* data_;
+    int64_t stride_bytes_, bytes_;
+};
+
 // Prefetches nothing.
 struct NoPrefetcher {
     void prefetch_two_lines() {}

@@ -290,13 +290,15 @@ inline void multiply_quant(int count, const void* rows, int first, const uint8_t
 
 // Multiply rows with a panel, tile by tile: finish(c, first row, rows).
 template <class Format, class F, class Prefetcher>
-inline void multiply_quant_panel(const Linear& w, Rows a, const PanelItem& item, F finish, Prefetcher prefetcher) {
+inline void multiply_quant_panel(const Linear& w, Rows a, const PanelItem& item, const OutputRows& out, F finish,
+                                 Prefetcher prefetcher) {
     alignas(64) float c[QUANT_ROWS_MAX * PANEL];
     const int64_t panel_bytes = Format::panel_bytes(w.inputs), count = item.count;
     const uint8_t *panels = static_cast<const uint8_t*>(w.panels), *weights = panels + item.panel * panel_bytes;
     const int tiles = tile_count(item.count, QUANT_ROWS_MAX);
     for (int tile = 0; tile < tiles; tile++) {
         const int offset = int(count * tile / tiles), rows = int(count * (tile + 1) / tiles) - offset;
+        out.prefetch(item.first + offset, rows);
         multiply_quant<Format>(rows, a.data, item.first + offset, weights, w.inputs, c, prefetcher);
         if (w.bias != nullptr)
             for (int i = 0; i < rows * PANEL; i += LANES)
@@ -306,13 +308,13 @@ inline void multiply_quant_panel(const Linear& w, Rows a, const PanelItem& item,
 }
 
 template <class Format, class F>
-inline void multiply_quant_panel(const Linear& w, Rows a, const PanelItem& item, F finish) {
+inline void multiply_quant_panel(const Linear& w, Rows a, const PanelItem& item, const OutputRows& out, F finish) {
     if (!PanelPrefetcher::pays(item, Format::NIBBLES))
-        return multiply_quant_panel<Format>(w, a, item, finish, NoPrefetcher());
+        return multiply_quant_panel<Format>(w, a, item, out, finish, NoPrefetcher());
     const int passes = PANEL / (QUANT_VECTORS * LANES) * tile_count(item.count, QUANT_ROWS_MAX);
     const PanelPrefetcher prefetcher(static_cast<const uint8_t*>(w.panels), Format::panel_bytes(w.inputs), item,
                                      w.inputs / QUANT_GROUP, passes);
-    multiply_quant_panel<Format>(w, a, item, finish, prefetcher);
+    multiply_quant_panel<Format>(w, a, item, out, finish, prefetcher);
 }
 
 // Dequantize one output's weights.

@@ -48,6 +48,21 @@ inline Vec maximum(Vec a, Vec b) { return _mm512_max_ps(a, b); }
 inline Vec minimum(Vec a, Vec b) { return _mm512_min_ps(a, b); }
 inline float reduce_sum(Vec a) { return _mm512_reduce_add_ps(a); }
 inline float reduce_max(Vec a) { return _mm512_reduce_max_ps(a); }
+// Reduce 16 vectors at once: lane i has the result of x[i]. Each is combined in the order of reduce_sum().
+template <class Op>
+inline Vec reduce_each(const Vec (&x)[16], Op op) {
+    Vec a[8], b[4], c[2];
+    for (int i = 0; i < 8; i++)
+        a[i] = op(_mm512_shuffle_f32x4(x[i], x[i + 8], 0x44), _mm512_shuffle_f32x4(x[i], x[i + 8], 0xee));
+    for (int i = 0; i < 4; i++)
+        b[i] = op(_mm512_shuffle_f32x4(a[i], a[i + 4], 0x88), _mm512_shuffle_f32x4(a[i], a[i + 4], 0xdd));
+    for (int i = 0; i < 2; i++)
+        c[i] = op(_mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(b[i]), _mm512_castps_pd(b[i + 2]))),
+                  _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(b[i]), _mm512_castps_pd(b[i + 2]))));
+    const Vec last = op(_mm512_shuffle_ps(c[0], c[1], 0x88), _mm512_shuffle_ps(c[0], c[1], 0xdd));
+    const __m512i order = _mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15);
+    return _mm512_permutexvar_ps(order, last);
+}
 inline Vec load(const bf16* p) {
     const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
@@ -68,9 +83,8 @@ inline void store(bf16* p, Vec x) {
 inline Vec nearest(Vec x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline Vec scale_by_power(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }
 inline Vec zero_below(Vec x, Vec of, float limit) {
-    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(of, broadcast(limit), _CMP_GE_OQ), x);
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(of, broadcast(limit), _CMP_NLT_UQ), x);
 }
-inline bool has_nan(Vec x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0; }
 // Keep lanes [from, to), set the others to `other`.
 inline Vec keep_lanes(Vec x, int from, int to, float other) {
     const uint32_t below_to = to >= LANES ? 0xffff : to <= 0 ? 0 : (1u << to) - 1;
@@ -131,9 +145,8 @@ inline Vec scale_by_power(Vec x, Vec n) {  // x from 1/2 to 2, n in -126 .. 127
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), exponent));
 }
 inline Vec zero_below(Vec x, Vec of, float limit) {
-    return _mm256_and_ps(x, _mm256_cmp_ps(of, broadcast(limit), _CMP_GE_OQ));
+    return _mm256_and_ps(x, _mm256_cmp_ps(of, broadcast(limit), _CMP_NLT_UQ));
 }
-inline bool has_nan(Vec x) { return _mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) != 0; }
 inline Vec keep_lanes(Vec x, int from, int to, float other) {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     const __m256i before = _mm256_cmpgt_epi32(_mm256_set1_epi32(from), lane);
@@ -177,9 +190,8 @@ inline Vec scale_by_power(Vec x, Vec n) {  // x from 1/2 to 2, n in -126 .. 127
     return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(x), vshlq_n_s32(vcvtnq_s32_f32(n), 23)));
 }
 inline Vec zero_below(Vec x, Vec of, float limit) {
-    return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x), vcgeq_f32(of, broadcast(limit))));
+    return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(x), vcltq_f32(of, broadcast(limit))));
 }
-inline bool has_nan(Vec x) { return vminvq_u32(vceqq_f32(x, x)) == 0; }
 inline Vec keep_lanes(Vec x, int from, int to, float other) {
     alignas(16) static constexpr int32_t order[LANES] = {0, 1, 2, 3};
     const int32x4_t lane = vld1q_s32(order);
@@ -214,9 +226,8 @@ inline float reduce_max(Vec a) { return a; }
 inline Vec load(const bf16* p) { return from_bf16(*p); }
 inline void store(bf16* p, Vec x) { *p = to_bf16(x); }
 inline Vec nearest(Vec x) { return std::nearbyintf(x); }
-inline Vec scale_by_power(Vec x, Vec n) { return std::ldexp(x, int(n)); }
-inline Vec zero_below(Vec x, Vec of, float limit) { return of >= limit ? x : 0.0f; }
-inline bool has_nan(Vec x) { return x != x; }
+inline Vec scale_by_power(Vec x, Vec n) { return n >= -200.0f ? std::ldexp(x, int(n)) : x; }
+inline Vec zero_below(Vec x, Vec of, float limit) { return of < limit ? 0.0f : x; }
 inline Vec keep_lanes(Vec x, int from, int to, float other) { return from <= 0 && to > 0 ? x : other; }
 using Words = uint32_t;
 inline Words load_words(const void* p) {
@@ -247,32 +258,51 @@ inline Vec add_pair_products(const bf16* a, Words b, Vec sum) {
 #endif
 }
 
-// e to the x, within two units of the last place; exactly 1 at 0, exactly 0 below -87, above 88 as at 88.
-inline Vec exponential(Vec x) {
-    const Vec clamped = minimum(maximum(x, broadcast(-88.0f)), broadcast(88.0f));
-    const Vec power = nearest(mul(clamped, broadcast(1.44269504f)));
-    Vec rest = fma(power, broadcast(-0.693359375f), clamped);  // minus power * ln 2, in two parts
-    rest = fma(power, broadcast(2.12194440e-4f), rest);
-    Vec value = broadcast(1.0f / 720.0f);
-    value = fma(value, rest, broadcast(1.0f / 120.0f));
-    value = fma(value, rest, broadcast(1.0f / 24.0f));
-    value = fma(value, rest, broadcast(1.0f / 6.0f));
-    value = fma(value, rest, broadcast(0.5f));
+// 2 to the x for x from -126 to 127, within two units of the last place; exactly 1 at 0. NaN stays NaN.
+inline Vec power_of_two_in_range(Vec x) {
+    const Vec power = nearest(x), rest = sub(x, power);
+    Vec value = broadcast(1.3264727e-3f);  // minimax from -1/2 to 1/2; the last coefficient is exactly 1
+    value = fma(value, rest, broadcast(9.671513e-3f));
+    value = fma(value, rest, broadcast(5.5507336e-2f));
+    value = fma(value, rest, broadcast(0.24022242f));
+    value = fma(value, rest, broadcast(0.693147f));
     value = fma(value, rest, broadcast(1.0f));
-    value = fma(value, rest, broadcast(1.0f));
-    return zero_below(scale_by_power(value, power), x, -87.0f);
+    return scale_by_power(value, power);
 }
 
-// x / (1 + e to the -x). Below -88 the factor is 0; it is multiplied, so that NaN stays NaN.
+// The same for any x up to 1; exactly 0 below -125.
+inline Vec power_of_two(Vec x) { return zero_below(power_of_two_in_range(x), x, -125.0f); }
+
+// x / (1 + e to the -x), as x times a factor, so that NaN stays NaN.
 inline Vec silu(Vec x) {
-    const Vec share = div(broadcast(1.0f), add(broadcast(1.0f), exponential(sub(zero(), x))));
-    return mul(x, zero_below(share, x, -88.0f));
+    const Vec power = minimum(broadcast(126.0f), maximum(broadcast(-126.0f), mul(x, broadcast(-1.44269504f))));
+    return div(x, add(broadcast(1.0f), power_of_two_in_range(power)));
 }
 
-inline float exponential_of(float x) {
+inline float power_of_two_of(float x) {
     float lanes[LANES];
-    store(lanes, exponential(broadcast(x)));
+    store(lanes, power_of_two(broadcast(x)));
     return lanes[0];
+}
+
+struct Sum {
+    Vec operator()(Vec a, Vec b) const { return add(a, b); }
+    static float reduce(Vec x) { return reduce_sum(x); }
+};
+struct Maximum {
+    Vec operator()(Vec a, Vec b) const { return maximum(a, b); }
+    static float reduce(Vec x) { return reduce_max(x); }
+};
+
+// Reduce the first `count` vectors: lane i has the result of x[i].
+template <class Op>
+inline Vec reduce_rows(const Vec (&x)[LANES], int count, [[maybe_unused]] Op op) {
+#if defined(__AVX512F__)
+    if (count > LANES / 4) return reduce_each(x, op);
+#endif
+    float lanes[LANES] = {};
+    for (int i = 0; i < count; i++) lanes[i] = Op::reduce(x[i]);
+    return load(lanes);
 }
 
 }  // namespace
