@@ -27,7 +27,7 @@ from baton.compute.native.library import (
 from baton.core.errors import ModelError
 from baton.move.weights_file import WeightsFile, create_weights_file
 from tests.unit.compute.native_models import DENSE, FLOAT32, Shape, Weights
-from tests.unit.compute.native_refusals import refuses_what_is_not_there
+from tests.unit.compute.native_refusals import computes_what_is_read, refuses_what_is_not_there
 
 KEY = "library and form"
 Part = tuple[list[int], int, list[int]]
@@ -209,6 +209,7 @@ def play(path: Path, kernels: list[str], seed: int) -> None:
     parts = [(tokens[1:], 1, table) for tokens, table in requests if len(tokens) > 1] or [([0], 0, requests[0][1])]
     refuses_what_is_not_there(engines[0], Given.of(parts, s.rotary_dim))
     for engine in engines:
+        computes_what_is_read(engine, Given.of(parts, s.rotary_dim))
         engine.library.free(engine.handle)
 
 
@@ -246,7 +247,7 @@ def _int32(values: object) -> np.ndarray:
 
 def main() -> None:
     path, seeds = Path(sys.argv[1]), int(sys.argv[2])
-    assert ctypes.sizeof(NativeStep) == 72
+    assert ctypes.sizeof(NativeStep) == 80
     kernels = NativeLibrary(path).usable_kernels()[:-1]
     for seed in range(seeds):
         play(path, kernels, seed)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from baton.compute.native.library import NativeStep
 from baton.core.errors import ModelError
 
@@ -25,12 +27,32 @@ def refuses_what_is_not_there(engine: Engine, given: Given) -> None:
         step = given.step(engine.layers_done)
         setattr(step, name, value)
         assert _refuses(lambda step=step: engine.library.forward(engine.handle, step)), f"{name} {value} was taken"
+    for read in (-1, given.counts[0] + 1, *EXTREMES):
+        assert _refuses(lambda read=read: _compute(engine, given, [read, *given.counts[1:]])), f"{read} rows were read"
     assert (engine.arena == before).all()
     rows = len(engine.compute(given))
     for row in (rows, -1, *EXTREMES):
         assert _refuses(lambda row=row: engine.project([0, row])), f"row {row} of {rows} was projected"
         assert _refuses(lambda row=row: engine.read([0, row])), f"row {row} of {rows} was read"
     assert len(engine.project([rows - 1])) == len(engine.read([rows - 1])) == 1
+
+
+def computes_what_is_read(engine: Engine, given: Given) -> None:
+    """Check that rows have the same bits if a step reads a part of its rows, and that no other row can be projected."""
+    expected = engine.compute(given)
+    read = [count // 2 for count in given.counts]
+    _compute(engine, given, read)
+    ends = np.cumsum(given.counts)
+    rows = [row for end, count in zip(ends, read, strict=True) for row in range(end - count, end)]
+    assert (engine.project(rows).view(np.int32) == expected[rows].view(np.int32)).all()
+    assert _refuses(lambda: engine.project([0])), "an unread row was projected"
+
+
+def _compute(engine: Engine, given: Given, read: list[int]) -> None:
+    """Compute a step of which the last `read` rows of each slice are read afterwards. Raises ModelError."""
+    step, counts = given.step(engine.layers_done), np.array(read, dtype=np.int32)
+    step.read = counts.ctypes.data
+    engine.library.forward(engine.handle, step)
 
 
 def _wrong(given: Given, vocab: int, blocks: int) -> Iterator[Given]:

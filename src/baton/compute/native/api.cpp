@@ -137,6 +137,8 @@ static std::string check_slices(const BatonStep& step, int64_t block_tokens) {
             return mismatch("a slice ends at token ", start + count, ", its block table holds ", blocks * block_tokens);
         if (start + count > step.positions)
             return mismatch("a slice ends at token ", start + count, ", there are angles for ", step.positions);
+        if (step.read != nullptr && (step.read[i] < 0 || step.read[i] > count))
+            return mismatch("asked to read ", step.read[i], " tokens of a slice of ", count);
         rows += count, entries += blocks;
     }
     if (step.slices < 1 || rows != step.rows)
@@ -174,7 +176,11 @@ static std::string check(const Model& model, const BatonStep& step) {
 // Check that the requested rows are rows of the last step.
 static std::string check_rows(const Engine& engine, const int32_t* rows, int32_t count) {
     if (count < 0) return mismatch("asked for ", count, " rows of a step of ", engine.stepper.rows());
-    return check_below(rows, count, engine.stepper.rows(), "row ", " is outside of a step of ");
+    std::string problem = check_below(rows, count, engine.stepper.rows(), "row ", " is outside of a step of ");
+    for (int32_t i = 0; problem.empty() && i < count; i++)
+        if (!engine.stepper.can_read(rows[i]))
+            problem = mismatch("row ", rows[i], " was not to be read, in a step of ", engine.stepper.rows());
+    return problem;
 }
 
 static Linear pack_any(Model& model, const BatonMatrix& m, bool interleaved) {
@@ -341,12 +347,16 @@ EXPORT const char* baton_forward(Engine* engine, const BatonStep* step) {
     return catch_errors(*engine, [&] {
         if (!engine->ready) return std::string("the weights are not complete");
         if (std::string problem = check(engine->model, *step); !problem.empty()) return problem;
-        Batch batch{{}, step->tokens, step->angles, {}, step->rows, step->layers_done};
+        Batch batch{{}, {}, step->tokens, step->angles, {}, step->rows, 0, step->layers_done};
         const int32_t* blocks = step->blocks;
         for (int32_t slice = 0, first = 0; slice < step->slices; slice++) {
-            batch.slices.push_back({first, step->counts[slice], step->starts[slice], blocks});
-            for (int32_t i = 0; i < step->counts[slice]; i++) batch.positions.push_back(step->starts[slice] + i);
-            first += step->counts[slice];
+            const int32_t count = step->counts[slice], start = step->starts[slice];
+            const int32_t read = step->read == nullptr ? count : step->read[slice], unread = count - read;
+            batch.slices.push_back({first, count, start, blocks});
+            if (read > 0) batch.read_slices.push_back({first + unread, read, start + unread, blocks});
+            for (int32_t i = 0; i < count; i++) batch.positions.push_back(start + i);
+            batch.rows_read += read;
+            first += count;
             blocks += step->block_counts[slice];
         }
         engine->stepper.forward(batch);

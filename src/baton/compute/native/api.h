@@ -61,6 +61,7 @@ struct BatonStep {
     const int32_t* block_counts;     // [slices]
     const float* angles;             // [positions][rotary dimensions of a head]
     int32_t* layers_done;            // counts the layers whose keys and values are written
+    const int32_t* read;             // [slices]: how many last tokens are projected or read afterwards; or null: all
 };
 
 }  // extern "C"

@@ -111,8 +111,9 @@ class NativeEngine:
         blocks = _int32([block for table in tables for block in table])
         block_counts = _int32([len(table) for table in tables])
         angles = self._angles.up_to(max(part.start + part.count for part in slices))
+        read = _int32([_read_tokens(part) for part in slices])
         arrays = (tokens, counts, starts, blocks, block_counts, angles)
-        addresses = (*(array.ctypes.data for array in arrays), self.progress.address)
+        addresses = (*(array.ctypes.data for array in arrays), self.progress.address, read.ctypes.data)
         self._library.forward(self.handle, NativeStep(len(slices), len(tokens), len(blocks), len(angles), *addresses))
         return (np.cumsum(counts) - counts).tolist()
 
@@ -176,6 +177,13 @@ class AngleTable:
         positions = np.arange(start, end, dtype=np.float32)
         angles = (positions[:, None] * self._frequencies).astype(np.float64)
         return np.concatenate((np.cos(angles), np.sin(angles)), 1).astype(np.float32) * self._factor
+
+
+def _read_tokens(part: Slice) -> int:
+    """Return how many of the slice's last tokens the engine reads hidden states of."""
+    if part.sampling.prompt_logprobs:
+        return part.count
+    return 1 + part.drafts if part.sample else 0
 
 
 def _int32(values: Sequence[int]) -> np.ndarray:

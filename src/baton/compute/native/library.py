@@ -126,7 +126,7 @@ class NativeRouter(Structure):
 
 
 class NativeStep(Structure):
-    """Mirror of the C struct `BatonStep`: the inputs of one step."""
+    """Mirror of the C struct `BatonStep`: the inputs of one step. read null: all tokens."""
 
     _fields_ = (
         ("slices", c_int32),
@@ -140,6 +140,7 @@ class NativeStep(Structure):
         ("block_counts", c_void_p),
         ("angles", c_void_p),
         ("layers_done", c_void_p),
+        ("read", c_void_p),
     )
 
 

@@ -87,16 +87,22 @@ void Stepper::plan(const Batch& batch) {
     for (size_t slice = 0; slice < batch.slices.size(); slice++)
         for (int i = 0; i < batch.slices[slice].count; i++)
             slice_of_row_[size_t(batch.slices[slice].first + i)] = int32_t(slice);
+    places_.assign(size_t(batch.rows), NO_PLACE);
+    int32_t place = 0;
+    for (const Slice& slice : batch.read_slices)
+        for (int i = 0; i < slice.count; i++) places_[size_t(slice.first + i)] = place++;
     int64_t partials = 0;
     int rows = 1, states = 1;
-    for (const Layer& layer : model_.layers) {
-        if (plans_.count(layer.window) != 0) continue;
-        const AttentionPlan& plan = plans_[layer.window] =
-            plan_attention(model_.sizes, batch.slices, layer.window, model_.thread_pool.threads());
+    const auto planned = [&](const std::vector<Slice>& slices, int window) {
+        AttentionPlan plan = plan_attention(model_.sizes, slices, window, model_.thread_pool.threads());
         partials = std::max(partials, plan.partials);
         rows = std::max(rows, plan.rows_max);
         states = std::max(states, plan.states_max);
-    }
+        return plan;
+    };
+    for (const Layer& layer : model_.layers)
+        if (plans_.count(layer.window) == 0) plans_[layer.window] = planned(batch.slices, layer.window);
+    read_plan_ = planned(batch.read_slices, model_.layers.back().window);
     partials_.reserve_of<float>(partials * (2 + model_.sizes.value_pad()));
     scratch_floats_ = padded(int(model_.kernels.attention_floats(model_.sizes, rows, states)), 16);
     scratch_.reserve_of<float>(scratch_floats_ * model_.thread_pool.threads());
@@ -108,7 +114,7 @@ void Stepper::forward(const Batch& batch) {
     plan(batch);
     Model& m = model_;
     float* scratch = scratch_.reserve_of<float>(0);
-    int phases = 1;
+    int phases = 2;
     for (const Mlps& mlps : m.mlps) phases += mlps.routed() ? EXPERTS_PHASES : DENSE_PHASES;
     if (m.sizes.is_latent()) phases += m.sizes.layers * LATENT_PHASES;
     m.thread_pool.run(phases, [&](int thread) {
@@ -140,8 +146,12 @@ void Stepper::attention_layer(const Batch& batch, int index, int& phase, float* 
     if (s.is_latent()) rope_and_write_latents(batch, index, phase);
     else m.thread_pool.phase(phase++, batch.rows, [&](int row) { rope_and_write_row(batch, index, row); });
 
-    const AttentionPlan& plan = plans_.at(layer.window);
-    const Attention call{&s, &m.arena, batch.slices.data(), index, layer.window, s.score_scale, query_rows_,
+    const bool is_last = index == s.layers - 1;
+    const int rows = rows_of(batch, index);
+    if (rows == 0) return;
+    const AttentionPlan& plan = is_last ? read_plan_ : plans_.at(layer.window);
+    const std::vector<Slice>& slices = is_last ? batch.read_slices : batch.slices;
+    const Attention call{&s, &m.arena, slices.data(), index, layer.window, s.score_scale, query_rows_,
                          s.is_latent() ? latent_out_rows_ : attention_out_rows_,
                          s.is_latent() ? s.value_pad() : s.head_dim, m.dtype, partials_.reserve_of<float>(0)};
     m.thread_pool.phase(phase++, int(plan.items.size()), [&](int item) {
@@ -150,22 +160,43 @@ void Stepper::attention_layer(const Batch& batch, int index, int& phase, float* 
     });
     m.thread_pool.phase(phase++, int(plan.merges.size()),
                         [&](int item) { k.merge_partials(call, plan.merges[size_t(item)], memory); });
-    if (s.is_latent()) project_values(layer, batch.rows, phase);
-    const GemmTiling o = tile(layer.o, batch.rows);
-    const Rows o_in = quantized_rows(layer.o, attention_out_rows_, batch.rows, phase);
+    if (rows < batch.rows) m.thread_pool.phase(phase++, 1, [&](int) { gather_read_rows(batch, call.out); });
+    if (s.is_latent()) project_values(layer, rows, phase);
+    const GemmTiling o = tile(layer.o, rows);
+    const Rows o_in = quantized_rows(layer.o, attention_out_rows_, rows, phase);
     m.thread_pool.phase(phase++, o.items(), [&](int item) {
         k.linear_sum(layer.o, o_in, o.at(item), residual_, s.hidden);
     });
 }
 
+// Return the rows that a layer computes once its keys and values are written.
+int Stepper::rows_of(const Batch& batch, int layer) const {
+    return layer == model_.sizes.layers - 1 ? batch.rows_read : batch.rows;
+}
+
+// Move the rows that are read after the step to the front of the residual stream and of `out`, the last layer's
+// attention output.
+void Stepper::gather_read_rows(const Batch& batch, Rows out) {
+    const int64_t hidden = model_.sizes.hidden, out_bytes = out.stride * model_.element_bytes();
+    uint8_t* const bytes = static_cast<uint8_t*>(out.data);
+    for (int row = 0; row < batch.rows; row++) {  // a place is never behind its row
+        const int64_t place = places_[size_t(row)];
+        if (place == NO_PLACE || place == row) continue;
+        std::memcpy(residual_ + place * hidden, residual_ + row * hidden, size_t(hidden) * 4);
+        std::memcpy(bytes + place * out_bytes, bytes + row * out_bytes, size_t(out_bytes));
+    }
+}
+
 // Norm; then the layer's MLP or its experts, added to the residual stream.
 void Stepper::mlp_layer(const Batch& batch, int index, int& phase) {
+    const int rows = rows_of(batch, index);
+    if (rows == 0) return;
     const Mlps& mlps = model_.mlps[size_t(index)];
     const float* norm = model_.layers[size_t(index)].mlp_norm;
-    const Rows in = normed_rows(norm, mlps.all[0].gate_up, batch.rows, phase);
-    if (mlps.routed()) route(mlps, norm, batch.rows, phase);
-    if (mlps.routed()) compute_experts(mlps, in, batch.rows, phase);
-    else compute_mlp(mlps.all[0], in, batch.rows, model_.kernels.linear_sum, residual_, phase);
+    const Rows in = normed_rows(norm, mlps.all[0].gate_up, rows, phase);
+    if (mlps.routed()) route(mlps, norm, rows, phase);
+    if (mlps.routed()) compute_experts(mlps, in, rows, phase);
+    else compute_mlp(mlps.all[0], in, rows, model_.kernels.linear_sum, residual_, phase);
 }
 
 // Compute an MLP. `finish` is the kernel of the down projection: it writes or adds to `out` [rows][hidden].
@@ -204,7 +235,7 @@ void Stepper::project(const int32_t* rows, int count, float* logits) {
     const int64_t element_bytes = m.element_bytes(), hidden = padded(s.hidden, INPUTS_ALIGN);
     float* selected = selected_.reserve_of<float>(int64_t{count} * s.hidden);
     for (int i = 0; i < count; i++)
-        std::memcpy(selected + int64_t{i} * s.hidden, residual_ + int64_t{rows[i]} * s.hidden, size_t(s.hidden) * 4);
+        std::memcpy(selected + int64_t{i} * s.hidden, hidden_row(rows[i]), size_t(s.hidden) * 4);
     const Rows in{inputs_.reserve(size_t(padded(count, 16) * hidden * element_bytes)), hidden};
     const GemmTiling tiling = tile(m.head, count);
     quantized_.reserve(size_t(padded(count, 16) * m.kernels.quant_row_bytes(int(hidden))));
@@ -226,7 +257,7 @@ void Stepper::project(const int32_t* rows, int count, float* logits) {
 void Stepper::read_hidden(const int32_t* rows, int count, float* hidden) const {
     const Sizes& s = model_.sizes;
     for (int i = 0; i < count; i++) {
-        const float* row = residual_ + int64_t{rows[i]} * s.hidden;
+        const float* row = hidden_row(rows[i]);
         double squares = 0;
         for (int j = 0; j < s.hidden; j++) squares += double(row[j]) * double(row[j]);
         const float scale = float(1.0 / std::sqrt(squares / s.hidden + double(s.rms_eps)));
