@@ -68,6 +68,7 @@ class Runner:
             model=self.model,
             weights=self.weights,
             context_tokens=args.context,
+            prompt_tokens_max=max([4096, args.context, *args.prompts]),
             steps=STEPS,
             batch_max=max(args.batch, default=1),
             threads=args.threads,
@@ -102,7 +103,7 @@ def start(kind: PeerKind, weights: str, args: argparse.Namespace) -> Runner:
             words = f"its exporter ended with code {error.returncode}; its words are in {kind.name}-{weights}.log"
             return Runner(kind, weights, None, failed=words)
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, process_group=0
         )
     return Runner(kind, weights, process, str(model))
 

@@ -13,7 +13,6 @@ from baton.core.step import Slice, Step
 from baton.core.types import BlockId, RequestId, Sampling
 
 BLOCK_TOKENS = 16
-PROMPT_TOKENS_MAX = 4096
 WEIGHTS = {"int8": "int8", "int4": "stored"}
 
 
@@ -24,7 +23,7 @@ class BatonPeer:
         layout = card.layout(block_tokens=BLOCK_TOKENS, dtype=dtype)
         self._job = job
         self._blocks_each = -(-(job.context_tokens + job.steps + 1) // BLOCK_TOKENS)
-        blocks = max(job.batch_max * self._blocks_each, PROMPT_TOKENS_MAX // BLOCK_TOKENS)
+        blocks = max(job.batch_max * self._blocks_each, -(-job.prompt_tokens_max // BLOCK_TOKENS))
         self._memory = bytearray(layout.block_bytes * blocks)
         choice = choose_engine(card, layout, weights=WEIGHTS.get(job.weights, "dense"))
         memory = memoryview(self._memory)

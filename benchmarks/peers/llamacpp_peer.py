@@ -26,7 +26,7 @@ class LlamaCppPeer:
         self._model = llama_cpp.llama_model_load_from_file(job.model.encode(), parameters)
         self._vocab_tokens = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
         self._job = job
-        self._prompt_context = self._context(4096, 1)
+        self._prompt_context = self._context(job.prompt_tokens_max, 1)
         self._contexts: dict[int, ctypes.c_void_p] = {}
 
     def prefill(self, prompt: list[int]) -> float:
@@ -61,7 +61,7 @@ class LlamaCppPeer:
     def _context(self, tokens: int, sequences: int) -> ctypes.c_void_p:
         parameters = llama_cpp.llama_context_default_params()
         parameters.n_ctx = tokens
-        parameters.n_batch = 4096
+        parameters.n_batch = self._job.prompt_tokens_max
         parameters.n_ubatch = UBATCH_TOKENS
         parameters.n_seq_max = sequences
         parameters.n_threads = parameters.n_threads_batch = self._job.threads

@@ -18,7 +18,7 @@ class OpenVinoPeer:
         self.version = f"openvino-genai {openvino_genai.__version__.split('-')[0]}"
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.cache_size = CACHE_GB
-        scheduler.max_num_batched_tokens = 4096
+        scheduler.max_num_batched_tokens = job.prompt_tokens_max
         scheduler.max_num_seqs = job.batch_max
         scheduler.dynamic_split_fuse = True
         scheduler.enable_prefix_caching = True

@@ -28,6 +28,8 @@ class Job:
     """The precision of weights: `float32`, `bfloat16`, `int8` or `int4`."""
     context_tokens: int
     """The prompt tokens of a request whose decode steps are measured."""
+    prompt_tokens_max: int
+    """The longest prompt of a prefill or a decode step, at least 4,096."""
     steps: int
     """The decode steps measured in one turn."""
     batch_max: int

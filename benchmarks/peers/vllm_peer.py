@@ -8,6 +8,9 @@ import vllm
 from protocol import Job, serve
 from vllm.inputs import TokensPrompt
 
+POSITIONS = 8192
+"""The longest text of SmolLM2-135M."""
+
 
 class VllmPeer:
     def __init__(self, job: Job) -> None:
@@ -16,8 +19,8 @@ class VllmPeer:
             model=job.model,
             dtype=job.weights,
             skip_tokenizer_init=True,
-            max_model_len=4096,
-            max_num_batched_tokens=4096,
+            max_model_len=min(job.prompt_tokens_max + 64, POSITIONS),
+            max_num_batched_tokens=job.prompt_tokens_max,
             max_num_seqs=job.batch_max,
             enable_prefix_caching=True,
             async_scheduling=False,
