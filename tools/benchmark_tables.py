@@ -12,6 +12,7 @@ STEPS = ("decode_1", "decode_8", "decode_32", "prefill_512", "prefill_2048")
 STEP_NAMES = ("decode, batch 1", "batch 8", "batch 32", "prefill 512", "prefill 2,048")
 ENGINE_RESULTS = {"engines": ("bfloat16", "int8", "int4")}
 """The formats of weights that a result is shown for."""
+ENGINE_CONTEXTS = ("engines-64", "engines-2000")
 ENGINE_ROWS = {"baton against the best peer": "against best peer", "baton, share of the limit": "share of limit"}
 """Short names of rows below those of the engines."""
 
@@ -164,6 +165,28 @@ def engines() -> list[str]:
             found += [[kind, ENGINE_ROWS.get(row[0], row[0]), *row[1:]] for row in rows[2:]]
     heads = ["Weights", "Decode: ms per step, prefill: tokens/s", *(case.replace("_", " ") for case in cases)]
     return section("Beside other engines", " ".join(ENGINE_RESULTS), heads, found)
+
+
+def engine_contexts() -> list[str]:
+    """Return decode steps of Baton beside the fastest peer, for contexts other than that of `engines`."""
+    names = " ".join(ENGINE_CONTEXTS)
+    results = [load(name) for name in ENGINE_CONTEXTS]
+    found: list[list[str]] = []
+    cases = list(results[0]["engines"][0]["seconds"])
+    for result in results:
+        for weights in ENGINE_RESULTS["engines"]:
+            engines = [one for one in result["engines"] if one["weights"] == weights and one["seconds"]]
+            ours = next(one["seconds"] for one in engines if one["engine"] == "baton")
+            peers = [one["seconds"] for one in engines if one["engine"] != "baton"]
+            cells = [
+                f"{ours[case]['least'] * 1e3:.1f}/{min(of[case]['least'] for of in peers) / ours[case]['least']:.2f}x"
+                if case in ours
+                else "-"
+                for case in cases
+            ]
+            found.append([f"{weights}/{result['context_tokens']:,}", *cells])
+    heads = ["Weights/context; ms/against best peer", *(case.replace("_", " ") for case in cases)]
+    return section("The same, other contexts", names, heads, found)
 
 
 def _rows_from(lines: list[str], start: int) -> list[str]:

@@ -52,6 +52,7 @@ SECTIONS: dict[str, list[Table]] = {
         ),
         ("native-grid", tables.native_grid),
         ("engines", tables.engines),
+        ("engines-64", tables.engine_contexts),
         _steps(
             "native-steps-experts-bfloat16 native-steps-latent-bfloat16",
             "Mixture of experts, then latent attention",
