@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 from operator import itemgetter
 from typing import Protocol, runtime_checkable
 
@@ -89,8 +89,10 @@ FIXED_COSTS_MIN = 8
 SHARED_RATIO = 0.1
 """Maximum share of the TTFT SLO that several prompts in one step take together. Predictions use it, too."""
 PACE_RATIO = 0.95
-"""The pace of an answer, as a share of its TPOT SLO. Steps may take the time by which the answers in them are ahead of
-their pace. The rest covers handoffs and errors of predictions."""
+"""The pace of an answer, as a share of its TPOT SLO. Urgent prompts may take the time by which all answers beside them
+are ahead of their pace. The rest covers handoffs and errors of predictions."""
+URGENT_RATIO = 0.25
+"""Prompts are urgent if they would take more than this share of their shortest TTFT SLO. Others keep the ITL steady."""
 BACKLOG_STEPS = 2
 """Waiting prompts that fill this many steps are a backlog: steps are full, for throughput instead of mean TTFT."""
 
@@ -166,8 +168,8 @@ class SloChunked:
 
     Why: one fixed token limit is too high for a step with many long decodes, and too low for a step without decodes.
     Source: Sarathi-Serve (OSDI 2024), section 4.3, which derives the token budget from the ITL target once. This policy
-    derives it for every step. The TPOT is a mean over an answer, so a step may take longer by the time by which the
-    tokens of all its decodes came early: the answers meet their SLO even if they end with this step.
+    derives it for every step. The TPOT is a mean over an answer. So if prompts are urgent, a step takes longer by the
+    time by which the tokens of all its decodes came early: the answers meet their SLO even if they end with this step.
 
     The time of the prompts in a step is bounded, too. A step cannot be interrupted, so all prompts in it wait for its
     end, a more urgent request that arrives waits for it, and the work for requests that are cancelled meanwhile is
@@ -177,8 +179,8 @@ class SloChunked:
     tpot_s: float | None = None
     """TPOT target of requests without an SLO. None: such requests do not limit the step."""
     tpot_slack: float = 0.9
-    """A step takes at most this share of the TPOT, and the time by which all of its decodes are ahead. The rest covers
-    the handoff and a step that runs at arrival."""
+    """A step takes at most this share of the TPOT, unless prompts are urgent. The rest covers the handoff and a step
+    that runs at arrival."""
     chunk_tokens_min: int = 16
     """Minimum prompt tokens per step, even if the step then misses the TPOT: prompts must make progress."""
     prompt_s_max: float | None = None
@@ -214,25 +216,30 @@ class SloChunked:
             bounds = [(fixed_s + sqrt(fixed_s * max(0.0, waiting_s)), chunks[0][1])]
         for bound_s, tokens_min in bounds:
             tokens = _largest(tokens_min, tokens, prompts_s, bound_s)
-        bounds_s = [bound_s for index, _ in chosen if (bound_s := self._decode_bound_s(candidates[index])) is not None]
-        if bounds_s:
+        targets = [candidates[index].tpot_s or self.tpot_s for index, _ in chosen]
+        tpots_s = [tpot_s for tpot_s in targets if tpot_s is not None]
+        if tpots_s:
             read_tokens = sum(candidates[index].computed_tokens + 1 for index, _ in chosen)
             base = StepShape(decode_requests=len(chosen), context_tokens=read_tokens)
 
             def step_s(tokens: int) -> float:
                 return cost.step_s(_shape(base, candidates, chunks_of(tokens)))
 
-            bound_s = min(bounds_s)
+            bound_s = self.tpot_slack * min(tpots_s)
             kept = _largest(self.chunk_tokens_min, tokens, step_s, bound_s)
+            urgent_s = [ttft_s for index, _ in prompts if (ttft_s := candidates[index].ttft_s) is not None]
+            if urgent_s and waiting_tokens * bound_s > URGENT_RATIO * min(urgent_s) * kept:
+                bound_s = min(map(self._decode_bound_s, [candidates[index] for index, _ in chosen]))
+                kept = _largest(self.chunk_tokens_min, tokens, step_s, bound_s)
             short = min(tokens, SHORT_CHUNK_TOKENS)
             is_longer = 0 < kept < short and pays_longer_chunk(step_s, kept, short, bound_s)
             tokens = short if is_longer else kept
         return chosen + chunks_of(tokens)
 
-    def _decode_bound_s(self, candidate: Candidate) -> float | None:
-        """Return the time within which the next token of a decode must come. None: at any time."""
-        tpot_s = candidate.tpot_s or self.tpot_s
-        return None if tpot_s is None else self.tpot_slack * tpot_s + max(0.0, candidate.ahead_s)
+    def _decode_bound_s(self, decode: Candidate) -> float:
+        """Return the time within which the next token of a decode must come, so that the answer keeps its TPOT."""
+        tpot_s = decode.tpot_s or self.tpot_s
+        return inf if tpot_s is None else self.tpot_slack * tpot_s + max(0.0, decode.ahead_s)
 
     def _prompt_bounds(
         self, prompts: Sequence[Candidate], first_tokens: int, cost: CostModel

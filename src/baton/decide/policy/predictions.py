@@ -120,12 +120,13 @@ def followers_s(
 
 
 def compute_s(
-    worker: WorkerView, work: PromptWork, model: CostModel, *, step_s_max: float, spare_s: float = 0.0
-) -> float:
+    worker: WorkerView, work: PromptWork, model: CostModel, *, step_s_max: float, spare_s: float = 0.0,
+    urgent_s: float = 0.0,
+) -> float:  # fmt: skip
     """Predict the time for prompt tokens, in chunks that share each step with the worker's decodes.
 
-    A chunk has the step's token limit; with decodes, it is as long as `step_s_max` allows. The first step may take
-    longer by `spare_s`.
+    A chunk has the step's token limit; with decodes, it is as long as `step_s_max` allows. If the prompt would take
+    longer than `urgent_s`, the first step may take longer by `spare_s`.
     """
     if work.tokens <= 0:
         return 0.0
@@ -136,19 +137,13 @@ def compute_s(
         StepShape(decode_requests=requests, context_tokens=worker.context_tokens), work.context_tokens, model
     )
     most_tokens = min(most_tokens, work.tokens)
-    first_tokens = beside.longest(most_tokens, work, step_s_max + spare_s) if spare_s > 0.0 else 0
-    left_tokens, first_s = work.tokens - first_tokens, 0.0
-    if first_tokens:
-        token_s, beside_s = beside.prices(first_tokens, work)
-        first_s = first_tokens * token_s + beside_s
-        if not left_tokens:
-            return first_s
-    chunk_tokens = beside.longest(min(most_tokens, left_tokens), work, step_s_max)
-    short_tokens = min(most_tokens, SHORT_CHUNK_TOKENS)
-    if chunk_tokens < short_tokens and pays_longer_chunk(beside.step_s, chunk_tokens, short_tokens, step_s_max):
-        chunk_tokens = short_tokens
-    token_s, beside_s = beside.prices(chunk_tokens, work)
-    return first_s + left_tokens * token_s + -(-left_tokens // chunk_tokens) * beside_s
+    calm_s = beside.prompt_s(work.tokens, most_tokens, work, step_s_max)
+    if spare_s <= 0.0 or calm_s <= urgent_s:
+        return calm_s
+    first_tokens = beside.longest(most_tokens, work, step_s_max + spare_s)
+    first_s = beside.chunks_s(first_tokens, first_tokens, work)
+    left_tokens = work.tokens - first_tokens
+    return first_s + beside.prompt_s(left_tokens, most_tokens, work, step_s_max) if left_tokens else first_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +161,19 @@ class _ChunkSteps:
     def _chunk(self, tokens: int) -> StepShape:
         """Return a chunk after the mean number of earlier tokens. A whole prompt has only cached tokens before it."""
         return prompt_step(tokens, max(0, self.context_tokens - tokens // 2)) if tokens else _EMPTY
+
+    def prompt_s(self, tokens: int, most_tokens: int, work: PromptWork, step_s_max: float) -> float:
+        """Predict the time for so many tokens of the prompt, in chunks of at most `most_tokens`."""
+        most_tokens = min(most_tokens, tokens)
+        chunk_tokens, short_tokens = self.longest(most_tokens, work, step_s_max), min(most_tokens, SHORT_CHUNK_TOKENS)
+        if chunk_tokens < short_tokens and pays_longer_chunk(self.step_s, chunk_tokens, short_tokens, step_s_max):
+            chunk_tokens = short_tokens
+        return self.chunks_s(tokens, chunk_tokens, work)
+
+    def chunks_s(self, tokens: int, chunk_tokens: int, work: PromptWork) -> float:
+        """Predict the time for so many tokens of the prompt, in chunks of this length."""
+        token_s, beside_s = self.prices(chunk_tokens, work)
+        return tokens * token_s + -(-tokens // chunk_tokens) * beside_s
 
     def longest(self, most_tokens: int, work: PromptWork, step_s_max: float) -> int:
         """Return about the longest chunk for which the step takes at most `step_s_max`, up to `most_tokens`."""

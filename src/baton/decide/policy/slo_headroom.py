@@ -19,6 +19,7 @@ from baton.decide.cost.online import cost_of
 from baton.decide.policy.admission import Reject, refuse_full
 from baton.decide.policy.answer_forecast import AnswerForecast
 from baton.decide.policy.arena_room import ArenaRoom, arena_rooms
+from baton.decide.policy.batching import URGENT_RATIO
 from baton.decide.policy.distinct_workers import DistinctWorkers
 from baton.decide.policy.headroom_plans import (
     FOLLOWS_ROLES,
@@ -323,11 +324,11 @@ class SloHeadroom:
         queue_s = arena.room_s + self._forecast.place_s(worker, cluster, model)
         after, now_s = worker, self._forecast.now_s
         began_s = cluster.step_began_s.get(worker.id, now_s) if worker.queued_tokens else now_s
-        spare_s = ahead_s(worker, began_s, model)
+        spare_s, urgent_s = ahead_s(worker, began_s, model), URGENT_RATIO * slo.ttft_s
         if worker.queued_tokens:
             during, after = (worker, worker) if request.slo is None else queue_ahead(worker)
             work = queued_work(worker, model, None if request.slo is None else slo.ttft_s)
-            before_s = compute_s(during, work, model, step_s_max=step_s_max, spare_s=spare_s)
+            before_s = compute_s(during, work, model, step_s_max=step_s_max, spare_s=spare_s, urgent_s=urgent_s)
             queue_s += before_s - under_way_s(worker, before_s, now_s - began_s, step_s_max=step_s_max + spare_s)
             spare_s = 0.0  # the answers of these prompts begin
         else:
@@ -336,7 +337,7 @@ class SloHeadroom:
             prefix = prefix_on(worker, request, cluster, cost, wait_s=queue_s)
             done_tokens, load_s = prefix.tokens, prefix.load_s
         work = prompt_work(request.prompt_tokens - done_tokens, done_tokens, model)
-        prompt_s = compute_s(after, work, model, step_s_max=step_s_max, spare_s=spare_s)
+        prompt_s = compute_s(after, work, model, step_s_max=step_s_max, spare_s=spare_s, urgent_s=urgent_s)
         wait_s = max(queue_s, load_s)
         ttft_s, fetch = wait_s + prompt_s, None
         best = longest_hit(cluster)
@@ -345,7 +346,7 @@ class SloHeadroom:
             kinds = {*(arenas[best].kinds if best in arenas else ()), worker.kind}
             copied_s = max(queue_s, handoff_between_s(cost, kinds, tokens=there - here, same_host=False))
             rest = prompt_work(request.prompt_tokens - there, there, model)
-            rest_s = compute_s(after, rest, model, step_s_max=step_s_max, spare_s=spare_s)
+            rest_s = compute_s(after, rest, model, step_s_max=step_s_max, spare_s=spare_s, urgent_s=urgent_s)
             if copied_s + rest_s < ttft_s:
                 ttft_s, prompt_s, fetch, work, wait_s = copied_s + rest_s, rest_s, best, rest, copied_s
         if worker.queued_tokens and request.slo is not None:

@@ -28,7 +28,7 @@ class Worker:
         self.batcher = new_batcher(W, BatchLimits(step_tokens_max=64, requests_max=4), batching=SloChunked())
 
     def start(self, name: str, tpot_s: float | None, *, prompt_tokens: int = 6, output_tokens: int = 0) -> None:
-        slo = None if tpot_s is None else Slo(ttft_s=1.0, tpot_s=tpot_s)
+        slo = None if tpot_s is None else Slo(ttft_s=0.4, tpot_s=tpot_s)
         request = Request(
             id=RequestId(name), prompt_tokens=prompt_tokens, output_tokens_max=50, arrived_at_s=0.0, slo=slo
         )
@@ -78,7 +78,7 @@ def test_the_answer_that_is_least_ahead_counts() -> None:
 
 @pytest.mark.parametrize(("step_s", "is_ahead"), [(0.01, True), (0.06, False)])
 def test_a_prompt_spends_the_time_that_the_answers_are_ahead(step_s: float, is_ahead: bool) -> None:
-    """After 20 steps of 10 ms, a TPOT of 60 ms leaves 1 s. Then a whole prompt is in one step, else a part of it."""
+    """After 20 steps of 10 ms, a TPOT of 60 ms leaves 1 s. Then a whole urgent prompt is in one step, else a part."""
     worker = Worker()
     worker.start("a", 0.06)
     worker.steps(*(step_s * number for number in range(21)))

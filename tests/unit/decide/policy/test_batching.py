@@ -136,15 +136,17 @@ def test_the_slo_decides_how_much_prompt_a_step_takes(tpot_s: float) -> None:
         assert step_s(count + 2) > bound_s * 0.99
 
 
-def test_a_step_may_take_the_time_that_all_of_its_decodes_are_ahead() -> None:
-    """A decode that is 0.14 s ahead allows a step of 0.9 * (0.06 s + 0.14 s), unless another one is not ahead."""
+def test_urgent_prompts_take_the_time_that_all_decodes_are_ahead() -> None:
+    """A decode that is 0.126 s ahead allows a step of 0.9 * 0.2 s, unless another one is late or prompts can wait."""
 
-    def count(*ahead_s: float) -> int:
+    def count(*ahead_s: float, ttft_s: float | None = 1.0) -> int:
         decodes = [_decode(tpot_s=0.06, ahead_s=each) for each in ahead_s]
-        return SloChunked().select([*decodes, Part(1000)], LIMITS_OF_512, COST)[-1][1]
+        return SloChunked().select([*decodes, Part(1000, ttft_s=ttft_s)], LIMITS_OF_512, COST)[-1][1]
 
-    assert count(0.14) == SloChunked().select([_decode(tpot_s=0.2), Part(1000)], LIMITS_OF_512, COST)[-1][1]
-    assert count(0.14, 0.14) > count(0.14, 0.0) == count(0.14, -5.0)
+    steady = SloChunked().select([_decode(tpot_s=0.06), Part(1000)], LIMITS_OF_512, COST)[-1][1]
+    assert count(0.126) == SloChunked().select([_decode(tpot_s=0.2), Part(1000)], LIMITS_OF_512, COST)[-1][1]
+    assert count(0.126, 0.126) > count(0.126, 0.0) == count(0.126, -5.0)
+    assert count(0.126, ttft_s=100.0) == count(0.126, ttft_s=None) == steady < count(0.126)
 
 
 def test_without_an_slo_the_token_limit_holds() -> None:

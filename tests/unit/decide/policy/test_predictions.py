@@ -73,11 +73,12 @@ def test_answers_get_further_ahead_with_each_step_since_the_report() -> None:
     assert ahead_s(replace(view, pace=None), 11.0, COST) == 0.0
 
 
-def test_the_first_step_of_a_prompt_takes_the_spare_time_of_the_decodes() -> None:
+def test_the_first_step_of_an_urgent_prompt_takes_the_spare_time_of_the_decodes() -> None:
     """1,000 tokens at 1 ms beside a step of 14 ms: alone in one step of 1.014 s, or 500 in it, the rest at 36 ms."""
     view, work = worker("m", "mixed", running_requests=4), prompt_work(1000, 0, COST)
     slow_s = compute_s(view, work, COST, step_s_max=0.05)
     assert compute_s(view, work, COST, step_s_max=0.05, spare_s=1.0) == pytest.approx(1.014)
+    assert compute_s(view, work, COST, step_s_max=0.05, spare_s=1.0, urgent_s=slow_s) == slow_s
     half_s = compute_s(view, work, COST, step_s_max=0.05, spare_s=0.464)
     assert half_s == pytest.approx((slow_s + 1.014) / 2, rel=0.02)
 
@@ -173,7 +174,7 @@ def test_nothing_extends_the_step_of_a_prompt_that_fills_it() -> None:
 
 def test_prompts_take_their_recent_share_of_the_time_of_an_answer() -> None:
     """A prompt of 1 s every 4 s: a quarter of the time. Alone, a token takes 11 ms; beside the prompts 11 / 0.75."""
-    forecast, slo = AnswerForecast(output_tokens=200.0, step_slack=0.9), Slo(ttft_s=9.0, tpot_s=0.05)
+    forecast, slo = AnswerForecast(output_tokens=200.0), Slo(ttft_s=9.0, tpot_s=0.05)
     view, asked = worker("m", "mixed"), request(slo=slo)
     seen = cluster(view)
     for turn in range(20):
@@ -185,7 +186,7 @@ def test_prompts_take_their_recent_share_of_the_time_of_an_answer() -> None:
 
 def test_the_share_of_prompts_is_known_soon_after_the_first_ones() -> None:
     """After 4 s, the decayed sum holds a third of the work that it holds later: the time is counted likewise."""
-    forecast, slo = AnswerForecast(output_tokens=200.0, step_slack=0.9), Slo(ttft_s=9.0, tpot_s=0.05)
+    forecast, slo = AnswerForecast(output_tokens=200.0), Slo(ttft_s=9.0, tpot_s=0.05)
     view, asked = worker("m", "mixed"), request(slo=slo)
     seen = cluster(view)
     for turn in range(9):
