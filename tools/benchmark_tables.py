@@ -227,8 +227,6 @@ def decoding() -> list[str]:
     rows = [[text, *map(pair, by_requests.values())] for text, by_requests in texts.items()]
     header = ["Tokens/s, without / with drafts; requests at once", *next(iter(texts.values()))]
     lines = section("Speculation by prompt lookup", "speculation", header, rows)
-    cpu = load("sampling")["cpu_s"]
-    lines += section("Sampling of 32 rows", "sampling", ["Setting", "CPU ms"], [[k, ms(v)] for k, v in cpu.items()])
     grammar = load("grammars")["llguidance"]
     rows = [
         ["compile a schema", ms(grammar["compile_s"]["median"])],
