@@ -1,5 +1,5 @@
-// Products of bfloat16 in AMX tiles. BATON_EMULATE_AMX emulates the four instructions in software, so that tests run
-// on machines without AMX.
+// Products of bfloat16 in AMX tiles. BATON_EMULATE_AMX emulates the instructions in software, to the bit, so that tests
+// run on machines without AMX.
 // Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, TDPBF16PS and LDTILECFG.
 #pragma once
 #include "panel_prefetcher.h"
@@ -29,31 +29,36 @@ inline void tile_release() {}
 template <int T>
 inline void tile_load(const void* from, int64_t stride) {
     for (int r = 0; r < tiles.shapes.rows[T]; r++)
-        std::memcpy(tiles.bytes[T][r], static_cast<const uint8_t*>(from) + r * stride, 64);
+        std::memcpy(tiles.bytes[T][r], static_cast<const uint8_t*>(from) + r * stride, tiles.shapes.row_bytes[T]);
 }
 template <int T>
 inline void tile_store(void* to, int64_t stride) {
     for (int r = 0; r < tiles.shapes.rows[T]; r++)
-        std::memcpy(static_cast<uint8_t*>(to) + r * stride, tiles.bytes[T][r], 64);
+        std::memcpy(static_cast<uint8_t*>(to) + r * stride, tiles.bytes[T][r], tiles.shapes.row_bytes[T]);
 }
 template <int T>
 inline void tile_clear() {
     std::memset(tiles.bytes[T], 0, sizeof tiles.bytes[T]);
 }
+template <class Element>
+inline Element tile_element(int tile, int row, int at) {
+    Element element;
+    std::memcpy(&element, tiles.bytes[tile][row] + at * int(sizeof element), sizeof element);
+    return element;
+}
+// As the processor: the first and the second numbers of all pairs are summed apart, and their sum is added to C.
 template <int C, int A, int B>
 inline void tile_multiply() {
     for (int r = 0; r < tiles.shapes.rows[C]; r++)
-        for (int pair = 0; pair < TILE_PAIRS; pair++)
-            for (int n = 0; n < TILE_PAIRS; n++) {
-                bf16 a[2], b[2];
-                float sum;
-                std::memcpy(a, tiles.bytes[A][r] + pair * 4, 4);
-                std::memcpy(b, tiles.bytes[B][pair] + n * 4, 4);
-                std::memcpy(&sum, tiles.bytes[C][r] + n * 4, 4);
-                sum += from_bf16(a[0]) * from_bf16(b[0]);
-                sum += from_bf16(a[1]) * from_bf16(b[1]);
-                std::memcpy(tiles.bytes[C][r] + n * 4, &sum, 4);
-            }
+        for (int n = 0; n < tiles.shapes.row_bytes[C] / 4; n++) {
+            float sums[2] = {};
+            for (int pair = 0; pair < tiles.shapes.row_bytes[A] / 4; pair++)
+                for (int i = 0; i < 2; i++)
+                    sums[i] = std::fmaf(from_bf16(tile_element<bf16>(A, r, 2 * pair + i)),
+                                        from_bf16(tile_element<bf16>(B, pair, 2 * n + i)), sums[i]);
+            const float sum = tile_element<float>(C, r, n) + (sums[0] + sums[1]);
+            std::memcpy(tiles.bytes[C][r] + n * 4, &sum, 4);
+        }
 }
 
 // Macros, because gcc's intrinsics need the tile number as a literal.
@@ -64,7 +69,10 @@ inline void tile_multiply() {
 
 #else
 
-inline void tile_configure(const TileShapes* shapes) { _tile_loadconfig(shapes); }
+inline void tile_configure(const TileShapes* shapes) {
+    asm volatile("" : : "r"(shapes) : "memory");  // gcc 12 does not know that all of the shapes are read
+    _tile_loadconfig(shapes);
+}
 inline void tile_release() { _tile_release(); }
 #define TILE_LOAD(tile, from, stride) _tile_loadd(tile, from, stride)
 #define TILE_STORE(tile, to, stride) _tile_stored(tile, to, stride)
