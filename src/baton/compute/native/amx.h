@@ -125,7 +125,7 @@ inline void multiply_tiles(int rows, const bf16* a, int64_t stride, const bf16* 
     }
     for (int k = 0; k < inputs; k += 2 * TILE_PAIRS) {
         const bf16* b = panel + int64_t{k} * PANEL;
-        for (int pair = 0; pair < TILE_PAIRS; pair++) prefetcher.prefetch_two_lines();
+        prefetcher.prefetch_lines();
         TILE_LOAD(6, b, PANEL * 4);
         TILE_LOAD(7, b + 2 * TILE_PAIRS, PANEL * 4);
         TILE_LOAD(4, a + k, stride * 2);

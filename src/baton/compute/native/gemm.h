@@ -1,6 +1,8 @@
 // GEMM of activation rows with weights packed in panels of 32 outputs. Each output adds its inputs in order, for any
 // number of rows computed together, so a row's bits do not depend on the other rows (batch invariance).
 #pragma once
+#include <algorithm>
+
 #include "quant_gemm.h"
 #if defined(BATON_AMX)
 #include "amx.h"
@@ -163,14 +165,78 @@ inline void multiply_dense_panel(const Linear& w, Rows a, const PanelItem& item,
     });
 }
 
+#if defined(BATON_AMX)
+
+// The work between the products of some rows, which leave the vector units idle: the rows before are finished, and the
+// outputs of these rows and the next panel are prefetched.
+template <class F, class Prefetcher>
+struct BetweenProducts {
+    const Linear& w;
+    const PanelItem& item;
+    const OutputRows& out;
+    F finish;
+    Prefetcher prefetcher;
+    int steps;                        // between which the work is divided
+    float* sums = nullptr;            // [rows][32], the sums of the rows before
+    int row = 0, left = 0;            // those that are not finished
+    int output_row = 0, outputs = 0;  // the outputs that are not prefetched
+
+    void begin(int first, int rows) { output_row = first, outputs = rows; }
+    void end(float* c, int first, int rows) {
+        finish_rows(left);
+        sums = c, row = first, left = rows;
+    }
+    // Finish some of the rows before; all of them after the last products.
+    void finish_rows(int count) {
+        if (w.bias != nullptr) add_bias(sums, count, w.bias + item.panel * PANEL);
+        finish(sums, row, count);
+        sums += count * PANEL, row += count, left -= count;
+    }
+    void prefetch_lines() {
+        prefetcher.prefetch_lines();
+        const int rows = tile_count(AMX_ROWS_MAX, steps), fetched = std::min(outputs, rows);
+        out.prefetch(output_row, fetched);
+        output_row += fetched, outputs -= fetched;
+        if (left > 0) finish_rows(std::min(left, rows));
+    }
+};
+
+template <class F, class Prefetcher>
+inline void multiply_panel_in_tiles(const Linear& w, Rows a, const PanelItem& item, const OutputRows& out, F finish,
+                                    Prefetcher prefetcher) {
+    alignas(64) float c[2][AMX_ROWS_MAX * PANEL];
+    const bf16* weights = static_cast<const bf16*>(w.panels) + int64_t{item.panel} * PANEL * w.inputs;
+    BetweenProducts<F, Prefetcher> between{w, item, out, finish, prefetcher, w.inputs / INPUTS_ALIGN};
+    int turn = 0;
+    for_row_tiles<InBF16>(item.count, [&](int offset, int rows) {
+        const int first = item.first + offset;
+        between.begin(first, rows);
+        multiply_tiles<false>(rows, static_cast<const bf16*>(a.data) + first * a.stride, a.stride, weights, w.inputs,
+                              c[turn], PANEL, between);
+        between.end(c[turn], first, rows);
+        turn = 1 - turn;
+    });
+    between.finish_rows(between.left);
+}
+
+#endif
+
 template <class In, class F>
 inline void multiply_dense_panel(const Linear& w, Rows a, const PanelItem& item, const OutputRows& out, F finish) {
-    if (!PanelPrefetcher::pays(item, false)) return multiply_dense_panel<In>(w, a, item, out, finish, NoPrefetcher());
+    const auto multiply_with = [&](auto prefetcher) {
+#if defined(BATON_AMX)
+        if constexpr (In::K_STEP == 2) return multiply_panel_in_tiles(w, a, item, out, finish, prefetcher);
+#endif
+        multiply_dense_panel<In>(w, a, item, out, finish, prefetcher);
+    };
+    const bool tiled = In::ROWS_MAX > In::SUMS.rows;  // in AMX tiles, where the time to read weights always counts
+    if (!PanelPrefetcher::pays(item, false, tiled ? item.count : PREFETCH_ROWS_MAX))
+        return multiply_with(NoPrefetcher());
     const int64_t panel_bytes = int64_t{PANEL} * w.inputs * int64_t(sizeof(typename In::Element));
-    const int passes = In::SUMS.passes() * tile_count(item.count, In::ROWS_MAX);
-    const PanelPrefetcher prefetcher(static_cast<const uint8_t*>(w.panels), panel_bytes, item, w.inputs / In::K_STEP,
-                                     passes);
-    multiply_dense_panel<In>(w, a, item, out, finish, prefetcher);
+    const int passes = (tiled ? 1 : In::SUMS.passes()) * tile_count(item.count, In::ROWS_MAX);
+    const int steps = w.inputs / (tiled ? INPUTS_ALIGN : In::K_STEP);
+    const PanelPrefetcher prefetcher(static_cast<const uint8_t*>(w.panels), panel_bytes, item, steps, passes);
+    multiply_with(prefetcher);
 }
 
 template <class F>

@@ -29,7 +29,16 @@ struct GemmTiling {
     int items() const { return row_blocks * panels; }
     PanelItem at(int item) const {
         const int first = item / panels * block_rows, next = item + threads;  // threads claim items roughly in turn
-        return {first, std::min(block_rows, rows - first), item % panels, next < items() ? next % panels : NO_PANEL};
+        return {first, std::min(block_rows, rows - first), panel(item), next < items() ? panel(next) : NO_PANEL};
+    }
+
+private:
+    // Order the panels so that a thread computes two adjacent ones in succession: their outputs may share cache lines,
+    // which two threads would take from each other.
+    int panel(int item) const {
+        const int at = item % panels, group = at / (2 * threads) * (2 * threads), in_group = at - group;
+        if (group + 2 * threads > panels) return at;
+        return group + in_group % threads * 2 + in_group / threads;
     }
 };
 

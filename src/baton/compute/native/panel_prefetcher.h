@@ -45,8 +45,8 @@ constexpr int PREFETCH_ROWS_MAX = 64;  // for more, the time to read weights doe
 class PanelPrefetcher {
 public:
     // Return whether prefetching saves time.
-    static bool pays(const PanelItem& item, bool has_4_bits) {
-        return item.next != NO_PANEL && item.count >= prefetch_rows_min(has_4_bits) && item.count <= PREFETCH_ROWS_MAX;
+    static bool pays(const PanelItem& item, bool has_4_bits, int rows_max = PREFETCH_ROWS_MAX) {
+        return item.next != NO_PANEL && item.count >= prefetch_rows_min(has_4_bits) && item.count <= rows_max;
     }
 
     // Spread the next panel evenly over `passes` over the current one's inputs, of `steps` each.
